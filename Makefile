@@ -1,0 +1,61 @@
+# Everything runs from .venv. The first target to need it creates it; the stamp keeps later runs from doing so again.
+PYTHON ?= python3
+GPU_PYTHON ?= $(PYTHON)
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+EXTRAS := demo,log,metrics,serve,export,oracle,dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench docs test-oracles test-gpu clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with every extra at the tested versions
+
+# torch comes first and alone: pinned by the constraint, it is never replaced by a newer build some package admits.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "regard needs Python 3.11 or newer; choose one with: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing regard into .venv (once, a few minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+demo: $(STAMP) ## train and use a small model in front of you
+	$(BIN)/regard demo
+
+# Two workers with one thread each: more threads than cores make both slower.
+test: $(STAMP) ## everything CI runs (more options: PYTEST_ARGS=...)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal -m "not gpu" --ignore=tests/oracles $(PYTEST_ARGS)
+
+check: $(STAMP) ## format, lint, types, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/codespell
+
+bench: $(STAMP) ## cost of composition against the same arithmetic by hand
+	$(BIN)/python bench/overhead.py
+
+docs: $(STAMP) ## regenerate the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+# cython first: fairseq builds in this environment, see requirements-oracles.txt. Old code warns; that is not our error.
+test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
+	@$(PIP) install --no-deps cython
+	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
+	$(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
+
+# Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
+test-gpu: ## tests that need CUDA, with GPU_PYTHON
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q --no-header --tb=short -m gpu $(PYTEST_ARGS)
+
+clean: ## remove caches and build output; keeps .venv and runs/
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

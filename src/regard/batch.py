@@ -1,0 +1,117 @@
+"""Batch: rows of ids with their segments. A padded batch is a packed batch with one segment per row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a model is asked about: `target` is what it reads, `labels` what it should say there.
+
+    Segment 0 is padding and stands at the end of a row. Unpacked rows have one segment, numbered 1; packed rows have
+    several, numbered 1, 2, ... along the row, and the source row numbers its segments like the target row.
+    """
+
+    target: Int[Tensor, "B T"]
+    labels: Int[Tensor, "B T"] | Int[Tensor, " B"] | None = None  # per token, or one per row (sentence classification)
+    target_seg: Int[Tensor, "B T"] | None = None  # None: all real
+    source: Int[Tensor, "B S"] | None = None
+    source_seg: Int[Tensor, "B S"] | None = None
+    weights: Float[Tensor, "B T"] | None = None  # of each label; None: 1 where the target is real
+    target_pos: Int[Tensor, "B T"] | None = None  # within the segment; None: 0, 1, ... along the row
+    source_pos: Int[Tensor, "B S"] | None = None
+    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: the tokens that all of their segment see
+    types: Int[Tensor, "B T"] | None = None  # kinds of tokens: BERT's sentence A and B
+    packed: bool = False
+    segments: int = 1  # most segments in a row
+    longest: int | None = None  # no segment is longer than this
+
+    def __post_init__(self) -> None:
+        """Refuse padding that is not at the end of its row: masks take that for granted."""
+        for name in ("target_seg", "source_seg"):
+            seg = getattr(self, name)
+            # Looking at a device tensor would wait for the device; batches are made on the CPU.
+            if seg is None or seg.device.type != "cpu" or torch.compiler.is_compiling():
+                continue
+            if not self.packed and bool((seg > 1).any()):
+                raise DataError(f"{name}: an unpacked row has one segment, numbered 1; say packed=True")
+            if bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
+                raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
+        if self.packed and self.target_seg is None:
+            raise DataError("target_seg: a packed batch needs it")
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """The batch on another device."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                moved[field.name] = value.to(device, non_blocking=non_blocking)
+        return replace(self, **moved)
+
+
+def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Rows of ids, padded on the right with 0, and their segments."""
+    width = width or max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    seg = torch.zeros(len(rows), width, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.as_tensor(row, dtype=torch.int64)
+        seg[i, : len(row)] = 1
+    return ids, seg
+
+
+def pack(
+    rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Rows of several sequences each, laid end to end: ids, segments, positions within the segment."""
+    width = width or max(sum(len(piece) for piece in row) for row in rows)
+    ids, seg, pos = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
+    for i, row in enumerate(rows):
+        at = 0
+        for n, piece in enumerate(row, start=1):
+            here = slice(at, at + len(piece))
+            ids[i, here] = torch.as_tensor(piece, dtype=torch.int64)
+            seg[i, here] = n
+            pos[i, here] = torch.arange(len(piece))
+            at += len(piece)
+    return ids, seg, pos
+
+
+def translation(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], bos: int = 1, eos: int = 2, packed: bool = False
+) -> Batch:
+    """Source and target ids as a batch: the model reads `bos t1 .. tn` and should say `t1 .. tn eos`.
+
+    `packed` lays all pairs into one row.
+    """
+    read = [[bos, *target] for _, target in pairs]
+    said = [[*target, eos] for _, target in pairs]
+    sources = [source for source, _ in pairs]
+    if any(not len(source) for source in sources):
+        raise DataError("source: an empty source has nothing to translate; leave the pair out")
+    if not packed:
+        source, source_seg = pad(sources)
+        target, target_seg = pad(read)
+        return Batch(target, pad(said)[0], target_seg, source, source_seg)
+    source, source_seg, source_pos = pack([sources])
+    target, target_seg, target_pos = pack([read])
+    return Batch(
+        target,
+        pack([said])[0],
+        target_seg,
+        source,
+        source_seg,
+        target_pos=target_pos,
+        source_pos=source_pos,
+        packed=True,
+        segments=len(pairs),
+        longest=max(len(piece) for piece in (*sources, *read)),
+    )

@@ -1,0 +1,77 @@
+"""Every part by slot: the table of contents, and the only registry. A record can name what stands here.
+
+Python code can pass any spec, listed or not. A new part is one line.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+from regard.models.base import ModelSpec
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.bridge import Bridge, Last
+from regard.nn.init import DeepNormInit, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Dense, Linear
+from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.position.additive import Injected, Learned, Sinusoidal
+from regard.nn.position.base import Additive, Position
+from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
+from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.sight import Sight, Window
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+from regard.tree import Spec, edit, read
+
+S = TypeVar("S", bound=Spec)
+
+SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
+    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly),
+    Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
+    TableSpec: (Embeddings,),
+    Sharing: (Sharing,),
+    InputSpec: (Tokens,),
+    Additive: (Learned, Sinusoidal),
+    StackSpec: (Plain,),
+    Block: (Block,),
+    BranchSpec: (CrossAttention, FeedForward, SelfAttention),
+    Residual: (DeepNorm, NoResidual, PostNorm, PreNorm, Sandwich),
+    Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
+    Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
+    Sight: (Window,),
+    Bridge: (Last,),
+    HeadSpec: (Softmax,),
+    Linear: (Dense,),
+    Init: (DeepNormInit, GPT2Init, Normal, T5Init, Undrawn, Xavier),
+}
+
+PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for part in parts}
+
+
+@overload
+def from_record(record: Mapping[str, Any], /, *, trust_code: bool = False) -> Any: ...
+@overload
+def from_record(expected: type[S], record: Mapping[str, Any], /, *, trust_code: bool = False) -> S: ...
+def from_record(*given: Any, trust_code: bool = False) -> Any:
+    """The spec a record describes: `from_record(record)`, or `from_record(Expected, record)` to insist on a slot.
+
+    Strict: an unknown key or kind, or a wrong type, is a SpecError with its path and the nearest name. A record that
+    names code (`"module:Class"`) is refused unless `trust_code`.
+    """
+    expected, record = given if len(given) == 2 else (Spec, given[0])
+    return read(record, expected, "", PARTS, trust_code)
+
+
+def edited(spec: S, changes: Mapping[str, Any]) -> S:
+    """`spec` with `changes` (path -> value) made, where a value may be a record or the name of a kind."""
+    return edit(spec, changes, PARTS)

@@ -1,0 +1,1 @@
+"""Families of models, each a spec and the module it builds."""

@@ -1,0 +1,366 @@
+"""What all families share: Model, Generator, Classifier, Loss, Decoding, tables and sites; build and count."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.nn.core import Memory, Site, Trace, View
+from regard.nn.init import Init, Undrawn
+from regard.nn.input import Input, InputSpec
+from regard.nn.linear import Linear
+from regard.nn.mask import Mask
+from regard.nn.state import Rows
+from regard.nn.vocab.heads import Head
+from regard.nn.vocab.tables import Table, TableSpec
+from regard.tree import Spec
+
+
+class Loss(NamedTuple):
+    """Summed over the labels of a batch; divide by `tokens` summed over all of a step, never per batch."""
+
+    total: Float[Tensor, ""]  # what is minimised, with smoothing, without aux
+    tokens: Float[Tensor, ""]  # how many labels, by weight
+    aux: Float[Tensor, ""]  # auxiliary terms of the parts
+    nll: Float[Tensor, ""]  # the plain negative log-likelihood
+
+
+class ModelSpec(Spec):
+    """Slot: describes a whole model."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        init: Init  # every family has this field: how its weights are drawn
+
+    @abstractmethod
+    def build(self, init: Init) -> "Model":
+        """The model, its weights drawn by `init`."""
+
+
+class Model(nn.Module):
+    """Abstract: something with a loss."""
+
+    spec: ModelSpec
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Loss:
+        """The summed loss of a batch."""
+
+
+@dataclass(slots=True)
+class Decoding:
+    """The state of one decoding: how far rows are, what every call remembers, what the decoder sees of the source."""
+
+    rows: Rows
+    states: list[Any]
+    beams: int = 1
+    memory: Memory | None = None
+    cross: View | None = None
+    prefix: Int[Tensor, " B"] | None = None  # prefix LM: how much of each row everybody sees
+    trace: Trace | None = None
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Row i continues row parent[i], a beam of the same source."""
+        self.rows.reorder(parent)
+        if self.prefix is not None:
+            self.prefix = self.prefix.index_select(0, parent)
+        for call in self.states:
+            reorder(call, parent)
+
+    def cross_view(self, T: int) -> View | None:
+        """How T new tokens of every beam look at the memory; lowered once for all steps of the same T."""
+        if self.cross is None or T * self.beams == self.cross.T:
+            return self.cross
+        self.cross = replace(self.cross, T=T * self.beams, lowered={})
+        return self.cross
+
+
+def reorder(state: Any, parent: Int[Tensor, " B"]) -> None:
+    """Reorder a state, or a tuple of them."""
+    if isinstance(state, tuple):
+        for each in state:
+            reorder(each, parent)
+    elif state is not None:
+        state.reorder(parent)
+
+
+class Generator(Model):
+    """Abstract: a model that says one token after another. All that search, sampling and serving know."""
+
+    @abstractmethod
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        """Begin a decoding of at most `max_len` read tokens, with `beams` rows for each row of the batch.
+
+        `static` keeps every shape the same from step to step, for CUDA graphs.
+        """
+
+    @abstractmethod
+    def advance(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """Read new tokens (those with segment 0 are padding) and return log p of what follows the last real one."""
+
+
+class LanguageModel(Generator):
+    """Abstract: a generator whose last stream goes through a head over a vocabulary table."""
+
+    tables: "Tables"
+    head: Head
+
+    @abstractmethod
+    def hidden(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """The last stream for all of the target at once."""
+
+    @abstractmethod
+    def step(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T D"]:
+        """Read new tokens, `counts` of them real in each row (None: all); the last stream at each."""
+
+    def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
+        """log p of every token at every place of the target."""
+        return self.head.log_probs(self.hidden(batch, trace=trace), self.tables.get("output"))
+
+    def loss(self, batch: Batch) -> Loss:
+        losses: list[Tensor] | None = [] if self.training else None
+        h = self.hidden(batch, losses)
+        return token_loss(self.head, self.tables.get("output"), h, batch, losses)
+
+    def advance(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        counts = None if seg is None else (seg != 0).sum(1)
+        decoding.rows.claim(ids.shape[1])
+        x = self.step(ids, decoding, counts)
+        decoding.rows.advance(ids.shape[1], counts)
+        return self.head.log_probs(last_real(x, counts), self.tables.get("output"))
+
+
+def token_loss(
+    head: Head, table: "Table | None", h: Float[Tensor, "B T D"], batch: Batch, losses: list[Tensor] | None
+) -> Loss:
+    """The head's loss over all labels of a batch, and what the parts added."""
+    if batch.labels is None or batch.labels.shape != batch.target.shape:
+        raise DataError("labels: the loss needs one label per target token")
+    h, labels, weights = real_rows(h, batch.labels, label_weights(batch))
+    scored = head.score(h, labels, weights, table)
+    aux = sum(losses, scored.objective.new_zeros(())) if losses else scored.objective.new_zeros(())
+    return Loss(scored.objective, weights.sum(), aux, scored.nll)
+
+
+class Classifier(Model):
+    """Abstract: a model that names classes."""
+
+    @abstractmethod
+    def scores(self, batch: Batch) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
+        """Unnormalised log-probabilities of the classes."""
+
+
+class Sizes(Protocol):
+    """The fields that every family has."""
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def d_head(self) -> int | None: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def attention_dropout(self) -> float: ...
+    @property
+    def activation_dropout(self) -> float: ...
+    @property
+    def linear(self) -> Linear: ...
+
+
+def check_sizes(spec: Sizes) -> None:
+    """Refuse sizes that no family could build."""
+    for name in ("d_model", "heads", "d_head"):
+        size = getattr(spec, name)
+        if size is not None and size < 1:
+            raise SpecError(name, f"must be at least 1, not {size}")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        rate = getattr(spec, name)
+        if not 0.0 <= rate < 1.0:
+            raise SpecError(name, f"must lie in [0, 1), not {rate}")
+    if spec.d_head is None and spec.d_model % spec.heads:
+        raise SpecError(
+            "heads", f"{spec.heads} heads do not divide d_model {spec.d_model}; choose a divisor or set d_head"
+        )
+
+
+def check_vocab(name: str, vocab: int | None) -> None:
+    """Refuse a vocabulary that could not hold a token."""
+    if vocab is not None and vocab < 1:
+        raise SpecError(name, f"must be at least 1, not {vocab}")
+
+
+def site_of(
+    spec: Sizes,
+    init: Init,
+    side: Literal["encoder", "decoder"],
+    *,
+    causal: bool,
+    depths: tuple[int, int],
+    branches: int,
+) -> Site:
+    """The site of one side of a model, before its stack narrows it to a layer."""
+    d_head = spec.d_head or spec.d_model // spec.heads
+    return Site(
+        d_model=spec.d_model,
+        heads=spec.heads,
+        d_head=d_head,
+        d_value=d_head,
+        side=side,
+        causal=causal,
+        layer=0,
+        depth=depths[0] if side == "encoder" else depths[1],
+        encoder_depth=depths[0],
+        decoder_depth=depths[1],
+        branches=branches,
+        dropout=spec.dropout,
+        attention_dropout=spec.attention_dropout,
+        activation_dropout=spec.activation_dropout,
+        linear_=spec.linear,
+        init_=init,
+    )
+
+
+class Tables(nn.Module):
+    """The vocabulary tables of a model. Each is stored once, under the first of its uses."""
+
+    def __init__(self, spec: TableSpec, site: Site, uses: dict[str, tuple[str, int, int]]) -> None:
+        """`uses` maps a use to (the use that owns its table, vocabulary, width)."""
+        super().__init__()
+        self.owner = {use: owner for use, (owner, _, _) in uses.items()}
+        self.tables = nn.ModuleDict()
+        for use, (owner, vocab, width) in uses.items():
+            if use == owner:
+                self.tables[use] = spec.build(vocab, width, site.inside("table"))
+            elif uses[owner][1:] != (vocab, width):
+                there = f"{uses[owner][1]} x {uses[owner][2]}"
+                raise SpecError(
+                    "sharing", f"the {use} table is {vocab} x {width} and the {owner} table {there}; they cannot be one"
+                )
+
+    def get(self, use: str) -> Table | None:
+        """The table for `source`, `target` or `output`; None if the head brings its own."""
+        return self.tables[self.owner[use]] if use in self.owner else None  # type: ignore[reportReturnType]
+
+
+class Inputs(nn.Module):
+    """The input modules of a model. Source and target have one each, or share it."""
+
+    def __init__(self, spec: InputSpec, sites: dict[str, Site], shared: bool) -> None:
+        super().__init__()
+        first = next(iter(sites))
+        self.owner = dict.fromkeys(sites, first) if shared else {use: use for use in sites}
+        self.inputs = nn.ModuleDict(
+            {o: spec.build(sites[o].inside("input")) for o in dict.fromkeys(self.owner.values())}
+        )
+
+    def get(self, use: str) -> Input:
+        """The input of `source` or `target`."""
+        return self.inputs[self.owner[use]]  # type: ignore[reportReturnType]
+
+
+def own_mask(
+    batch: Batch, pos: Int[Tensor, "B T"] | None, seg: Int[Tensor, "B T"] | None, causal: bool = False
+) -> Mask:
+    """What the tokens of one side of a batch see of each other."""
+    return Mask(
+        causal=causal,
+        q_pos=pos,
+        k_pos=pos,
+        q_seg=seg,
+        k_seg=seg,
+        packed=batch.packed,
+        segments=batch.segments,
+        longest=batch.longest,
+    )
+
+
+def label_weights(batch: Batch) -> Float[Tensor, "B T"]:
+    """The weight of every label: the given one, or 1 for real tokens."""
+    if batch.weights is not None:
+        return batch.weights
+    if batch.target_seg is None:
+        return torch.ones(batch.target.shape, device=batch.target.device)
+    return (batch.target_seg != 0).to(torch.get_default_dtype())
+
+
+def real_rows(
+    h: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], weights: Float[Tensor, "B T"]
+) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"], Float[Tensor, " N"]]:
+    """Hidden states, labels and weights as flat rows.
+
+    On a CPU, rows without weight are left out before the softmax; elsewhere the changing shape would cost more.
+    """
+    h, labels, weights = h.flatten(0, 1), labels.flatten(), weights.flatten()
+    if h.device.type == "cpu" and not torch.compiler.is_compiling():
+        keep = weights.nonzero().squeeze(-1)
+        if keep.numel() < weights.numel():
+            return h[keep], labels[keep], weights[keep]
+    return h, labels, weights
+
+
+def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
+    """The stream at the last real token of every row."""
+    if counts is None:
+        return x[:, -1]
+    return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
+
+
+def decoding_rows(rows: int, device: torch.device, max_len: int, static: bool) -> Rows:
+    """Rows that have read nothing yet."""
+    lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+    return Rows(lengths, max_len, uniform=not static, static=static)
+
+
+def padding_mask(seg: Int[Tensor, "B S"] | None) -> Mask:
+    """What a decoding sees of its memory. A memory without padding needs no mask at all."""
+    if seg is None or bool((seg != 0).all()):
+        return Mask()
+    return Mask(k_seg=seg)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from `seed` inside, and leave the global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int = 0, init: bool = True) -> Model:
+    """The model that `spec` describes. The same seed gives the same weights on every device.
+
+    `device="meta"` allocates nothing, to count and to check. `init=False` leaves the weights undrawn, to load others.
+    """
+    if not isinstance(spec, ModelSpec):
+        raise SpecError(
+            "", f"{type(spec).__name__} is a part, not a whole model; build a family such as EncoderDecoder"
+        )
+    draw = spec.init if init else Undrawn()
+    if device is not None and torch.device(device).type == "meta":
+        with torch.device("meta"):
+            return spec.build(Undrawn())
+    with seeded(seed):  # drawn on the CPU: devices have generators of their own
+        model = spec.build(draw)
+    return model if device is None else model.to(device)
+
+
+def count(spec: ModelSpec) -> int:
+    """The exact number of parameters."""
+    return sum(parameter.numel() for parameter in build(spec, device="meta").parameters())

@@ -1,0 +1,121 @@
+"""The decoder alone: causal and prefix language models."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.errors import DataError
+from regard.models.base import (
+    Decoding,
+    Inputs,
+    LanguageModel,
+    ModelSpec,
+    Tables,
+    check_sizes,
+    check_vocab,
+    decoding_rows,
+    own_mask,
+    site_of,
+)
+from regard.nn.block import Block
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Context, Trace, View
+from regard.nn.init import Init, Xavier
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Dense, Linear
+from regard.nn.residual import PreNorm
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.tables import Embeddings, TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOnly(ModelSpec):
+    """One sequence, said token by token.
+
+    A prefix LM (Liu et al. 2018, Raffel et al. 2020) sees all of the prefix at once: in training `batch.prefix` marks
+    it, in decoding it is what the first `advance` reads.
+    """
+
+    kind = "decoder_only"
+    vocab: int = 32000
+    d_model: int = 512
+    heads: int = 8
+    d_head: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    visibility: Literal["causal", "prefix"] = "causal"
+    table: TableSpec = Embeddings()
+    tied: bool = True  # the input table is also the softmax matrix
+    input: InputSpec = Tokens()
+    decoder: StackSpec = Plain((Block((SelfAttention(), FeedForward()), PreNorm()),))
+    head: HeadSpec = Softmax()
+    linear: Linear = Dense()
+    init: Init = Xavier()
+
+    def check(self) -> None:
+        check_sizes(self)
+        check_vocab("vocab", self.vocab)
+
+    def build(self, init: Init) -> "DecoderOnlyModel":
+        return DecoderOnlyModel(self, init)
+
+
+class DecoderOnlyModel(LanguageModel):
+    """The module of a decoder-only model."""
+
+    def __init__(self, spec: DecoderOnly, init: Init) -> None:
+        super().__init__()
+        self.spec = spec
+        depths, branches = (0, spec.decoder.blocks()), spec.decoder.residual_branches()
+        site = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
+        uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
+        if spec.head.needs_table:
+            uses["output"] = ("target" if spec.tied else "output", spec.vocab, spec.d_model)
+        self.tables = Tables(spec.table, site, uses)
+        self.inputs = Inputs(spec.input, {"target": site}, shared=False)
+        self.decoder = spec.decoder.build(site.inside("decoder"))
+        self.head = spec.head.build(spec.vocab, site.inside("head"))
+        self.prefixed = spec.visibility == "prefix"
+
+    def embed(
+        self, ids: Int[Tensor, "B T"], positions: Int[Tensor, "b T"], bound: int, types: Tensor | None = None
+    ) -> Tensor:
+        """The first stream."""
+        return self.inputs.get("target")(ids, self.tables.get("target"), positions, bound, types)
+
+    def hidden(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T D"]:
+        if (batch.prefix is not None) != self.prefixed:
+            raise DataError(
+                "prefix: a prefix LM needs it in the batch"
+                if self.prefixed
+                else "prefix: a causal model would ignore it; set visibility='prefix'"
+            )
+        ids, T = batch.target, batch.target.shape[1]
+        mask = replace(own_mask(batch, batch.target_pos, batch.target_seg, causal=True), prefix=batch.prefix)
+        x = self.embed(ids, mask.positions(T, T, ids.device)[0], T, batch.types)
+        return self.decoder(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace)).x
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        rows = decoding_rows(batch.target.shape[0] * beams, batch.target.device, max_len, static)
+        nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, batch.target.device))
+        return Decoding(rows, self.decoder.start(rows, nothing), beams)
+
+    def step(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T D"]:
+        T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
+        if self.prefixed and decoding.prefix is None:
+            everything = decoding.rows.lengths.new_full((ids.shape[0],), T)
+            decoding.prefix = everything if counts is None else counts
+        mask = decoding.rows.mask(T, decoding.prefix)
+        x = self.embed(ids, mask.positions(T, S, ids.device)[0], S)
+        return self.decoder(x, Context(View(mask, T, S, ids.device), trace=decoding.trace), decoding.states).x

@@ -1,0 +1,136 @@
+"""The encoder-decoder: Vaswani et al. 2017, and everything that keeps its shape."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.errors import DataError
+from regard.models.base import (
+    Decoding,
+    Inputs,
+    LanguageModel,
+    ModelSpec,
+    Tables,
+    check_sizes,
+    check_vocab,
+    decoding_rows,
+    own_mask,
+    padding_mask,
+    site_of,
+)
+from regard.nn.block import Block
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.bridge import Bridge, Last
+from regard.nn.core import Context, Memory, Trace, View
+from regard.nn.init import Init, Xavier
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Dense, Linear
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoder(ModelSpec):
+    """A source is read at once; a target is said token by token, looking at the source and at what was said."""
+
+    kind = "encoder_decoder"
+    vocab: int = 32000
+    target_vocab: int | None = None  # None: the same
+    d_model: int = 512
+    heads: int = 8
+    d_head: int | None = None  # None: d_model / heads
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    table: TableSpec = Embeddings()
+    sharing: Sharing = Sharing()
+    input: InputSpec = Tokens()
+    encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))
+    bridge: Bridge = Last()
+    decoder: StackSpec = Plain((Block((SelfAttention(), CrossAttention(), FeedForward())),))
+    head: HeadSpec = Softmax()
+    linear: Linear = Dense()
+    init: Init = Xavier()
+
+    def check(self) -> None:
+        check_sizes(self)
+        check_vocab("vocab", self.vocab)
+        check_vocab("target_vocab", self.target_vocab)
+
+    def build(self, init: Init) -> "EncoderDecoderModel":
+        return EncoderDecoderModel(self, init)
+
+
+class EncoderDecoderModel(LanguageModel):
+    """The module of an encoder-decoder."""
+
+    def __init__(self, spec: EncoderDecoder, init: Init) -> None:
+        super().__init__()
+        self.spec = spec
+        depths = (spec.encoder.blocks(), spec.decoder.blocks())
+        branches = spec.encoder.residual_branches() + spec.decoder.residual_branches()
+        source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
+        target = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
+        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
+        owner = "source" if spec.sharing.source_target else "target"
+        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
+        if spec.head.needs_table:
+            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, spec.d_model)
+        self.tables = Tables(spec.table, source, uses)
+        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        self.encoder = spec.encoder.build(source.inside("encoder"))
+        self.bridge = spec.bridge.build(depths[0] + 1, depths[1], source.inside("bridge"))
+        self.decoder = spec.decoder.build(target.inside("decoder"))
+        self.head = spec.head.build(vocab, target.inside("head"))
+        self.keep_layers = spec.bridge.needs_layers
+
+    def embed(self, side: str, ids: Int[Tensor, "B T"], positions: Int[Tensor, "b T"], bound: int) -> Tensor:
+        """The first stream of the source or the target side."""
+        return self.inputs.get(side)(ids, self.tables.get(side), positions, bound)
+
+    def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
+        """What the decoder will see of the source."""
+        if batch.source is None:
+            raise DataError("source: an encoder-decoder needs one; give the batch a source or use a decoder-only model")
+        ids, T = batch.source, batch.source.shape[1]
+        mask = own_mask(batch, batch.source_pos, batch.source_seg)
+        x = self.embed("source", ids, mask.positions(T, T, ids.device)[0], T)
+        ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
+        return self.bridge(self.encoder(x, ctx, keep=self.keep_layers))
+
+    def hidden(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T D"]:
+        memory = self.encode(batch, losses, trace)
+        ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
+        own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
+        cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
+        x = self.embed("target", ids, own.positions(T, T, ids.device)[0], T)
+        ctx = Context(View(own, T, T, ids.device), View(cross, T, S, ids.device), memory, losses, trace)
+        return self.decoder(x, ctx).x
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        memory = self.encode(batch)
+        sources, S, _ = memory.x[0].shape
+        rows = decoding_rows(sources * beams, memory.x[0].device, max_len, static)
+        cross = View(padding_mask(memory.seg), beams, S, memory.x[0].device)
+        ctx = Context(cross, cross, memory)
+        return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
+
+    def step(
+        self,
+        ids: Int[Tensor, "B T"],
+        decoding: Decoding,
+        counts: Int[Tensor, " B"] | None,  # noqa: ARG002
+    ) -> Float[Tensor, "B T D"]:
+        T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
+        mask = decoding.rows.mask(T)
+        x = self.embed("target", ids, mask.positions(T, S, ids.device)[0], S)
+        ctx = Context(View(mask, T, S, ids.device), decoding.cross_view(T), decoding.memory, trace=decoding.trace)
+        return self.decoder(x, ctx, decoding.states).x

@@ -1,0 +1,284 @@
+"""The encoder alone: masked language models, and classifiers of sentences and tokens."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.models.base import (
+    Classifier,
+    Inputs,
+    Loss,
+    Model,
+    ModelSpec,
+    Tables,
+    check_sizes,
+    check_vocab,
+    label_weights,
+    own_mask,
+    real_rows,
+    site_of,
+    token_loss,
+)
+from regard.nn.activation import ACTIVATIONS, Activation
+from regard.nn.block import Block
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Context, Site, Trace, View, drop
+from regard.nn.init import Init, Xavier
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Dense, Linear
+from regard.nn.norm import LayerNorm, Norm
+from regard.nn.stacks.base import StackOut, StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.tables import Embeddings, Table, TableSpec
+from regard.tree import Spec
+
+
+class Task(Spec):
+    """Slot: what is asked of the encoded sequence."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def build(self, spec: "EncoderOnly", encoder: "Encoder", site: Site) -> Model:
+        """The whole model for this task."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOnly(ModelSpec):
+    """A sequence read at once, every token seeing every other. `task` says what is asked of it."""
+
+    kind = "encoder_only"
+    task: Task
+    vocab: int = 32000
+    d_model: int = 512
+    heads: int = 8
+    d_head: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    table: TableSpec = Embeddings()
+    input: InputSpec = Tokens()
+    encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))
+    linear: Linear = Dense()
+    init: Init = Xavier()
+
+    def check(self) -> None:
+        check_sizes(self)
+        check_vocab("vocab", self.vocab)
+
+    def build(self, init: Init) -> Model:
+        depths, branches = (self.encoder.blocks(), 0), self.encoder.residual_branches()
+        site = site_of(self, init, "encoder", causal=False, depths=depths, branches=branches)
+        return self.task.build(self, Encoder(self, site), site.inside("task"))
+
+
+class Encoder(nn.Module):
+    """Ids to the last stream."""
+
+    def __init__(self, spec: EncoderOnly, site: Site) -> None:
+        super().__init__()
+        width = spec.input.table_width(spec.d_model)
+        self.tables = Tables(spec.table, site, {"source": ("source", spec.vocab, width)})
+        self.inputs = Inputs(spec.input, {"source": site}, shared=False)
+        self.stack = spec.encoder.build(site.inside("encoder"))
+        self.width = width
+
+    def forward(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> StackOut:
+        ids, T = batch.target, batch.target.shape[1]
+        if batch.prefix is not None:
+            raise DataError("prefix: an encoder sees everything already; leave it out")
+        mask = own_mask(batch, batch.target_pos, batch.target_seg)
+        positions = mask.positions(T, T, ids.device)[0]
+        x = self.inputs.get("source")(ids, self.tables.get("source"), positions, T, batch.types)
+        return self.stack(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLM(Task):
+    """Devlin et al. 2019: say the hidden tokens. A dense layer, an activation, a norm, then the head over the table."""
+
+    kind = "masked_lm"
+    activation: Activation = "gelu"
+    norm: Norm = LayerNorm()
+    head: HeadSpec = Softmax(bias=True)
+    tied: bool = True
+
+    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        return MaskedLMModel(self, spec, encoder, site)
+
+
+class MaskedLMModel(Model):
+    """The module of a masked language model. `batch.weights` says which labels count."""
+
+    def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+        super().__init__()
+        self.spec, self.encoder = spec, encoder
+        self.transform = site.linear(spec.d_model, {"other": spec.d_model})
+        self.activate = ACTIVATIONS[task.activation]
+        self.norm = task.norm.build(site.inside("norm"))
+        self.head = task.head.build(spec.vocab, site.inside("head"))
+        self.own: Table | None = None
+        if task.tied and encoder.width != spec.d_model:
+            raise site.error("tied", f"the input table is {encoder.width} wide and the output {spec.d_model}")
+        if not task.tied:
+            self.own = spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
+
+    def table(self) -> Table | None:
+        """The table the head reads from."""
+        return self.own if self.own is not None else self.encoder.tables.get("source")
+
+    def hidden(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """The transformed stream at every token."""
+        return self.norm(self.activate(self.transform(self.encoder(batch, losses, trace).x)))
+
+    def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
+        """log p of every token at every place."""
+        return self.head.log_probs(self.hidden(batch, trace=trace), self.table())
+
+    def loss(self, batch: Batch) -> Loss:
+        losses: list[Tensor] | None = [] if self.training else None
+        return token_loss(self.head, self.table(), self.hidden(batch, losses), batch, losses)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled(Task):
+    """One vector per row: BERT's pooler, tanh(x_first W + b). It predicts nothing; the two tasks below do."""
+
+    kind = "pooled"
+
+    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        return PooledModel(spec, encoder, Pool("first", True, site), site)
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceClassifier(Task):
+    """One class per row, from the first token or the mean of all, through BERT's pooler or not."""
+
+    kind = "sentence_classifier"
+    classes: int
+    pool: Literal["first", "mean"] = "first"
+    pooler: bool = True
+
+    def check(self) -> None:
+        check_classes(self.classes)
+
+    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        return SentenceClassifierModel(self, spec, encoder, site)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassifier(Task):
+    """One class per token: tagging."""
+
+    kind = "token_classifier"
+    classes: int
+
+    def check(self) -> None:
+        check_classes(self.classes)
+
+    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        return TokenClassifierModel(self, spec, encoder, site)
+
+
+def check_classes(classes: int) -> None:
+    """Fewer than two classes leave nothing to tell apart."""
+    if classes < 2:
+        raise SpecError("classes", f"must be at least 2, not {classes}")
+
+
+class Pool(nn.Module):
+    """The stream of a row as one vector."""
+
+    def __init__(self, how: Literal["first", "mean"], projected: bool, site: Site) -> None:
+        super().__init__()
+        self.how, self.site = how, site
+        self.pooler = site.linear(site.d_model, {"other": site.d_model}) if projected else None
+
+    def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B D"]:
+        if batch.packed:
+            raise DataError("packed: a packed row has no single vector; classify sentences in padded batches")
+        x = out.x[:, 0] if self.how == "first" else self.mean(out)
+        return x if self.pooler is None else self.pooler(x).tanh()
+
+    def mean(self, out: StackOut) -> Float[Tensor, "B D"]:
+        """The mean over real tokens."""
+        if out.seg is None:
+            return out.x.mean(1)
+        real = (out.seg != 0).to(out.x.dtype)[:, :, None]
+        return (out.x * real).sum(1) / real.sum(1)
+
+
+class PooledModel(Model):
+    """An encoder that gives one vector per row."""
+
+    def __init__(self, spec: EncoderOnly, encoder: Encoder, pool: Pool, site: Site) -> None:
+        super().__init__()
+        self.spec, self.encoder, self.pool, self.site = spec, encoder, pool, site
+
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B D"]:
+        return self.pool(self.encoder(batch, trace=trace), batch)
+
+    def loss(self, batch: Batch) -> Loss:  # noqa: ARG002
+        raise self.site.error(
+            "kind", "'pooled' predicts nothing; choose masked_lm, sentence_classifier or token_classifier to train"
+        )
+
+
+class SentenceClassifierModel(Classifier):
+    """A class per row."""
+
+    def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+        super().__init__()
+        self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
+        self.pool = Pool(task.pool, task.pooler, site)
+        self.classes = site.linear(spec.d_model, {"head": task.classes}, bias=True)
+
+    def scores(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B C"]:
+        pooled = self.pool(self.encoder(batch, losses, trace), batch)
+        return self.classes(drop(pooled, self.dropout, self.training))
+
+    def loss(self, batch: Batch) -> Loss:
+        if batch.labels is None or batch.labels.dim() != 1:
+            raise DataError("labels: sentence classification needs one label per row")
+        losses: list[Tensor] | None = [] if self.training else None
+        total = F.cross_entropy(self.scores(batch, losses), batch.labels, reduction="sum")
+        return classified(total, total.new_full((), float(batch.labels.shape[0])), losses)
+
+
+class TokenClassifierModel(Classifier):
+    """A class per token."""
+
+    def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+        super().__init__()
+        self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
+        self.classes = site.linear(spec.d_model, {"head": task.classes}, bias=True)
+
+    def scores(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T C"]:
+        return self.classes(drop(self.encoder(batch, losses, trace).x, self.dropout, self.training))
+
+    def loss(self, batch: Batch) -> Loss:
+        if batch.labels is None or batch.labels.shape != batch.target.shape:
+            raise DataError("labels: token classification needs one label per token")
+        losses: list[Tensor] | None = [] if self.training else None
+        scores, labels, weights = real_rows(self.scores(batch, losses), batch.labels, label_weights(batch))
+        total = (F.cross_entropy(scores, labels, reduction="none") * weights).sum()
+        return classified(total, weights.sum(), losses)
+
+
+def classified(total: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
+    """A classifier's loss, and what the parts added."""
+    return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), total.detach())

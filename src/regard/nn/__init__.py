@@ -1,0 +1,1 @@
+"""The parts of a Transformer, each behind a slot."""

@@ -1,0 +1,63 @@
+"""Block: residual branches in order."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Site
+from regard.nn.residual import PostNorm, Residual
+from regard.nn.state import Rows
+from regard.tree import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Spec):
+    """Branches, and how each joins the stream: one rule for all, or one per branch."""
+
+    kind = "block"
+    branches: tuple[BranchSpec, ...]
+    residual: Residual | tuple[Residual, ...] = PostNorm()
+
+    def check(self) -> None:
+        if not self.branches:
+            raise SpecError("branches", "a block needs at least one branch")
+        if isinstance(self.residual, tuple) and len(self.residual) != len(self.branches):
+            raise SpecError("residual", f"{len(self.residual)} rules for {len(self.branches)} branches; give one each")
+
+    def rules(self) -> tuple[Residual, ...]:
+        """The residual rule of each branch."""
+        return self.residual if isinstance(self.residual, tuple) else (self.residual,) * len(self.branches)
+
+    def build(self, site: Site) -> "BlockModule":
+        built = []
+        for i, (branch, rule) in enumerate(zip(self.branches, self.rules(), strict=True)):
+            where = f"residual[{i}]" if isinstance(self.residual, tuple) else "residual"
+            built.append(rule.wrap(branch.build(site.inside(f"branches[{i}]")), site.inside(where)))
+        return BlockModule(built)
+
+
+class BlockModule(nn.Module):
+    """The whole of a block."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, ctx: Context, state: tuple[Any, ...] | None = None) -> Tensor: ...
+
+    def __init__(self, branches: list[Branch]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        for i, branch in enumerate(self.branches):
+            x = branch(x, ctx, None if state is None else state[i])
+        return x
+
+    def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
+        """The states of one call in a new decoding."""
+        return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]

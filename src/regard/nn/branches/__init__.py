@@ -1,0 +1,1 @@
+"""Branches: functions on the stream."""

@@ -1,0 +1,60 @@
+"""Branch slot, and what self- and cross-attention have in common."""
+
+from abc import abstractmethod
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.nn.core import Branch, Site
+from regard.tree import Spec
+
+
+class BranchSpec(Spec):
+    """Slot: describes a branch."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def build(self, site: Site) -> Branch:
+        """The branch at this site."""
+
+
+class Heads(Protocol):
+    """The sizes an attention spec may set; None takes the site's."""
+
+    @property
+    def heads(self) -> int | None: ...
+    @property
+    def kv_heads(self) -> int | None: ...
+    @property
+    def d_head(self) -> int | None: ...
+    @property
+    def d_value(self) -> int | None: ...
+
+
+def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
+    """The site with the sizes of this attention, and its number of key-value heads."""
+    heads = spec.heads or site.heads
+    d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
+    d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
+    groups = spec.kv_heads or heads
+    if heads % groups:
+        raise site.error("kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor")
+    return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
+
+
+def _divide(site: Site, heads: int) -> int:
+    if site.d_model % heads:
+        raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor or set d_head")
+    return site.d_model // heads
+
+
+def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
+    """(B, T, H * K) -> (B, H, T, K)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T W"]:
+    """(B, H, T, K) -> (B, T, H * K)."""
+    return x.transpose(1, 2).flatten(2)

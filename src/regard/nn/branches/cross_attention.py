@@ -1,0 +1,92 @@
+"""Cross-attention."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.branches.base import BranchSpec, attention_site, merge_heads, split_heads
+from regard.nn.branches.self_attention import check_sizes
+from regard.nn.core import Branch, Context, Site
+from regard.nn.kernels import Scale, attend, attention_weights, factor
+from regard.nn.norm import NoNorm, Norm
+from regard.nn.state import Rows, StaticKV
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(BranchSpec):
+    """Attention to the memory: queries from the stream, keys and values from what the encoder left.
+
+    Differs from self-attention in where keys come from, in its view, in its static state; and it has no positions.
+    """
+
+    kind = "cross_attention"
+    heads: int | None = None
+    kv_heads: int | None = None
+    d_head: int | None = None
+    d_value: int | None = None
+    scale: Scale = "sqrt"
+    query_key_norm: Norm = NoNorm()
+    output: bool = True
+    bias: bool | None = None
+
+    def check(self) -> None:
+        check_sizes(self)
+
+    def build(self, site: Site) -> Branch:
+        if site.side != "decoder" or not site.encoder_depth:
+            raise site.error(
+                "kind", "cross-attention needs an encoder to look at; use it in an encoder-decoder's decoder"
+            )
+        return _CrossAttention(self, *attention_site(self, site))
+
+
+class _CrossAttention(Branch):
+    def __init__(self, spec: CrossAttention, site: Site, groups: int) -> None:
+        super().__init__()
+        H, K, V = site.heads, site.d_head, site.d_value
+        self.heads, self.groups = H, groups
+        self.widths = (groups * K, groups * V)
+        self.query = site.linear(site.d_model, {"query": H * K}, bias=spec.bias)
+        self.kv = site.linear(site.d_model, {"key": groups * K, "value": groups * V}, bias=spec.bias)
+        self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
+        self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
+        self.output: nn.Module = nn.Identity()
+        if spec.output:
+            self.output = site.linear(H * V, {"attend_out": site.d_model}, bias=spec.bias)
+        elif site.d_model != H * V:
+            raise site.error(
+                "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
+            )
+        self.scale = factor(spec.scale, K)
+        self.dropout = site.attention_dropout
+        self.name = f"{site.side}.cross"
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: StaticKV | None = None) -> Float[Tensor, "B T D"]:
+        assert ctx.cross is not None
+        B, T, _ = x.shape
+        k, v = (state.keys, state.values) if state is not None else self.keys_and_values(ctx)
+        q = self.query_norm(split_heads(self.query(x), self.heads))
+        # The beams of one source row ask as if they were more queries of it, so its keys are never copied.
+        beams = B // k.shape[0]
+        if beams > 1:
+            q = q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)  # (b, H, beams * T, K)
+        if ctx.trace is not None:
+            weights = attention_weights(q, k, ctx.cross, self.scale)
+            ctx.trace.add(self.name, unfold(weights, beams, T))
+        y = attend(q, k, v, ctx.cross, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.output(merge_heads(unfold(y, beams, T)))
+
+    def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
+        """The memory as keys and values."""
+        assert ctx.memory is not None
+        k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
+        return self.key_norm(split_heads(k, self.groups)), split_heads(v, self.groups)
+
+    def start(self, rows: Rows, ctx: Context) -> StaticKV:  # noqa: ARG002
+        return StaticKV(*self.keys_and_values(ctx))
+
+
+def unfold(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
+    """Queries of a source row back to one row per beam."""
+    return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)

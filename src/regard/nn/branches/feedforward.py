@@ -1,0 +1,55 @@
+"""Feed-forward."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.nn.activation import ACTIVATIONS, Activation
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Site, drop
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward(BranchSpec):
+    """phi(x W_up + b) W_down + c, or gated (Shazeer 2020): (phi(x W_gate + b) * (x W_up + b')) W_down + c."""
+
+    kind = "feedforward"
+    d_hidden: int | None = None  # None: 4 * d_model
+    activation: Activation = "relu"
+    gated: bool = False
+    bias: bool | None = None  # None: as the model's linear slot says
+
+    def check(self) -> None:
+        if self.d_hidden is not None and self.d_hidden < 1:
+            raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
+
+    def build(self, site: Site) -> Branch:
+        return (_Gated if self.gated else _FeedForward)(self, site)
+
+
+class _FeedForward(Branch):
+    def __init__(self, spec: FeedForward, site: Site) -> None:
+        super().__init__()
+        F = spec.d_hidden or 4 * site.d_model
+        self.up = site.linear(site.d_model, {"up": F}, bias=spec.bias)
+        self.down = site.linear(F, {"down": site.d_model}, bias=spec.bias)
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
+        return self.down(drop(self.activate(self.up(x)), self.dropout, self.training))
+
+
+class _Gated(Branch):
+    def __init__(self, spec: FeedForward, site: Site) -> None:
+        super().__init__()
+        F = spec.d_hidden or 4 * site.d_model
+        self.gate_up = site.linear(site.d_model, {"gate": F, "up": F}, bias=spec.bias)
+        self.down = site.linear(F, {"down": site.d_model}, bias=spec.bias)
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(drop(self.activate(gate) * up, self.dropout, self.training))

@@ -1,0 +1,108 @@
+"""Self-attention."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec, attention_site, merge_heads, split_heads
+from regard.nn.core import Branch, Context, Site, View
+from regard.nn.kernels import Scale, attend, attention_weights, factor
+from regard.nn.norm import NoNorm, Norm
+from regard.nn.position.base import Position, places
+from regard.nn.position.rotary import rotate
+from regard.nn.state import KVCache, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention(BranchSpec):
+    """Vaswani et al. 2017: concat_h(softmax(scale q_h k_h') v_h) W_o over the tokens of the stream itself.
+
+    `kv_heads` below `heads` shares each key-value head among several query heads (Ainslie et al. 2023; 1 is
+    multi-query, Shazeer 2019). `query_key_norm` normalises each head's queries and keys (Henry et al. 2020).
+    """
+
+    kind = "self_attention"
+    heads: int | None = None  # None: the model's, as for the three below
+    kv_heads: int | None = None
+    d_head: int | None = None
+    d_value: int | None = None
+    scale: Scale = "sqrt"
+    query_key_norm: Norm = NoNorm()
+    output: bool = True  # W_o; CS 182 and USC 467 have none
+    bias: bool | None = None  # None: as the model's linear slot says
+    position: Position | None = None  # this layer's own, instead of the stack's
+
+    def check(self) -> None:
+        check_sizes(self)
+
+    def build(self, site: Site) -> Branch:
+        own, groups = attention_site(self, site)
+        shared = site.position
+        if self.position is None and shared is not None:
+            sizes = {"heads": own.heads, "kv_heads": groups, "d_head": own.d_head, "d_value": own.d_value}
+            stack = {"heads": site.heads, "kv_heads": site.heads, "d_head": site.d_head, "d_value": site.d_value}
+            for name in shared.shaped_by:
+                if sizes[name] != stack[name]:
+                    raise site.error(
+                        name,
+                        f"{sizes[name]} differs from the stack's {stack[name]}, for which its {shared.kind!r} position "
+                        "is made; give this attention a position of its own or none to the stack",
+                    )
+        return _SelfAttention(self, own, groups)
+
+
+def check_sizes(spec: Any) -> None:
+    """Sizes that are given must be positive."""
+    for name in ("heads", "kv_heads", "d_head", "d_value"):
+        size = getattr(spec, name)
+        if size is not None and size < 1:
+            raise SpecError(name, f"must be at least 1, not {size}")
+
+
+class _SelfAttention(Branch):
+    def __init__(self, spec: SelfAttention, site: Site, groups: int) -> None:
+        super().__init__()
+        H, K, V = site.heads, site.d_head, site.d_value
+        self.heads, self.groups = H, groups
+        self.widths = (H * K, groups * K, groups * V)
+        self.qkv = site.linear(site.d_model, {"query": H * K, "key": groups * K, "value": groups * V}, bias=spec.bias)
+        self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
+        self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
+        self.output: nn.Module = nn.Identity()
+        if spec.output:
+            self.output = site.linear(H * V, {"attend_out": site.d_model}, bias=spec.bias)
+        elif site.d_model != H * V:
+            raise site.error(
+                "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
+            )
+        self.position = None if spec.position is None else spec.position.build(site.inside("position"))
+        self.scale = factor(spec.scale, K)
+        self.dropout = site.attention_dropout
+        self.name = f"{site.side}.self"
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
+        view = ctx.own if self.position is None else self.own_view(ctx.own)
+        q, k, v = self.qkv(x).split(self.widths, -1)
+        if view.terms is not None and view.terms.offset is not None:
+            q, k, v = q + view.terms.offset, k + view.terms.offset, v + view.terms.offset
+        q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
+        q, k = self.query_norm(q), self.key_norm(k)
+        if view.terms is not None and view.terms.rotation is not None:
+            q, k = rotate(q, view.terms.rotation), rotate(k, view.terms.rotation)
+        if state is not None:
+            k, v = state.append(k, v)
+        if ctx.trace is not None:
+            ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
+        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.output(merge_heads(y))
+
+    def own_view(self, stack: View) -> View:
+        """The stack's view with this layer's position instead of the stack's."""
+        assert self.position is not None
+        return stack.with_terms(self.position(places(stack)))
+
+    def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
+        return KVCache(rows)

@@ -1,0 +1,156 @@
+"""The words that all parts share: Site, Terms, View, Context, Memory, Trace, Branch."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import SpecError, join
+from regard.nn.mask import Mask
+from regard.nn.state import Rows, State
+
+if TYPE_CHECKING:
+    from regard.nn.init import Init
+    from regard.nn.linear import Linear
+    from regard.nn.position.base import Position
+
+Role = Literal[
+    "query", "key", "value", "attend_out", "up", "gate", "down", "router", "head", "embedding", "position", "other"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a part is built: sizes from above, its place in the model, and the factories for weights."""
+
+    d_model: int
+    heads: int
+    d_head: int  # width of a query and a key
+    d_value: int
+    side: Literal["encoder", "decoder"]
+    causal: bool
+    layer: int  # this block, counted from 0
+    depth: int  # blocks in this stack
+    encoder_depth: int
+    decoder_depth: int
+    branches: int  # residual branches in the whole model: DeepNorm, Fixup
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    linear_: "Linear"
+    init_: "Init"
+    position: "Position | None" = None  # the stack's, shared by its layers
+    path: str = ""
+
+    def inside(self, path: str, **changes: Any) -> "Site":
+        """The site of a part that stands at `path` within this one."""
+        return replace(self, path=join(self.path, path), **changes)
+
+    def error(self, name: str, message: str) -> SpecError:
+        """A complaint about field `name` of the part built here."""
+        return SpecError(join(self.path, name), message)
+
+    def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
+        """A projection from d_in to the concatenation of `widths`, each part drawn by its role.
+
+        Every projection in the package is made here, so a linear kind (Fixup, LoRA) or an init is one edit of the spec.
+        """
+        return self.linear_.build(d_in, widths, bias, self)
+
+    def parameter(self, *shape: int, role: Role) -> nn.Parameter:
+        """A weight of this shape, drawn by its role."""
+        weight = torch.empty(*shape)
+        self.init_.draw(weight, role, self)
+        return nn.Parameter(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What positions contribute to attention. Everything a position scheme does is one of these."""
+
+    rotation: tuple[Tensor, Tensor] | None = None  # cos, sin (b, 1, T, K): turns queries and keys
+    offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values
+    bias: Float[Tensor, "b H T S"] | None = None  # added to the scores, whatever the content
+    content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
+    context: Callable[[Tensor], Tensor] | None = None  # values that depend on distance: weights -> (B, H, T, V)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One set of queries looking at one set of keys: the mask and the position terms.
+
+    `lowered` holds what kernels made of it. It is filled on first use, so the layers of a stack share one lowering.
+    """
+
+    mask: Mask
+    T: int
+    S: int
+    device: torch.device
+    terms: Terms | None = None
+    lowered: dict[Any, Any] = field(default_factory=dict)
+
+    def with_terms(self, terms: Terms | None) -> "View":
+        """The same pairs with other position terms; only the visibility stays lowered."""
+        kept = {"dense": self.lowered["dense"]} if "dense" in self.lowered else {}
+        return replace(self, terms=terms, lowered=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a decoder sees of its encoder."""
+
+    x: tuple[Float[Tensor, "b S D"], ...]  # one for all blocks, or one per decoder call
+    seg: Int[Tensor, "b S"] | None = None
+
+
+class Trace:
+    """Attention weights recorded beside the fast path: `weights["decoder.cross"][n]` belongs to the n-th call."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, weights: Float[Tensor, "B H T S"]) -> None:
+        """Record one call."""
+        self.weights.setdefault(name, []).append(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a forward pass knows beyond the stream. Built once per stack; five fields, no more."""
+
+    own: View
+    cross: View | None = None
+    memory: Memory | None = None
+    losses: list[Tensor] | None = None  # auxiliary losses: a list while training, else None
+    trace: Trace | None = None  # None costs nothing
+
+    def block(self, call: int) -> "Context":
+        """The context of one call; differs only if every block has a memory of its own."""
+        if self.memory is None or len(self.memory.x) == 1:
+            return self
+        return replace(self, memory=replace(self.memory, x=(self.memory.x[call],)))
+
+
+class Branch(nn.Module):
+    """Abstract: a function on the stream, (B, T, D) -> (B, T, D)."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor: ...
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        """Read the stream and return what is to be joined to it."""
+
+    def start(self, rows: Rows, ctx: Context) -> State | tuple[State | None, ...] | None:  # noqa: ARG002
+        """The state of one call in a new decoding; None if there is nothing to remember."""
+        return None
+
+
+def drop(x: Tensor, p: float, training: bool) -> Tensor:
+    """Dropout as a function: a module at p = 0 costs more than the composition of a whole block."""
+    return nn.functional.dropout(x, p, True) if training and p > 0.0 else x

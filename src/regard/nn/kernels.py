@@ -1,0 +1,282 @@
+"""The one door to attention kernels.
+
+A branch says what it wants (`attend`); `choose` picks a kernel that computes exactly that, or refuses with the reason.
+A mask and its position terms are lowered to what the kernel takes on first use, and the layers of a stack share that.
+
+An empty row (a query that sees no key) gives a zero context on every kernel.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention import flex_attention as flexible
+
+from regard.errors import KernelError, nearest
+from regard.nn.core import View
+from regard.nn.sight import Window
+
+Scale = float | Literal["sqrt", "none"]
+_forced: ContextVar[str | None] = ContextVar("kernel", default=None)
+
+
+class Call(NamedTuple):
+    """What a branch asks of a kernel."""
+
+    q: Float[Tensor, "B H T K"]
+    k: Float[Tensor, "B G S K"]
+    v: Float[Tensor, "B G S V"]
+    view: View
+    scale: float
+    dropout: float
+
+
+def factor(scale: Scale, d_head: int) -> float:
+    """What scores are multiplied by: 1 / sqrt(d_head), 1, or a number."""
+    if scale == "sqrt":
+        return 1.0 / math.sqrt(d_head)
+    return 1.0 if scale == "none" else float(scale)
+
+
+@contextmanager
+def use(name: str | None) -> Iterator[None]:
+    """Force a kernel inside the block: for tests, for double precision, for comparisons. None: choose again."""
+    if name is not None and name not in KERNELS:
+        raise KernelError(f"unknown kernel {name!r}; {nearest(name, KERNELS)}")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S V"],
+    view: View,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T V"]:
+    """softmax(scale * q k' + terms, over visible keys) v, with dropout on the weights."""
+    call = Call(q, k, v, view, scale, dropout)
+    return KERNELS[choose(call)](call)
+
+
+def choose(call: Call) -> str:
+    """The kernel for this call: the forced one, or the fastest that can compute it. Refuses, never approximates."""
+    forced = _forced.get()
+    if forced is not None:
+        reason = refusal(forced, call)
+        if reason is not None:
+            raise KernelError(f"kernel {forced!r} refused: {reason}")
+        return forced
+    terms = call.view.terms
+    if terms is not None and terms.context is not None:
+        return "reference"
+    if call.q.is_cuda and call.view.mask.packed:
+        for name in ("varlen", "flex"):
+            if refusal(name, call) is None:
+                return name
+    return "sdpa"
+
+
+def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
+    """Why kernel `name` cannot compute this call exactly, or None if it can."""
+    if name == "reference":
+        return None
+    q, v, view, terms = call.q, call.v, call.view, call.view.terms
+    if terms is not None and terms.context is not None:
+        return "position terms that act on the values need the weights themselves; use 'reference'"
+    if name == "sdpa":
+        return None
+    if call.dropout > 0.0:
+        return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
+    if name == "flex":
+        if terms is not None and terms.content is not None:
+            return "content terms are not lowered for flex; use 'sdpa' or 'reference'"
+        if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or v.requires_grad):
+            return "flex has no backward pass on the CPU; use 'sdpa'"
+        return None
+    mask = view.mask
+    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+        return f"varlen needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
+    if terms is not None and (terms.bias is not None or terms.content is not None):
+        return "varlen takes no bias; use 'flex' or 'sdpa'"
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
+        return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
+    if mask.strict or mask.prefix is not None:
+        return "varlen knows no strict or prefix mask; use 'flex' or 'sdpa'"
+    if mask.causal and (mask.start or view.T != view.S):
+        return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
+    if mask.sight is not None and not isinstance(mask.sight, Window):
+        return f"varlen knows windows only, not {mask.sight.kind}; use 'flex' or 'sdpa'"
+    return None
+
+
+def once(view: View, key: Any, make: Callable[[], Any]) -> Any:
+    """`make()`, remembered on the view: the layers of a stack lower their mask once."""
+    if key not in view.lowered:
+        view.lowered[key] = make()
+    return view.lowered[key]
+
+
+def visible(view: View) -> Tensor | None:
+    """The dense visibility (b, 1, t, S), or None if every key is visible."""
+    return once(view, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
+
+
+def additive(view: View, dtype: torch.dtype) -> Tensor | None:
+    """Bias and mask as one tensor to be added to the scores, or None if there is nothing to add."""
+    return once(view, ("additive", dtype), lambda: _additive(view, dtype))
+
+
+def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
+    seen = visible(view)
+    bias = None if view.terms is None else view.terms.bias
+    if bias is not None:
+        bias = bias.to(dtype)
+        return bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+    if seen is None:
+        return None
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+
+
+def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
+    """torch's scaled_dot_product_attention; the default everywhere."""
+    q, k, v, view, scale, dropout = call
+    terms, plain = view.terms, view.mask.is_plain(view.T, view.S)
+    if terms is not None and terms.content is not None:
+        rest = additive(view, q.dtype)
+        scores = terms.content(q) * scale
+        mask, plain = (scores if rest is None else scores + rest), False
+    elif terms is not None and terms.bias is not None:
+        mask, plain = additive(view, q.dtype), False
+    else:
+        mask = None if plain else visible(view)
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p=dropout, is_causal=plain, scale=scale, enable_gqa=grouped
+    )
+
+
+def reference(call: Call) -> Float[Tensor, "B H T V"]:
+    """The formula, step by step: any mask, any term, any precision."""
+    q, k, v, view, scale, dropout = call
+    return mix(scores(q, k, view, scale), v, view, dropout=dropout)
+
+
+def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
+    """scale * (q k' + content term), before bias and mask."""
+    raw = q @ spread(k, q.shape[1]).transpose(-1, -2)
+    if view.terms is not None and view.terms.content is not None:
+        raw = raw + view.terms.content(q)
+    return raw * scale
+
+
+def mix(
+    scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
+) -> Float[Tensor, "B H T V"]:
+    """softmax(scores + bias, over visible keys) v, for branches whose scores are not q k'."""
+    weights = F.dropout(normalise(scores, view), dropout) if dropout > 0.0 else normalise(scores, view)
+    context = weights.to(v.dtype) @ spread(v, scores.shape[1])
+    if view.terms is not None and view.terms.context is not None:
+        context = context + view.terms.context(weights).to(v.dtype)
+    return context
+
+
+def normalise(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
+    """Softmax in at least float32; a row without visible keys gets zeros."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    rest = additive(view, wide.dtype)
+    if rest is None:
+        return wide.softmax(-1)
+    wide = wide + rest
+    top = wide.amax(-1, keepdim=True)
+    weights = (wide - top.masked_fill(top == -torch.inf, 0.0)).exp()
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0.0, 1.0)
+
+
+def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
+    """The weights that `attend` uses and does not show: computed beside it for a trace."""
+    with torch.no_grad():
+        return normalise(scores(q, k, view, scale), view)
+
+
+def spread(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
+    """Key-value heads repeated for the query heads that share them."""
+    return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], 1)
+
+
+def flex(call: Call) -> Float[Tensor, "B H T V"]:
+    """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, explicit on the CPU."""
+    q, k, v, view, scale, _ = call
+    block_mask = once(view, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
+    score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
+    kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
+    grouped = q.shape[1] != k.shape[1]
+    return kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)
+
+
+def _added(view: View, bias: Tensor) -> Callable[..., Tensor]:
+    per_row = bias.shape[0] > 1
+    bias = once(view, ("bias", bias.dtype), bias.contiguous)
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[b if per_row else 0, h, i, j]
+
+    return score_mod
+
+
+def _blocks(view: View, rows: int) -> flexible.BlockMask:
+    predicate = view.mask.predicate(view.T, view.S, view.device)
+    return flexible.create_block_mask(predicate, rows, None, view.T, view.S, device=view.device)
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flexible.flex_attention, dynamic=False)
+
+
+def varlen(call: Call) -> Float[Tensor, "B H T V"]:
+    """Flash attention over segments laid end to end: packed rows cost what their segments cost."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
+
+    q, k, v, view, scale, _ = call
+    B, H, T, _ = q.shape
+    mask = view.mask
+    q_ends, k_ends, real = once(view, ("lengths", B), lambda: _lengths(view, B))
+    far = -1 if mask.sight is None else mask.sight.size - 1  # type: ignore[reportAttributeAccessIssue]
+    flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, spread(k, H), spread(v, H)))  # (B*T, H, K)
+    y = varlen_attn(
+        flat_q,
+        flat_k,
+        flat_v,
+        q_ends,
+        k_ends,
+        mask.longest or T,
+        mask.longest or view.S,
+        scale=scale,
+        window_size=(far, 0 if mask.causal else far),
+    )
+    y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only when asked for
+    # Padded queries see the padded keys of their row here, and nothing by definition.
+    return (y if real is None else y * real).transpose(1, 2)
+
+
+def _lengths(view: View, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    q_ends, k_ends = view.mask.lengths(view.T, view.S, rows, view.device)
+    real = None if view.mask.q_seg is None else (view.mask.q_seg != 0)[:, :, None, None]
+    return q_ends, k_ends, real
+
+
+KERNELS: dict[str, Callable[[Call], Tensor]] = {"sdpa": sdpa, "flex": flex, "varlen": varlen, "reference": reference}

@@ -1,0 +1,43 @@
+"""Linear slot: how every projection of a model is made."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from regard.nn.core import Role, Site
+from regard.tree import Spec
+
+
+class Linear(Spec):
+    """Slot: makes projections."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
+        """A map from d_in to sum(widths); `bias` overrules the kind's own choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Linear):
+    """y = x W' + b. Weights are drawn by role, biases start at zero."""
+
+    kind = "dense"
+    bias: bool = True
+
+    def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
+        linear = _Dense(d_in, sum(widths.values()), self.bias if bias is None else bias)
+        with torch.no_grad():
+            if linear.bias is not None:
+                linear.bias.zero_()
+            for (role, _), rows in zip(widths.items(), linear.weight.split(list(widths.values())), strict=True):
+                site.init_.draw(rows, role, site)
+        return linear
+
+
+class _Dense(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: the init slot draws the weights, and drawing twice would double the time to build."""

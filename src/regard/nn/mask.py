@@ -1,0 +1,128 @@
+"""Mask: who sees whom, as a description. A kernel lowers it to what it needs, once per stack."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.nn.sight import Sight
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A key is visible iff it is in the query's segment, not after the query when causal, and within sight.
+
+    visible(i, j) = seg_i == seg_j != 0
+                    and (not causal or prefix_j or pos_j <= pos_i)        (pos_j < pos_i when strict)
+                    and sight(pos_i, pos_j)
+
+    Everything is optional; what is None costs nothing. Defaults are None or primitives: torch.compile cannot build
+    instances of user classes as defaults inside a traced forward pass.
+    """
+
+    causal: bool = False
+    strict: bool = False  # j < i only, as COMP7607 writes it; the first query then sees nothing
+    start: int = 0  # position of the first query where q_pos is None
+    q_pos: Int[Tensor, "b T"] | None = None  # None: start, start + 1, ...
+    k_pos: Int[Tensor, "b S"] | None = None  # None: 0, 1, ...
+    q_seg: Int[Tensor, "B T"] | None = None  # 0 is padding; None: all real
+    k_seg: Int[Tensor, "B S"] | None = None
+    packed: bool = False  # False promises that a row is one segment followed by padding
+    prefix: Bool[Tensor, "B S"] | None = None  # keys that everybody in their segment sees: prefix LM
+    sight: Sight | None = None
+    segments: int = 1  # most segments in a row: a fixed size, so that packed batches compile once
+    longest: int | None = None  # no segment is longer than this; None: it may fill the row
+
+    def is_plain(self, T: int, S: int) -> bool:
+        """Whether `causal` says it all, so that a kernel needs a flag and no tensor.
+
+        Right padding needs no tensor either: a real query never looks to its right.
+        """
+        aligned = self.start == 0 and self.q_pos is None and self.k_pos is None and T == S
+        return self.causal and aligned and not self._has_pattern()
+
+    def sees_everything(self, S: int) -> bool:
+        """Whether no key is hidden from any query: cross-attention without padding, or one token after its past."""
+        if self._has_pattern():
+            return False
+        if self.causal:
+            return self.q_pos is None and self.k_pos is None and self.start >= S - 1
+        return self.k_seg is None
+
+    def _has_pattern(self) -> bool:
+        return self.strict or self.packed or self.prefix is not None or self.sight is not None
+
+    def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "b T"], Int[Tensor, "b S"]]:
+        """Where the queries and the keys are, as tensors."""
+        q = self.q_pos if self.q_pos is not None else torch.arange(self.start, self.start + T, device=device)[None]
+        k = self.k_pos if self.k_pos is not None else torch.arange(S, device=device)[None]
+        return q, k
+
+    def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
+        """The visibility of every pair, or None if all is visible. Axes that do not matter have size 1."""
+        if self.sees_everything(S):
+            return None
+        terms: list[Tensor] = []
+        if self.packed:
+            assert self.q_seg is not None
+            assert self.k_seg is not None
+            terms.append((self.q_seg[:, :, None] == self.k_seg[:, None, :]) & (self.k_seg != 0)[:, None, :])
+        elif self.k_seg is not None and not self.causal:
+            terms.append((self.k_seg != 0)[:, None, :])
+        if self.causal or self.sight is not None:
+            q, k = self.positions(T, S, device)
+            q, k = q[:, :, None], k[:, None, :]
+            if self.causal:
+                past = k < q if self.strict else k <= q
+                terms.append(past if self.prefix is None else past | self.prefix[:, None, :])
+            if self.sight is not None:
+                terms.append(self.sight.visible(q, k))
+        visible = terms[0]
+        for term in terms[1:]:
+            visible = visible & term
+        return visible[:, None]
+
+    def predicate(self, T: int, S: int, device: torch.device) -> Callable[[Any, Any, Any, Any], Tensor]:
+        """The same as a FlexAttention `mask_mod(b, h, i, j)`."""
+        q_pos, k_pos = self.positions(T, S, device)
+        q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
+
+        def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
+            q, k = q_pos[b if q_row else 0, i], k_pos[b if k_row else 0, j]
+            seen = torch.ones_like(q == k)
+            if self.packed:
+                assert self.q_seg is not None
+                assert self.k_seg is not None
+                seen = seen & (self.q_seg[b, i] == self.k_seg[b, j]) & (self.k_seg[b, j] != 0)
+            elif self.k_seg is not None and not self.causal:
+                seen = seen & (self.k_seg[b, j] != 0)
+            if self.causal:
+                past = k < q if self.strict else k <= q
+                seen = seen & (past if self.prefix is None else past | self.prefix[b, j])
+            if self.sight is not None:
+                seen = seen & self.sight.visible(q, k)
+            return seen
+
+        return visible
+
+    def lengths(self, T: int, S: int, rows: int, device: torch.device) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
+        """Cumulative lengths of the segments of all rows laid end to end, for kernels that take them (varlen).
+
+        Segments must be numbered 1, 2, ... along a row, padding (0) last; query and key rows must number alike. The
+        result has a fixed size, `rows * (segments + 1) + 1`: the padding of each row is one more sequence, and
+        segments that a row lacks are empty.
+        """
+        return self._cumulative(self.q_seg, T, rows, device), self._cumulative(self.k_seg, S, rows, device)
+
+    def _cumulative(self, seg: Tensor | None, width: int, rows: int, device: torch.device) -> Int[Tensor, " r"]:
+        if seg is None:
+            seg = torch.ones(rows, width, dtype=torch.int64, device=device)
+        slots = self.segments + 1
+        # Padding has number 0 but stands last in memory, so it takes the last slot of its row.
+        slot = (seg.long() - 1) % slots + slots * torch.arange(rows, device=device)[:, None]
+        ones = torch.ones_like(slot, dtype=torch.int32).flatten()
+        counts = torch.zeros(rows * slots + 1, dtype=torch.int32, device=device)
+        return counts.scatter_add(0, slot.flatten() + 1, ones).cumsum(0, dtype=torch.int32)

@@ -1,0 +1,1 @@
+"""Position schemes: added to the input, or handed to attention as terms."""

@@ -1,0 +1,123 @@
+"""Biases on the scores that depend on distance only: learned scalars, T5 buckets, ALiBi."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.nn.core import Site, Terms
+from regard.nn.position.base import Places, Position, PositionTerms
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBias(Position):
+    """score + b(i - j), one learned scalar per head and distance, clipped at +-max_distance (CS 182, 17.3)."""
+
+    kind = "distance_bias"
+    max_distance: int = 64
+
+    def check(self) -> None:
+        _check_positive("max_distance", self.max_distance)
+
+    def build(self, site: Site) -> PositionTerms:
+        return _DistanceBias(self.max_distance, site)
+
+
+class _DistanceBias(PositionTerms):
+    def __init__(self, max_distance: int, site: Site) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.weight = site.parameter(site.heads, 2 * max_distance + 1, role="position")
+
+    def forward(self, places: Places) -> Terms:
+        index = places.distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return Terms(bias=_by_head(self.weight, index))
+
+
+@dataclass(frozen=True, slots=True)
+class T5Bias(Position):
+    """Raffel et al. 2020: a learned scalar per head and bucket of distances; near ones exact, far ones logarithmic.
+
+    A bidirectional stack spends half of the buckets on each direction; a causal one has no future to spend them on.
+    """
+
+    kind = "t5_bias"
+    buckets: int = 32
+    max_distance: int = 128
+
+    def check(self) -> None:
+        if self.buckets < 4 or self.buckets % 4:
+            raise SpecError("buckets", f"must be a multiple of 4, not {self.buckets}")
+        if self.max_distance <= self.buckets // 2:
+            raise SpecError("max_distance", f"must exceed half of the {self.buckets} buckets, not {self.max_distance}")
+
+    def build(self, site: Site) -> PositionTerms:
+        return _T5Bias(self, site)
+
+    def bucket(self, distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
+        """The bucket of j - i."""
+        if causal:
+            buckets, first, far = self.buckets, 0, (-distance).clamp(min=0)
+        else:
+            buckets = self.buckets // 2
+            first, far = (distance > 0).long() * buckets, distance.abs()
+        exact = buckets // 2
+        scale = (buckets - exact) / math.log(self.max_distance / exact)
+        coarse = exact + ((far.float() / exact).clamp(min=1.0).log() * scale).long()
+        return first + torch.where(far < exact, far, coarse.clamp(max=buckets - 1))
+
+
+class _T5Bias(PositionTerms):
+    def __init__(self, spec: T5Bias, site: Site) -> None:
+        super().__init__()
+        self.spec, self.causal = spec, site.causal
+        self.weight = site.parameter(site.heads, spec.buckets, role="position")
+
+    def forward(self, places: Places) -> Terms:
+        return Terms(bias=_by_head(self.weight, self.spec.bucket(places.distances(), self.causal)))
+
+
+@dataclass(frozen=True, slots=True)
+class ALiBi(Position):
+    """Press et al. 2022: score - m_h |i - j|, slopes m_h = 2^(-8h / H), nothing learned.
+
+    Differs from the paper: with a head count that is no power of two, the paper takes the slopes of the next smaller
+    power and fills up with every second slope of the next larger; so do we.
+    """
+
+    kind = "alibi"
+
+    def build(self, site: Site) -> PositionTerms:
+        return _ALiBi(site.heads)
+
+
+class _ALiBi(PositionTerms):
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
+
+    def forward(self, places: Places) -> Terms:
+        distance = places.distances().abs()[:, None]  # (b, 1, T, S)
+        return Terms(bias=-self.slopes[:, None, None] * distance)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """m_1 .. m_H."""
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]
+    return slopes + between[: heads - power]
+
+
+def _by_head(weight: Float[Tensor, "H n"], index: Int[Tensor, "b T S"]) -> Float[Tensor, "b H T S"]:
+    return weight[:, index].transpose(0, 1)
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise SpecError(name, f"must be at least 1, not {value}")

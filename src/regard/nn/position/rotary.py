@@ -1,0 +1,52 @@
+"""Rotary positions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.nn.core import Site, Terms
+from regard.nn.position.base import Places, Position, PositionTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary(Position):
+    """Su et al. 2021: channel pairs of queries and keys turn by pos * base^(-2k / d), so q.k depends on i - j only.
+
+    Pairs are (k, k + d/2), the layout of GPT-NeoX and Llama. Keys are turned before they are cached.
+    """
+
+    kind = "rotary"
+    shaped_by = ("d_head",)
+    base: float = 10000.0
+
+    def check(self) -> None:
+        if self.base <= 1.0:
+            raise SpecError("base", f"must be above 1, not {self.base}")
+
+    def build(self, site: Site) -> PositionTerms:
+        if site.d_head % 2:
+            raise site.error("kind", f"rotary turns pairs of channels and needs an even d_head, not {site.d_head}")
+        return _Rotary(site.d_head, self.base)
+
+
+class _Rotary(PositionTerms):
+    frequencies: Tensor
+
+    def __init__(self, d_head: int, base: float) -> None:
+        super().__init__()
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64) / d_head
+        self.register_buffer("frequencies", (base**-exponents).to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, places: Places) -> Terms:
+        angles = places.q[:, None, :, None].to(self.frequencies.dtype) * self.frequencies  # (b, 1, T, K/2)
+        angles = torch.cat((angles, angles), -1)
+        return Terms(rotation=(angles.cos(), angles.sin()))
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (x_k, x_{k + d/2}) by their angles."""
+    cos, sin = rotation
+    first, second = x.chunk(2, -1)
+    return (x * cos + torch.cat((-second, first), -1) * sin).type_as(x)

@@ -1,0 +1,61 @@
+"""Relative position representations."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.core import Site, Terms
+from regard.nn.position.base import Places, Position, PositionTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Shaw(Position):
+    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}), context sum_j w_ij (v_j + c_{j-i}), j - i clipped.
+
+    One table of 2 * max_distance + 1 vectors for keys and one for values, shared by the heads. The paper has them per
+    layer: put the position in the attention branch. The value term needs the weights themselves, so attention with it
+    runs on the reference kernel.
+    """
+
+    kind = "shaw"
+    shaped_by = ("d_head", "d_value")
+    max_distance: int = 16
+    values: bool = True
+
+    def check(self) -> None:
+        if self.max_distance < 1:
+            raise SpecError("max_distance", f"must be at least 1, not {self.max_distance}")
+
+    def build(self, site: Site) -> PositionTerms:
+        return _Shaw(self, site)
+
+
+class _Shaw(PositionTerms):
+    def __init__(self, spec: Shaw, site: Site) -> None:
+        super().__init__()
+        self.max_distance = spec.max_distance
+        rows = 2 * spec.max_distance + 1
+        self.keys = site.parameter(rows, site.d_head, role="position")
+        self.values: nn.Parameter | None = site.parameter(rows, site.d_value, role="position") if spec.values else None
+
+    def forward(self, places: Places) -> Terms:
+        index = places.distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        rows = self.keys.shape[0]
+
+        def content(q: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, S), never T x S x K
+            return (q @ self.keys.T).gather(-1, _over_heads(index, q))
+
+        def context(weights: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, V): weight per distance, then the table
+            assert self.values is not None
+            by_distance = torch.zeros(*weights.shape[:-1], rows, dtype=weights.dtype, device=weights.device)
+            by_distance = by_distance.scatter_add(-1, _over_heads(index, weights), weights)
+            return by_distance.to(self.values.dtype) @ self.values
+
+        return Terms(content=content, context=None if self.values is None else context)
+
+
+def _over_heads(index: Int[Tensor, "b T S"], like: Tensor) -> Int[Tensor, "B H T S"]:
+    return index[:, None].expand(like.shape[0], like.shape[1], -1, -1)

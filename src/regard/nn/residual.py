@@ -1,0 +1,148 @@
+"""Residual slot: how a branch joins the stream."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.core import Branch, Context, Site, drop
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.state import Rows, State
+from regard.tree import Spec
+
+
+class Residual(Spec):
+    """Slot: a rule that makes a residual branch of a branch."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        """The branch, joined to the stream: a residual branch is a branch."""
+
+    def end(self, site: Site) -> nn.Module:  # noqa: ARG002
+        """What closes the stream after the last block: a final norm, or nothing."""
+        return nn.Identity()
+
+
+class Joined(Branch):
+    """Abstract: a branch with the norm that goes before or after it. Its state is the branch's."""
+
+    def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.branch = branch
+        self.norm = norm
+        self.dropout = dropout
+
+    def start(self, rows: Rows, ctx: Context) -> State | tuple[State | None, ...] | None:
+        return self.branch.start(rows, ctx)
+
+    def read(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any) -> Float[Tensor, "B T D"]:
+        """drop(f(x))."""
+        return drop(self.branch(x, ctx, state), self.dropout, self.training)
+
+
+@dataclass(frozen=True, slots=True)
+class PreNorm(Residual):
+    """x + f(norm(x)), and one more norm at the end of the stack. Most models since GPT-2."""
+
+    kind = "pre_norm"
+    norm: Norm = LayerNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _PreNorm(branch, self.norm.build(site), site.dropout)
+
+    def end(self, site: Site) -> nn.Module:
+        return self.norm.build(site)
+
+
+class _PreNorm(Joined):
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return x + self.read(self.norm(x), ctx, state)
+
+
+@dataclass(frozen=True, slots=True)
+class PostNorm(Residual):
+    """norm(x + f(x)): Vaswani et al. 2017, and the lectures."""
+
+    kind = "post_norm"
+    norm: Norm = LayerNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _PostNorm(branch, self.norm.build(site), site.dropout)
+
+
+class _PostNorm(Joined):
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return self.norm(x + self.read(x, ctx, state))
+
+
+@dataclass(frozen=True, slots=True)
+class Sandwich(Residual):
+    """x + norm(f(norm(x))), and a norm at the end. Ding et al. 2021, CogView."""
+
+    kind = "sandwich"
+    norm: Norm = LayerNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _Sandwich(branch, self.norm.build(site), self.norm.build(site), site.dropout)
+
+    def end(self, site: Site) -> nn.Module:
+        return self.norm.build(site)
+
+
+class _Sandwich(Joined):
+    def __init__(self, branch: Branch, norm: nn.Module, after: nn.Module, dropout: float) -> None:
+        super().__init__(branch, norm, dropout)
+        self.after = after
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        y = self.after(self.branch(self.norm(x), ctx, state))
+        return x + drop(y, self.dropout, self.training)
+
+
+@dataclass(frozen=True, slots=True)
+class DeepNorm(Residual):
+    """norm(alpha x + f(x)): Wang et al. 2022. Goes with the init DeepNormInit.
+
+    alpha = (2 N)^1/4 in a lone stack of N blocks; in an encoder-decoder of N and M blocks
+    0.81 (N^4 M)^1/16 in the encoder and (3 M)^1/4 in the decoder.
+    """
+
+    kind = "deep_norm"
+    norm: Norm = LayerNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        N, M = site.encoder_depth, site.decoder_depth
+        if not N or not M:
+            alpha = (2 * max(N, M)) ** 0.25
+        else:
+            alpha = 0.81 * (N**4 * M) ** (1 / 16) if site.side == "encoder" else (3 * M) ** 0.25
+        return _DeepNorm(branch, self.norm.build(site), site.dropout, alpha)
+
+
+class _DeepNorm(Joined):
+    def __init__(self, branch: Branch, norm: nn.Module, dropout: float, alpha: float) -> None:
+        super().__init__(branch, norm, dropout)
+        self.alpha = alpha
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return self.norm(self.alpha * x + self.read(x, ctx, state))
+
+
+@dataclass(frozen=True, slots=True)
+class NoResidual(Residual):
+    """f(norm(x)): the stream is replaced, not added to."""
+
+    kind = "no_residual"
+    norm: Norm = NoNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _NoResidual(branch, self.norm.build(site), site.dropout)
+
+
+class _NoResidual(Joined):
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return self.read(self.norm(x), ctx, state)

@@ -1,0 +1,1 @@
+"""Stacks: how blocks are wired."""

@@ -1,0 +1,66 @@
+"""Stack slot: one side of a model."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.core import Context, Site, View
+from regard.nn.position.base import PositionTerms, places
+from regard.nn.sight import Sight
+from regard.nn.state import Rows
+from regard.tree import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class StackOut:
+    """What a stack leaves. It may have shortened the sequence; `seg` says what is left of it."""
+
+    x: Float[Tensor, "B T2 D"]
+    seg: Int[Tensor, "B T2"] | None
+    layers: tuple[Float[Tensor, "B T D"], ...] = ()  # the stream before the first block and after each, if asked for
+
+
+class StackSpec(Spec):
+    """Slot: describes the wiring of blocks."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def blocks(self) -> int:
+        """How many block calls deep the stack is."""
+
+    @abstractmethod
+    def residual_branches(self) -> int:
+        """How many residual branches a token passes: DeepNorm and Fixup scale by it."""
+
+    @abstractmethod
+    def build(self, site: Site) -> "Stack":
+        """The stack at this site."""
+
+
+class Stack(nn.Module):
+    """Abstract: runs blocks over the stream."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, ctx: Context, state: list[Any] | None = None, keep: bool = False) -> StackOut: ...
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
+    ) -> StackOut:
+        """Run all blocks; `keep` also returns the stream between them."""
+
+    @abstractmethod
+    def start(self, rows: Rows, ctx: Context) -> list[Any]:
+        """A state for every call in a new decoding."""
+
+
+def prepare(view: View, position: PositionTerms | None, sight: Sight | None, strict: bool) -> View:
+    """The view of a stack's layers: the mask with the stack's sight, and its position terms. Once per forward pass."""
+    if sight is not None or strict:
+        view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={})
+    return view if position is None else view.with_terms(position(places(view)))

@@ -1,0 +1,90 @@
+"""The ordinary stack: blocks one after the other."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.block import Block
+from regard.nn.core import Context, Site
+from regard.nn.position.base import Position, PositionTerms
+from regard.nn.sight import Sight
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare
+from regard.nn.state import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(StackSpec):
+    """`depth` calls of blocks tiled from `pattern`.
+
+    With `unique` below `depth`, only that many blocks exist and call n runs block n % unique: block sharing (Lan et al.
+    2020, ALBERT). Each call keeps its own decode state.
+    """
+
+    kind = "plain"
+    pattern: tuple[Block, ...]
+    depth: int = 6
+    unique: int | None = None  # None: depth
+    position: Position | None = None  # shared by all layers
+    sight: Sight | None = None
+    strict: bool = False  # a token does not see itself, as COMP7607 writes the mask
+
+    def check(self) -> None:
+        if self.depth < 1:
+            raise SpecError("depth", f"must be at least 1, not {self.depth}")
+        if not self.pattern:
+            raise SpecError("pattern", "a stack needs at least one block")
+        if self.unique is not None and not 1 <= self.unique <= self.depth:
+            raise SpecError("unique", f"must lie between 1 and the depth {self.depth}, not {self.unique}")
+
+    def block(self, call: int) -> Block:
+        """The description of the block that call n runs."""
+        return self.pattern[self._parameters(call) % len(self.pattern)]
+
+    def _parameters(self, call: int) -> int:
+        return call % (self.unique or self.depth)
+
+    def blocks(self) -> int:
+        return self.depth
+
+    def residual_branches(self) -> int:
+        return sum(len(self.block(call).branches) for call in range(self.depth))
+
+    def build(self, site: Site) -> Stack:
+        if self.strict and not site.causal:
+            raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+        site = replace(site, depth=self.depth, position=self.position)
+        blocks = []
+        for i in range(self.unique or self.depth):
+            where = f"pattern[{i % len(self.pattern)}]"
+            blocks.append(self.block(i).build(site.inside(where, layer=i)))
+        position = None if self.position is None else self.position.build(site.inside("position"))
+        last = self.block(self.depth - 1).rules()[-1]
+        return _Plain(self, blocks, position, last.end(site.inside("pattern[-1].residual")))
+
+
+class _Plain(Stack):
+    def __init__(self, spec: Plain, blocks: list[nn.Module], position: PositionTerms | None, end: nn.Module) -> None:
+        super().__init__()
+        self.position = position
+        self.blocks = nn.ModuleList(blocks)
+        self.end = end
+        self.plan = [call % len(blocks) for call in range(spec.depth)]
+        self.sight, self.strict = spec.sight, spec.strict
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
+    ) -> StackOut:
+        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict))
+        layers = [x]
+        for call, block in enumerate(self.plan):
+            x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])
+            if keep:
+                layers.append(x)
+        x = self.end(x)
+        return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
+
+    def start(self, rows: Rows, ctx: Context) -> list[Any]:
+        return [self.blocks[block].start(rows, ctx.block(call)) for call, block in enumerate(self.plan)]  # type: ignore[reportCallIssue]

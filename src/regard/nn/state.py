@@ -1,0 +1,112 @@
+"""Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.nn.mask import Mask
+
+
+@dataclass(slots=True)
+class Rows:
+    """How far each row of one decoding has been read; shared by all its states.
+
+    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` decoding always
+    uses the full `max_len`, so that every step has the same shapes and can be captured as a CUDA graph.
+    """
+
+    lengths: Int[Tensor, " B"]
+    max_len: int
+    bound: int = 0
+    uniform: bool = True  # every row is exactly at `bound`
+    static: bool = False
+
+    def claim(self, T: int) -> None:
+        """Refuse to read T more tokens than there is room for."""
+        if self.bound + T > self.max_len:
+            raise SpecError("max_len", f"{self.bound} + {T} tokens do not fit in a decoding of {self.max_len}")
+
+    def reach(self, T: int) -> int:
+        """How many key positions exist once T more tokens are read."""
+        return self.max_len if self.static else self.bound + T
+
+    def positions(self, T: int) -> Int[Tensor, "B T"]:
+        """Where the next T tokens of each row go."""
+        return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
+
+    def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
+        """What the next T tokens see of the past and of themselves."""
+        S = self.reach(T)
+        shared = None
+        if prefix is not None:
+            shared = torch.arange(S, device=prefix.device) < prefix[:, None]
+        if self.uniform and not self.static:
+            return Mask(causal=True, start=self.bound, prefix=shared)
+        return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
+
+    def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
+        """Note that T tokens were read, of which `counts` per row were real (None: all)."""
+        self.lengths += T if counts is None else counts
+        if not self.static:
+            self.bound += T
+            self.uniform = self.uniform and counts is None
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Row i continues what row parent[i] has read."""
+        self.lengths.copy_(self.lengths.index_select(0, parent))
+
+
+class State(Protocol):
+    """What a branch keeps between steps of one decoding."""
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Row i continues row parent[i]."""
+        ...
+
+
+class KVCache:
+    """Keys and values of self-attention, written in place at each row's own length."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values; return all that may be looked at so far."""
+        if self.keys is None or self.values is None:
+            self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
+            self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
+        T, reach = k.shape[2], self.rows.reach(k.shape[2])
+        if self.rows.uniform and not self.rows.static:
+            at = self.rows.bound
+            self.keys[:, :, at : at + T] = k
+            self.values[:, :, at : at + T] = v
+        else:
+            row = torch.arange(k.shape[0], device=k.device)[:, None]
+            at = self.rows.positions(T)
+            self.keys[row, :, at] = k.transpose(1, 2)
+            self.values[row, :, at] = v.transpose(1, 2)
+        return self.keys[:, :, :reach], self.values[:, :, :reach]
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        if self.keys is None or self.values is None:
+            return
+        live = self.rows.reach(0)
+        for cache in (self.keys, self.values):  # in place: a captured graph keeps its addresses
+            cache[:, :, :live] = cache[:, :, :live].index_select(0, parent)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticKV:
+    """Keys and values of a memory. The beams of a source row share them, so reordering beams changes nothing."""
+
+    keys: Float[Tensor, "b G S K"]
+    values: Float[Tensor, "b G S V"]
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Nothing to do: a beam's parent has the same source."""

@@ -1,0 +1,1 @@
+"""Vocabulary: tables of vectors, and heads that make distributions of them."""

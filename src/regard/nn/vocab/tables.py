@@ -1,0 +1,69 @@
+"""Table slot: the vocabulary matrix in both directions."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.core import Site
+from regard.tree import Spec
+
+
+class TableSpec(Spec):
+    """Slot: describes a vocabulary table."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def build(self, vocab: int, width: int, site: Site) -> "Table":
+        """A table of `vocab` rows that speaks vectors of `width`."""
+
+
+class Table(nn.Module):
+    """Abstract: ids to vectors, and vectors to one score per id. Owned once; heads receive it as an argument."""
+
+    @abstractmethod
+    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        """The vectors of `ids`."""
+
+    @abstractmethod
+    def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
+        """(r, M) with logits = r M'. A head works through them in chunks, so the logits need never exist at once."""
+
+    def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
+        """The score of every id."""
+        r, matrix = self.readout(h)
+        return r @ matrix.T
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings(TableSpec):
+    """One row per id."""
+
+    kind = "embeddings"
+
+    def build(self, vocab: int, width: int, site: Site) -> Table:
+        return _Embeddings(vocab, width, site)
+
+
+class _Embeddings(Table):
+    def __init__(self, vocab: int, width: int, site: Site) -> None:
+        super().__init__()
+        self.weight = site.parameter(vocab, width, role="embedding")
+
+    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        return nn.functional.embedding(ids, self.weight)
+
+    def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
+        return h, self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing(Spec):
+    """Which of the three tables of an encoder-decoder (source, target, output) are one. Press & Wolf 2017."""
+
+    kind = "sharing"
+    source_target: bool = True
+    input_output: bool = True  # the target's table is also the softmax matrix
+    positions: bool = False  # source and target share what the input slot learns: positions, norm

@@ -1,0 +1,164 @@
+"""Base models as functions from nothing to a spec."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regard.catalogue import edited
+from regard.errors import SpecError, nearest
+from regard.models.base import ModelSpec
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_only import EncoderOnly, Pooled
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.init import GPT2Init, Normal, T5Init
+from regard.nn.input import Tokens
+from regard.nn.linear import Dense
+from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
+from regard.nn.position.additive import Learned
+from regard.nn.position.bias import T5Bias
+from regard.nn.residual import NoResidual, PostNorm, PreNorm, Residual
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import Softmax
+
+
+def preset(name: str, **overrides: Any) -> ModelSpec:
+    """A preset by name, with fields overridden: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
+    if name not in PRESETS:
+        raise SpecError("", f"unknown preset {name!r}; {nearest(name, PRESETS)}")
+    return edited(PRESETS[name](), overrides) if overrides else PRESETS[name]()
+
+
+def _pair(
+    residual: Residual, attention: SelfAttention, cross: CrossAttention, feedforward: FeedForward, depth: int
+) -> dict[str, Any]:
+    encoder: tuple[BranchSpec, ...] = (attention, feedforward)
+    decoder: tuple[BranchSpec, ...] = (attention, cross, feedforward)
+    return {
+        "encoder": Plain((Block(encoder, residual),), depth),
+        "decoder": Plain((Block(decoder, residual),), depth),
+    }
+
+
+def _transformer(
+    depth: int, d_model: int, heads: int, d_hidden: int | None, vocab: int, dropout: float
+) -> EncoderDecoder:
+    parts = _pair(PostNorm(), SelfAttention(), CrossAttention(), FeedForward(d_hidden), depth)
+    head = Softmax(smoothing=0.1)
+    return EncoderDecoder(vocab=vocab, d_model=d_model, heads=heads, dropout=dropout, head=head, **parts)
+
+
+def transformer_base() -> EncoderDecoder:
+    """Vaswani et al. 2017, base: 6 + 6 layers, d 512, 8 heads; 37,000 shared pieces."""
+    return _transformer(6, 512, 8, None, 37000, 0.1)
+
+
+def transformer_big() -> EncoderDecoder:
+    """Vaswani et al. 2017, big: 6 + 6 layers, d 1024, 16 heads."""
+    return _transformer(6, 1024, 16, None, 37000, 0.3)
+
+
+def transformer_small() -> EncoderDecoder:
+    """3 + 3 layers, d 256, 4 heads: a laptop's size."""
+    return _transformer(3, 256, 4, None, 10000, 0.1)
+
+
+def transformer_tiny() -> EncoderDecoder:
+    """Wu et al. 2021: 4 + 4 layers, d 128, 4 heads, hidden 256: enough for Multi30k."""
+    return _transformer(4, 128, 4, 256, 10000, 0.3)
+
+
+def t5_base() -> EncoderDecoder:
+    """Raffel et al. 2020, base (v1.0): pre-RMS-norm, no biases, unscaled attention, bucketed bias shared by layers."""
+    parts = _pair(
+        PreNorm(RMSNorm()), SelfAttention(scale="none"), CrossAttention(scale="none"), FeedForward(3072), depth=12
+    )
+    return EncoderDecoder(
+        vocab=32128,
+        d_model=768,
+        heads=12,
+        input=Tokens(scaled=False, position=None),
+        encoder=replace(parts["encoder"], position=T5Bias()),
+        decoder=replace(parts["decoder"], position=T5Bias()),
+        head=Softmax(scaled=True),
+        linear=Dense(bias=False),
+        init=T5Init(),
+    )
+
+
+def narang_base() -> EncoderDecoder:
+    """The baseline of Narang et al. 2021: T5 base with LayerNorm and feed-forward biases; 223,043,328 parameters."""
+    parts = _pair(
+        PreNorm(LayerNorm(eps=1e-6)),
+        SelfAttention(scale="none"),
+        CrossAttention(scale="none"),
+        FeedForward(3072, bias=True),
+        depth=12,
+    )
+    return replace(
+        t5_base(),
+        dropout=0.0,
+        encoder=replace(parts["encoder"], position=T5Bias()),
+        decoder=replace(parts["decoder"], position=T5Bias()),
+        head=Softmax(scaled=True, z=1e-4),
+    )
+
+
+def bert_base() -> EncoderOnly:
+    """Devlin et al. 2019, base uncased, with the pooler. Set `task` to train it: masked_lm, sentence_classifier, ..."""
+    norm = LayerNorm(eps=1e-12)
+    block = Block((SelfAttention(), FeedForward(3072, "gelu")), PostNorm(norm))
+    return EncoderOnly(
+        task=Pooled(),
+        vocab=30522,
+        d_model=768,
+        heads=12,
+        attention_dropout=0.1,
+        input=Tokens(scaled=False, position=Learned(512), norm=norm, types=2),
+        encoder=Plain((block,), 12),
+        init=Normal(0.02),
+    )
+
+
+def gpt2_small() -> DecoderOnly:
+    """Radford et al. 2019, 124M."""
+    block = Block((SelfAttention(), FeedForward(3072, "gelu_tanh")), PreNorm())
+    return DecoderOnly(
+        vocab=50257,
+        d_model=768,
+        heads=12,
+        attention_dropout=0.1,
+        input=Tokens(scaled=False, position=Learned(1024)),
+        decoder=Plain((block,), 12),
+        init=GPT2Init(),
+    )
+
+
+def sahai() -> EncoderDecoder:
+    """The block as the CS 182 notes list it: heads concatenated without W_o, residual, one scale-only norm, MLP.
+
+    Nothing joins the MLP to the stream but the MLP itself. A decoder's first attention has the residual alone, so that
+    there, too, one norm stands after the look-ups.
+    """
+    attention, cross = SelfAttention(output=False, bias=False), CrossAttention(output=False, bias=False)
+    norm = PostNorm(RMSNorm())
+    encoder = Block((attention, FeedForward()), (norm, NoResidual()))
+    decoder = Block((attention, cross, FeedForward()), (PostNorm(NoNorm()), norm, NoResidual()))
+    return EncoderDecoder(vocab=10000, d_model=256, heads=4, encoder=Plain((encoder,), 3), decoder=Plain((decoder,), 3))
+
+
+PRESETS: dict[str, Callable[[], ModelSpec]] = {
+    "bert_base": bert_base,
+    "gpt2_small": gpt2_small,
+    "narang_base": narang_base,
+    "sahai": sahai,
+    "t5_base": t5_base,
+    "transformer_base": transformer_base,
+    "transformer_big": transformer_big,
+    "transformer_small": transformer_small,
+    "transformer_tiny": transformer_tiny,
+}

@@ -1,0 +1,358 @@
+"""Functions on spec trees: edit by type, edit by path, write and read records, compare.
+
+A spec is a frozen dataclass that describes a part; its fields hold numbers, strings, other specs, or tuples of specs.
+Everything here works on that alone, so it knows no part by name and needs no torch.
+"""
+
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union
+
+from regard.errors import SpecError, join, nearest
+
+S = TypeVar("S", bound="Spec")
+N = TypeVar("N", bound="Spec")
+
+Parts = Mapping[str, type["Spec"]]
+
+
+class Spec:
+    """A frozen description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
+
+    Field types are checked when a spec is made, whether by Python code or from a record, so a wrong type never travels.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Check every field against its annotation, then the values against `check`."""
+        for name, annotation in hints(type(self)).items():
+            value = getattr(self, name)
+            fitted = fit(value, annotation, name)
+            if fitted is not value:
+                object.__setattr__(self, name, fitted)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that no site could build, with `SpecError(field, sentence)`. Nothing by default."""
+
+
+@cache
+def hints(spec: type[Spec]) -> dict[str, Any]:
+    """Field name -> annotation, resolved."""
+    if not is_dataclass(spec):
+        return {}
+    resolved = typing.get_type_hints(spec)
+    return {field.name: resolved[field.name] for field in fields(spec)}
+
+
+def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trust: bool = False) -> Any:
+    """`value` as `annotation` wants it, or a SpecError at `path`.
+
+    With `parts`, mappings and kind names become specs (that is reading a record); without, only values that already
+    fit are taken, apart from the two harmless widenings int -> float and list -> tuple.
+    """
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
+    if origin in (Union, UnionType):
+        return _fit_union(value, options, path, parts, trust)
+    if origin is Literal:
+        if any(value == option and type(value) is type(option) for option in options):
+            return value
+        known = ", ".join(repr(option) for option in options)
+        hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "see the docs"
+        raise SpecError(path, f"{value!r} is not one of {known}; {hint}")
+    if origin is tuple:
+        return _fit_tuple(value, options, path, parts, trust)
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        if isinstance(value, annotation):
+            return value
+        if parts is not None and isinstance(value, str | Mapping):
+            return read(value, annotation, path, parts, trust)
+        raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}; give a part of that slot")
+    return _fit_plain(value, annotation, path)
+
+
+def _fit_plain(value: Any, annotation: Any, path: str) -> Any:
+    if annotation in (NoneType, None):
+        if value is None:
+            return None
+    elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif type(value) is annotation:
+        return value
+    raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}")
+
+
+def _fit_tuple(value: Any, options: tuple[Any, ...], path: str, parts: Parts | None, trust: bool) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise SpecError(path, f"needs a list, not {_describe(value)}")
+    if len(options) == 2 and options[1] is Ellipsis:
+        options = (options[0],) * len(value)
+    if len(options) != len(value):
+        raise SpecError(path, f"needs {len(options)} values, not {len(value)}")
+    fitted = tuple(fit(v, o, f"{path}[{i}]", parts, trust) for i, (v, o) in enumerate(zip(value, options, strict=True)))
+    if isinstance(value, tuple) and all(a is b for a, b in zip(fitted, value, strict=True)):
+        return value
+    return fitted
+
+
+def _fit_union(value: Any, options: tuple[Any, ...], path: str, parts: Parts | None, trust: bool) -> Any:
+    complaints = []
+    for option in options:
+        try:
+            return fit(value, option, path, parts, trust)
+        except SpecError as error:
+            complaints.append((option, error))
+    # A complaint from inside the value, or one about a name, says more than a list of types.
+    for option, error in complaints:
+        named = isinstance(value, Mapping) and isinstance(option, type) and issubclass(option, Spec)
+        worded = isinstance(value, str) and typing.get_origin(option) is Literal
+        if error.path != path or named or worded:
+            raise error
+    if isinstance(value, str):
+        for option, error in complaints:
+            if isinstance(option, type) and issubclass(option, Spec) and parts is not None:
+                raise error
+    wanted = " or ".join(_name(option) for option in options)
+    raise SpecError(path, f"needs {wanted}, not {_describe(value)}")
+
+
+def _name(annotation: Any) -> str:
+    if annotation in (NoneType, None):
+        return "nothing (null)"
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    if annotation in plain:
+        return plain[annotation]
+    if isinstance(annotation, type):
+        return f"a part of slot {annotation.__name__}" if issubclass(annotation, Spec) else annotation.__name__
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(annotation))
+    return "a list" if typing.get_origin(annotation) is tuple else str(annotation)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Spec):
+        return f"{type(value).__name__}()"
+    shown = repr(value)
+    return f"{shown if len(shown) <= 40 else shown[:37] + '...'} ({type(value).__name__})"
+
+
+def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
+    """Replace every part of type `kind`, wherever it stands, by `to(part)`; inner parts first."""
+    return _swapped(tree, kind, to)
+
+
+def _swapped(node: Any, kind: type[Spec], to: Callable[[Any], Any]) -> Any:
+    if isinstance(node, tuple):
+        swapped = tuple(_swapped(item, kind, to) for item in node)
+        return node if all(a is b for a, b in zip(swapped, node, strict=True)) else swapped
+    if not isinstance(node, Spec):
+        return node
+    changed = {}
+    for name in hints(type(node)):
+        value = getattr(node, name)
+        new = _swapped(value, kind, to)
+        if new is not value:
+            changed[name] = new
+    if changed:
+        node = replace(node, **changed)  # type: ignore[type-var]  # every concrete spec is a dataclass
+    return to(node) if isinstance(node, kind) else node
+
+
+def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
+    """A copy of `tree` with the field at `path` (`decoder.pattern[0].residual`) set to `value`."""
+    return edit(tree, {path: value}, parts)
+
+
+def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None) -> S:
+    """A copy of `tree` with all of `changes` (path -> value) made at once, so that sizes may change together."""
+    return _edited(tree, [(_steps(path), value) for path, value in changes.items()], "", parts)
+
+
+def get_at(tree: Spec, path: str) -> Any:
+    """The value at `path`."""
+    node: Any = tree
+    seen = ""
+    for step in _steps(path):
+        node = _child(node, step, seen)
+        seen = join(seen, _shown(step))
+    return node
+
+
+def _steps(path: str) -> list[str | int]:
+    steps: list[str | int] = []
+    for part in re.finditer(r"\[(-?\d+)\]|([A-Za-z_]\w*)|(.)", path):
+        index, name, other = part.groups()
+        if index is not None:
+            steps.append(int(index))
+        elif name is not None:
+            steps.append(name)
+        elif other != ".":
+            raise SpecError(path, "is not a path; write it as decoder.pattern[0].residual")
+    if not steps:
+        raise SpecError(path, "is an empty path; write it as decoder.pattern[0].residual")
+    return steps
+
+
+def _shown(step: str | int) -> str:
+    return step if isinstance(step, str) else f"[{step}]"
+
+
+def _child(node: Any, step: str | int, seen: str) -> Any:
+    where = join(seen, _shown(step))
+    if isinstance(step, int):
+        if not isinstance(node, tuple):
+            raise SpecError(where, f"{seen or 'the root'} is not a list")
+        if not -len(node) <= step < len(node):
+            raise SpecError(where, f"there are only {len(node)} entries, counted from 0")
+        return node[step]
+    if not isinstance(node, Spec):
+        raise SpecError(where, f"{seen or 'the root'} is {_describe(node)} and has no fields")
+    known = hints(type(node))
+    if step not in known:
+        raise SpecError(where, f"unknown key {step!r} in {type(node).kind!r}; {nearest(step, known)}")
+    return getattr(node, step)
+
+
+def _edited(node: Any, changes: list[tuple[list[str | int], Any]], seen: str, parts: Parts | None) -> Any:
+    groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
+    for steps, value in changes:
+        groups.setdefault(steps[0], []).append((steps[1:], value))
+    new: dict[str | int, Any] = {}
+    for step, inner in groups.items():
+        child, where = _child(node, step, seen), join(seen, _shown(step))
+        for whole in (value for steps, value in inner if not steps):
+            child = fit(whole, hints(type(node))[step], where, parts) if isinstance(step, str) else whole
+        deeper = [(steps, value) for steps, value in inner if steps]
+        new[step] = _edited(child, deeper, where, parts) if deeper else child
+    if isinstance(node, tuple):
+        items = list(node)
+        for step, value in new.items():
+            items[step] = value  # type: ignore[reportCallIssue]  # the steps into a tuple are indices
+        return tuple(items)
+    annotations = hints(type(node))
+    fitted = {
+        str(name): fit(value, annotations[str(name)], join(seen, str(name)), parts) for name, value in new.items()
+    }
+    try:
+        return replace(node, **fitted)
+    except SpecError as error:
+        raise error.inside(seen) from None
+
+
+def to_record(tree: Spec) -> dict[str, Any]:
+    """The tree as plain JSON-able values, every part tagged with its kind and complete with its defaults."""
+    record: dict[str, Any] = {"kind": type(tree).kind}
+    for name in hints(type(tree)):
+        record[name] = _plain(getattr(tree, name))
+    return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return to_record(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = False) -> S:
+    """The spec that `record` describes, strictly: unknown keys, kinds and wrong types are errors with their path.
+
+    `record` is a mapping with a `kind`, or just the name of a kind when its defaults will do.
+    """
+    if isinstance(record, str):
+        record = {"kind": record}
+    if not isinstance(record, Mapping):
+        raise SpecError(path, f"needs a table with a kind, not {_describe(record)}")
+    kind = record.get("kind")
+    if kind is None:
+        kinds = [name for name, part in parts.items() if issubclass(part, expected)]
+        raise SpecError(join(path, "kind"), f"is missing; {nearest('', kinds)}")
+    part = _part(kind, expected, join(path, "kind"), parts, trust)
+    known = hints(part)
+    values = {}
+    for key, value in record.items():
+        if key == "kind":
+            continue
+        if key not in known:
+            raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
+        values[key] = fit(value, known[key], join(path, key), parts, trust)
+    try:
+        return typing.cast(S, part(**values))
+    except SpecError as error:
+        raise error.inside(path) from None
+    except TypeError:
+        needed = [f.name for f in fields(part) if f.init and f.name not in values]  # type: ignore[arg-type]
+        raise SpecError(path, f"{kind!r} needs a value for {', '.join(needed)}") from None
+
+
+def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool) -> type[Spec]:
+    if isinstance(kind, str) and ":" in kind:
+        if not trust:
+            raise SpecError(path, f"{kind!r} would import code; say --trust-code if you trust it")
+        return imported(kind, expected, path)
+    if kind not in parts:
+        fitting = [name for name, part in parts.items() if issubclass(part, expected)]
+        raise SpecError(path, f"unknown kind {kind!r}; {nearest(str(kind), fitting)}")
+    part = parts[kind]
+    if not issubclass(part, expected):
+        fitting = [name for name, candidate in parts.items() if issubclass(candidate, expected)]
+        raise SpecError(path, f"{kind!r} is no {expected.__name__}; {nearest(kind, fitting)}")
+    return part
+
+
+def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
+    """The spec class `module:Class`, imported because the user said so."""
+    import importlib  # noqa: PLC0415  # only records that the user trusts come here
+
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(path, f"cannot import {name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, expected)):
+        raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
+    return found
+
+
+def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:
+    """Every path with its plain value; a spec contributes its kind."""
+    yield from _leaves(tree, "")
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Spec):
+        yield join(path, "kind"), type(node).kind
+        for name in hints(type(node)):
+            yield from _leaves(getattr(node, name), join(path, name))
+    elif isinstance(node, tuple):
+        for i, item in enumerate(node):
+            yield from _leaves(item, f"{path}[{i}]")
+    else:
+        yield path, node
+
+
+def diff(a: Spec, b: Spec) -> list[tuple[str, Any, Any]]:
+    """What changed from `a` to `b`: (path, before, after), the highest differing part only; None where absent."""
+    return list(_differences(a, b, ""))
+
+
+def _differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if a == b and type(a) is type(b):
+        return
+    if isinstance(a, Spec) and type(a) is type(b):
+        for name in hints(type(a)):
+            yield from _differences(getattr(a, name), getattr(b, name), join(path, name))
+    elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(x, y, f"{path}[{i}]")
+    else:
+        yield path, a, b
