@@ -20,7 +20,7 @@ class Batch:
     """
 
     target: Int[Tensor, "B T"]
-    labels: Int[Tensor, "B T"] | Int[Tensor, " B"] | None = None  # per token, or one per row (sentence classification)
+    labels: Int[Tensor, "B T"] | Int[Tensor, " n"] | None = None  # per token, or one per row (sentence classification)
     target_seg: Int[Tensor, "B T"] | None = None  # None: all real
     source: Int[Tensor, "B S"] | None = None
     source_seg: Int[Tensor, "B S"] | None = None
@@ -37,15 +37,20 @@ class Batch:
         """Refuse padding that is not at the end of its row: masks take that for granted."""
         for name in ("target_seg", "source_seg"):
             seg = getattr(self, name)
-            # Looking at a device tensor would wait for the device; batches are made on the CPU.
-            if seg is None or seg.device.type != "cpu" or torch.compiler.is_compiling():
+            if seg is None or not readable(seg):
                 continue
             if not self.packed and bool((seg > 1).any()):
                 raise DataError(f"{name}: an unpacked row has one segment, numbered 1; say packed=True")
-            if bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
-                raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
+            check_padding(name, seg)
+            before, after = seg[:, :-1], seg[:, 1:]
+            if bool(((after < before) & (after != 0)).any()) or bool((seg > self.segments).any()):
+                raise DataError(f"{name}: segments are numbered 1, 2, ... along a row, up to segments={self.segments}")
+        if self.packed and self.labels is not None and self.labels.dim() == 1:
+            raise DataError("labels: a packed row has no label of its own; classify sentences in padded batches")
         if self.packed and self.target_seg is None:
             raise DataError("target_seg: a packed batch needs it")
+        if self.packed and self.source is not None and self.source_seg is None:
+            raise DataError("source_seg: a packed batch needs it")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The batch on another device."""
@@ -55,6 +60,17 @@ class Batch:
             if isinstance(value, Tensor):
                 moved[field.name] = value.to(device, non_blocking=non_blocking)
         return replace(self, **moved)
+
+
+def readable(seg: Tensor) -> bool:
+    """Whether its values can be looked at for nothing: a device tensor would wait for the device."""
+    return seg.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
+    """Refuse padding that does not stand at the end of its row, if that can be seen for nothing."""
+    if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
+        raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:

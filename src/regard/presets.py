@@ -81,6 +81,8 @@ def t5_base() -> EncoderDecoder:
         vocab=32128,
         d_model=768,
         heads=12,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
         input=Tokens(scaled=False, position=None),
         encoder=replace(parts["encoder"], position=T5Bias()),
         decoder=replace(parts["decoder"], position=T5Bias()),
@@ -102,6 +104,8 @@ def narang_base() -> EncoderDecoder:
     return replace(
         t5_base(),
         dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
         encoder=replace(parts["encoder"], position=T5Bias()),
         decoder=replace(parts["decoder"], position=T5Bias()),
         head=Softmax(scaled=True, z=1e-4),

@@ -7,7 +7,7 @@ Everything here works on that alone, so it knows no part by name and needs no to
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union
@@ -116,10 +116,6 @@ def _fit_union(value: Any, options: tuple[Any, ...], path: str, parts: Parts | N
         worded = isinstance(value, str) and typing.get_origin(option) is Literal
         if error.path != path or named or worded:
             raise error
-    if isinstance(value, str):
-        for option, error in complaints:
-            if isinstance(option, type) and issubclass(option, Spec) and parts is not None:
-                raise error
     wanted = " or ".join(_name(option) for option in options)
     raise SpecError(path, f"needs {wanted}, not {_describe(value)}")
 
@@ -285,23 +281,25 @@ def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = 
         if key not in known:
             raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
         values[key] = fit(value, known[key], join(path, key), parts, trust)
+    for field in fields(part):  # type: ignore[arg-type]  # every concrete spec is a dataclass
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise SpecError(join(path, field.name), f"is missing; {kind!r} has no default for it")
     try:
         return typing.cast(S, part(**values))
     except SpecError as error:
         raise error.inside(path) from None
-    except TypeError:
-        needed = [f.name for f in fields(part) if f.init and f.name not in values]  # type: ignore[arg-type]
-        raise SpecError(path, f"{kind!r} needs a value for {', '.join(needed)}") from None
 
 
 def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool) -> type[Spec]:
-    if isinstance(kind, str) and ":" in kind:
+    if not isinstance(kind, str):
+        raise SpecError(path, f"needs a string, not {_describe(kind)}")
+    if ":" in kind:
         if not trust:
             raise SpecError(path, f"{kind!r} would import code; say --trust-code if you trust it")
         return imported(kind, expected, path)
     if kind not in parts:
         fitting = [name for name, part in parts.items() if issubclass(part, expected)]
-        raise SpecError(path, f"unknown kind {kind!r}; {nearest(str(kind), fitting)}")
+        raise SpecError(path, f"unknown kind {kind!r}; {nearest(kind, fitting)}")
     part = parts[kind]
     if not issubclass(part, expected):
         fitting = [name for name, candidate in parts.items() if issubclass(candidate, expected)]
@@ -316,9 +314,9 @@ def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: not the name of a module
         raise SpecError(path, f"cannot import {name!r}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, expected)):
+    if not (isinstance(found, type) and issubclass(found, expected) and is_dataclass(found)):
         raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
     return found
 

@@ -4,13 +4,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.batch import Batch
+from regard.batch import Batch, check_padding
 from regard.errors import DataError, SpecError
 from regard.nn.core import Memory, Site, Trace, View
 from regard.nn.init import Init, Undrawn
@@ -70,7 +70,7 @@ class Decoding:
         """Row i continues row parent[i], a beam of the same source."""
         self.rows.reorder(parent)
         if self.prefix is not None:
-            self.prefix = self.prefix.index_select(0, parent)
+            self.prefix.copy_(self.prefix.index_select(0, parent))
         for call in self.states:
             reorder(call, parent)
 
@@ -78,7 +78,7 @@ class Decoding:
         """How T new tokens of every beam look at the memory; lowered once for all steps of the same T."""
         if self.cross is None or T * self.beams == self.cross.T:
             return self.cross
-        self.cross = replace(self.cross, T=T * self.beams, lowered={})
+        self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
 
 
@@ -138,7 +138,10 @@ class LanguageModel(Generator):
     def advance(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        counts = None if seg is None else (seg != 0).sum(1)
+        counts = None
+        if seg is not None:
+            check_padding("seg", seg)
+            counts = (seg != 0).sum(1)
         decoding.rows.claim(ids.shape[1])
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
@@ -165,6 +168,7 @@ class Classifier(Model):
         """Unnormalised log-probabilities of the classes."""
 
 
+@runtime_checkable
 class Sizes(Protocol):
     """The fields that every family has."""
 
@@ -240,8 +244,10 @@ def site_of(
 class Tables(nn.Module):
     """The vocabulary tables of a model. Each is stored once, under the first of its uses."""
 
-    def __init__(self, spec: TableSpec, site: Site, uses: dict[str, tuple[str, int, int]]) -> None:
-        """`uses` maps a use to (the use that owns its table, vocabulary, width)."""
+    def __init__(
+        self, spec: TableSpec, site: Site, uses: dict[str, tuple[str, int, int]], field: str = "sharing"
+    ) -> None:
+        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is said."""
         super().__init__()
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
         self.tables = nn.ModuleDict()
@@ -251,7 +257,7 @@ class Tables(nn.Module):
             elif uses[owner][1:] != (vocab, width):
                 there = f"{uses[owner][1]} x {uses[owner][2]}"
                 raise SpecError(
-                    "sharing", f"the {use} table is {vocab} x {width} and the {owner} table {there}; they cannot be one"
+                    field, f"the {use} table is {vocab} x {width} and the {owner} table {there}; they cannot be one"
                 )
 
     def get(self, use: str) -> Table | None:

@@ -27,6 +27,7 @@ from regard.nn.core import Context, Trace, View
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Mask
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -78,17 +79,18 @@ class DecoderOnlyModel(LanguageModel):
         uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
         if spec.head.needs_table:
             uses["output"] = ("target" if spec.tied else "output", spec.vocab, spec.d_model)
-        self.tables = Tables(spec.table, site, uses)
+        self.tables = Tables(spec.table, site, uses, field="tied")
         self.inputs = Inputs(spec.input, {"target": site}, shared=False)
         self.decoder = spec.decoder.build(site.inside("decoder"))
         self.head = spec.head.build(spec.vocab, site.inside("head"))
         self.prefixed = spec.visibility == "prefix"
 
     def embed(
-        self, ids: Int[Tensor, "B T"], positions: Int[Tensor, "b T"], bound: int, types: Tensor | None = None
-    ) -> Tensor:
-        """The first stream."""
-        return self.inputs.get("target")(ids, self.tables.get("target"), positions, bound, types)
+        self, ids: Int[Tensor, "B T"], mask: Mask, S: int, types: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """The first stream, at the positions of the mask."""
+        positions = mask.positions(ids.shape[1], S, ids.device)[0]
+        return self.inputs.get("target")(ids, self.tables.get("target"), positions, mask.bound(S), types)
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
@@ -101,7 +103,7 @@ class DecoderOnlyModel(LanguageModel):
             )
         ids, T = batch.target, batch.target.shape[1]
         mask = replace(own_mask(batch, batch.target_pos, batch.target_seg, causal=True), prefix=batch.prefix)
-        x = self.embed(ids, mask.positions(T, T, ids.device)[0], T, batch.types)
+        x = self.embed(ids, mask, T, batch.types)
         return self.decoder(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace)).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
@@ -115,7 +117,7 @@ class DecoderOnlyModel(LanguageModel):
         T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
         if self.prefixed and decoding.prefix is None:
             everything = decoding.rows.lengths.new_full((ids.shape[0],), T)
-            decoding.prefix = everything if counts is None else counts
+            decoding.prefix = everything if counts is None else counts.clone()
         mask = decoding.rows.mask(T, decoding.prefix)
-        x = self.embed(ids, mask.positions(T, S, ids.device)[0], S)
+        x = self.embed(ids, mask, S)
         return self.decoder(x, Context(View(mask, T, S, ids.device), trace=decoding.trace), decoding.states).x

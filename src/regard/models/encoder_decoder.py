@@ -29,6 +29,7 @@ from regard.nn.core import Context, Memory, Trace, View
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Mask
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import HeadSpec, Softmax
@@ -90,9 +91,10 @@ class EncoderDecoderModel(LanguageModel):
         self.head = spec.head.build(vocab, target.inside("head"))
         self.keep_layers = spec.bridge.needs_layers
 
-    def embed(self, side: str, ids: Int[Tensor, "B T"], positions: Int[Tensor, "b T"], bound: int) -> Tensor:
-        """The first stream of the source or the target side."""
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, bound)
+    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
+        """The first stream of the source or the target side, at the positions of the mask."""
+        positions = mask.positions(ids.shape[1], S, ids.device)[0]
+        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
         """What the decoder will see of the source."""
@@ -100,22 +102,27 @@ class EncoderDecoderModel(LanguageModel):
             raise DataError("source: an encoder-decoder needs one; give the batch a source or use a decoder-only model")
         ids, T = batch.source, batch.source.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
-        x = self.embed("source", ids, mask.positions(T, T, ids.device)[0], T)
+        x = self.embed("source", ids, mask, T)
         ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
         return self.bridge(self.encoder(x, ctx, keep=self.keep_layers))
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
+        for name in ("prefix", "types"):
+            if getattr(batch, name) is not None:
+                raise DataError(f"{name}: an encoder-decoder would ignore it; leave it out")
         memory = self.encode(batch, losses, trace)
         ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
         own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
         cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
-        x = self.embed("target", ids, own.positions(T, T, ids.device)[0], T)
+        x = self.embed("target", ids, own, T)
         ctx = Context(View(own, T, T, ids.device), View(cross, T, S, ids.device), memory, losses, trace)
         return self.decoder(x, ctx).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        if batch.packed:
+            raise DataError("packed: a decoding has one source per row; give it a padded batch")
         memory = self.encode(batch)
         sources, S, _ = memory.x[0].shape
         rows = decoding_rows(sources * beams, memory.x[0].device, max_len, static)
@@ -131,6 +138,6 @@ class EncoderDecoderModel(LanguageModel):
     ) -> Float[Tensor, "B T D"]:
         T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
         mask = decoding.rows.mask(T)
-        x = self.embed("target", ids, mask.positions(T, S, ids.device)[0], S)
+        x = self.embed("target", ids, mask, S)
         ctx = Context(View(mask, T, S, ids.device), decoding.cross_view(T), decoding.memory, trace=decoding.trace)
         return self.decoder(x, ctx, decoding.states).x

@@ -97,7 +97,7 @@ class Encoder(nn.Module):
             raise DataError("prefix: an encoder sees everything already; leave it out")
         mask = own_mask(batch, batch.target_pos, batch.target_seg)
         positions = mask.positions(T, T, ids.device)[0]
-        x = self.inputs.get("source")(ids, self.tables.get("source"), positions, T, batch.types)
+        x = self.inputs.get("source")(ids, self.tables.get("source"), positions, mask.bound(T), batch.types)
         return self.stack(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace))
 
 
@@ -107,7 +107,7 @@ class MaskedLM(Task):
 
     kind = "masked_lm"
     activation: Activation = "gelu"
-    norm: Norm = LayerNorm()
+    norm: Norm = LayerNorm(eps=1e-12)
     head: HeadSpec = Softmax(bias=True)
     tied: bool = True
 

@@ -83,7 +83,8 @@ class Terms:
 class View:
     """One set of queries looking at one set of keys: the mask and the position terms.
 
-    `lowered` holds what kernels made of it. It is filled on first use, so the layers of a stack share one lowering.
+    `lowered` holds what kernels made of it, `shared` what they made of its mask alone. Both are filled on first use, so
+    the layers of a stack share one lowering; layers with position terms of their own still share that of the mask.
     """
 
     mask: Mask
@@ -92,11 +93,11 @@ class View:
     device: torch.device
     terms: Terms | None = None
     lowered: dict[Any, Any] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
 
     def with_terms(self, terms: Terms | None) -> "View":
-        """The same pairs with other position terms; only the visibility stays lowered."""
-        kept = {"dense": self.lowered["dense"]} if "dense" in self.lowered else {}
-        return replace(self, terms=terms, lowered=kept)
+        """The same pairs with other position terms."""
+        return replace(self, terms=terms, lowered={})
 
 
 @dataclass(frozen=True, slots=True)

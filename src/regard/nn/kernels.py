@@ -9,9 +9,8 @@ An empty row (a query that sees no key) gives a zero context on every kernel.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from regard.nn.core import View
 from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
-_forced: ContextVar[str | None] = ContextVar("kernel", default=None)
+_forced: list[str] = []  # what `use` asks for, innermost last; a plain list, because torch.compile can read it
 
 
 class Call(NamedTuple):
@@ -46,15 +45,15 @@ def factor(scale: Scale, d_head: int) -> float:
 
 
 @contextmanager
-def use(name: str | None) -> Iterator[None]:
-    """Force a kernel inside the block: for tests, for double precision, for comparisons. None: choose again."""
-    if name is not None and name not in KERNELS:
+def use(name: str) -> Iterator[None]:
+    """Force a kernel inside the block, in all threads: for tests, for double precision, for comparisons."""
+    if name not in KERNELS:
         raise KernelError(f"unknown kernel {name!r}; {nearest(name, KERNELS)}")
-    token = _forced.set(name)
+    _forced.append(name)
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced.pop()
 
 
 def attend(
@@ -73,8 +72,8 @@ def attend(
 
 def choose(call: Call) -> str:
     """The kernel for this call: the forced one, or the fastest that can compute it. Refuses, never approximates."""
-    forced = _forced.get()
-    if forced is not None:
+    if _forced:
+        forced = _forced[-1]
         reason = refusal(forced, call)
         if reason is not None:
             raise KernelError(f"kernel {forced!r} refused: {reason}")
@@ -122,21 +121,21 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     return None
 
 
-def once(view: View, key: Any, make: Callable[[], Any]) -> Any:
-    """`make()`, remembered on the view: the layers of a stack lower their mask once."""
-    if key not in view.lowered:
-        view.lowered[key] = make()
-    return view.lowered[key]
+def once(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """`make()`, remembered on a view: the layers of a stack lower their mask once."""
+    if key not in made:
+        made[key] = make()
+    return made[key]
 
 
 def visible(view: View) -> Tensor | None:
     """The dense visibility (b, 1, t, S), or None if every key is visible."""
-    return once(view, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
+    return once(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
     """Bias and mask as one tensor to be added to the scores, or None if there is nothing to add."""
-    return once(view, ("additive", dtype), lambda: _additive(view, dtype))
+    return once(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
 def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
@@ -163,9 +162,21 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     else:
         mask = None if plain else visible(view)
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(
+    y = F.scaled_dot_product_attention(
         q, k, v, mask, dropout_p=dropout, is_causal=plain, scale=scale, enable_gqa=grouped
     )
+    # On a CPU an empty row comes out as zeros; a CUDA kernel in half precision gives it the mean of all values.
+    return (
+        y.masked_fill(once(view.shared, "empty", lambda: _empty(view)), 0.0)
+        if q.is_cuda and view.mask.may_hide_all()
+        else y
+    )
+
+
+def _empty(view: View) -> Tensor:
+    seen = visible(view)
+    assert seen is not None
+    return ~seen.any(-1, keepdim=True)
 
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
@@ -220,7 +231,7 @@ def spread(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
     """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, explicit on the CPU."""
     q, k, v, view, scale, _ = call
-    block_mask = once(view, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
+    block_mask = once(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
     kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
@@ -229,8 +240,9 @@ def flex(call: Call) -> Float[Tensor, "B H T V"]:
 
 def _added(view: View, bias: Tensor) -> Callable[..., Tensor]:
     per_row = bias.shape[0] > 1
-    bias = once(view, ("bias", bias.dtype), bias.contiguous)
+    bias = once(view.lowered, ("bias", bias.dtype), bias.contiguous)
 
+    @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + bias[b if per_row else 0, h, i, j]
 
@@ -254,7 +266,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     q, k, v, view, scale, _ = call
     B, H, T, _ = q.shape
     mask = view.mask
-    q_ends, k_ends, real = once(view, ("lengths", B), lambda: _lengths(view, B))
+    q_ends, k_ends, real = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
     far = -1 if mask.sight is None else mask.sight.size - 1  # type: ignore[reportAttributeAccessIssue]
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, spread(k, H), spread(v, H)))  # (B*T, H, K)
     y = varlen_attn(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from jaxtyping import Bool, Int
@@ -26,8 +26,8 @@ class Mask:
     causal: bool = False
     strict: bool = False  # j < i only, as COMP7607 writes it; the first query then sees nothing
     start: int = 0  # position of the first query where q_pos is None
-    q_pos: Int[Tensor, "b T"] | None = None  # None: start, start + 1, ...
-    k_pos: Int[Tensor, "b S"] | None = None  # None: 0, 1, ...
+    q_pos: Int[Tensor, "#b T"] | None = None  # None: start, start + 1, ...
+    k_pos: Int[Tensor, "#b S"] | None = None  # None: 0, 1, ...
     q_seg: Int[Tensor, "B T"] | None = None  # 0 is padding; None: all real
     k_seg: Int[Tensor, "B S"] | None = None
     packed: bool = False  # False promises that a row is one segment followed by padding
@@ -53,9 +53,25 @@ class Mask:
         return self.k_seg is None
 
     def _has_pattern(self) -> bool:
-        return self.strict or self.packed or self.prefix is not None or self.sight is not None
+        past = self.causal and (self.strict or self.prefix is not None)
+        return past or self.packed or self.sight is not None
 
-    def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "b T"], Int[Tensor, "b S"]]:
+    def may_hide_all(self) -> bool:
+        """Whether a query may be left without any key: the first of a strict mask, the padding of packed rows.
+
+        Padding that stands out of sight of all real tokens is another.
+        """
+        if self.sight is not None and (self.sight.may_hide_all or (self.k_seg is not None and not self.causal)):
+            return True
+        return self.packed or (self.causal and self.strict)
+
+    def bound(self, S: int) -> int:
+        """A host-side number above every position: the longest segment where they count within it, or all of S."""
+        if self.packed and self.k_pos is not None and self.longest is not None:
+            return self.longest
+        return S
+
+    def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Where the queries and the keys are, as tensors."""
         q = self.q_pos if self.q_pos is not None else torch.arange(self.start, self.start + T, device=device)[None]
         k = self.k_pos if self.k_pos is not None else torch.arange(S, device=device)[None]
@@ -90,6 +106,7 @@ class Mask:
         q_pos, k_pos = self.positions(T, S, device)
         q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
 
+        @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
         def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
             q, k = q_pos[b if q_row else 0, i], k_pos[b if k_row else 0, j]
             seen = torch.ones_like(q == k)

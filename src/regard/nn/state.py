@@ -1,7 +1,7 @@
 """Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -51,15 +51,15 @@ class Rows:
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
         self.lengths += T if counts is None else counts
-        if not self.static:
-            self.bound += T
-            self.uniform = self.uniform and counts is None
+        self.bound += T
+        self.uniform = self.uniform and counts is None
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues what row parent[i] has read."""
         self.lengths.copy_(self.lengths.index_select(0, parent))
 
 
+@runtime_checkable
 class State(Protocol):
     """What a branch keeps between steps of one decoding."""
 

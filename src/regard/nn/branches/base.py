@@ -1,11 +1,12 @@
 """Branch slot, and what self- and cross-attention have in common."""
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.errors import SpecError
 from regard.nn.core import Branch, Site
 from regard.tree import Spec
 
@@ -20,6 +21,7 @@ class BranchSpec(Spec):
         """The branch at this site."""
 
 
+@runtime_checkable
 class Heads(Protocol):
     """The sizes an attention spec may set; None takes the site's."""
 
@@ -31,6 +33,14 @@ class Heads(Protocol):
     def d_head(self) -> int | None: ...
     @property
     def d_value(self) -> int | None: ...
+
+
+def check_sizes(spec: Heads) -> None:
+    """Sizes that are given must be positive."""
+    for name in ("heads", "kv_heads", "d_head", "d_value"):
+        size = getattr(spec, name)
+        if size is not None and size < 1:
+            raise SpecError(name, f"must be at least 1, not {size}")
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.branches.base import BranchSpec, attention_site, merge_heads, split_heads
-from regard.nn.branches.self_attention import check_sizes
+from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, split_heads
 from regard.nn.core import Branch, Context, Site
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm

@@ -1,13 +1,11 @@
 """Self-attention."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
-from regard.nn.branches.base import BranchSpec, attention_site, merge_heads, split_heads
+from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, split_heads
 from regard.nn.core import Branch, Context, Site, View
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm
@@ -41,6 +39,10 @@ class SelfAttention(BranchSpec):
     def build(self, site: Site) -> Branch:
         own, groups = attention_site(self, site)
         shared = site.position
+        if self.position is not None and "kv_heads" in self.position.shaped_by and groups != own.heads:
+            raise site.error(
+                "kv_heads", f"{self.position.kind!r} treats queries and keys alike, but {groups} is not {own.heads}"
+            )
         if self.position is None and shared is not None:
             sizes = {"heads": own.heads, "kv_heads": groups, "d_head": own.d_head, "d_value": own.d_value}
             stack = {"heads": site.heads, "kv_heads": site.heads, "d_head": site.d_head, "d_value": site.d_value}
@@ -52,14 +54,6 @@ class SelfAttention(BranchSpec):
                         "is made; give this attention a position of its own or none to the stack",
                     )
         return _SelfAttention(self, own, groups)
-
-
-def check_sizes(spec: Any) -> None:
-    """Sizes that are given must be positive."""
-    for name in ("heads", "kv_heads", "d_head", "d_value"):
-        size = getattr(spec, name)
-        if size is not None and size < 1:
-            raise SpecError(name, f"must be at least 1, not {size}")
 
 
 class _SelfAttention(Branch):

@@ -15,11 +15,11 @@ from regard.tree import Spec
 class Places:
     """Where the queries and keys of a view are."""
 
-    q: Int[Tensor, "b T"]
-    k: Int[Tensor, "b S"]
+    q: Int[Tensor, "#b T"]
+    k: Int[Tensor, "#b S"]
     bound: int  # every position is below this host-side number
 
-    def distances(self) -> Int[Tensor, "b T S"]:
+    def distances(self) -> Int[Tensor, "#b T S"]:
         """j - i for query i and key j."""
         return self.k[:, None, :] - self.q[:, :, None]
 
@@ -63,4 +63,4 @@ class AdditiveTable(nn.Module):
 
 def places(view: View) -> Places:
     """Where the queries and keys of this view are."""
-    return Places(*view.mask.positions(view.T, view.S, view.device), bound=view.S)
+    return Places(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))

@@ -65,8 +65,9 @@ class T5Bias(Position):
             buckets = self.buckets // 2
             first, far = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
-        scale = (buckets - exact) / math.log(self.max_distance / exact)
-        coarse = exact + ((far.float() / exact).clamp(min=1.0).log() * scale).long()
+        # In this order, as T5's code has it: another rounds some distances into the neighbouring bucket.
+        share = (far.float() / exact).clamp(min=1.0).log() / math.log(self.max_distance / exact)
+        coarse = exact + (share * (buckets - exact)).long()
         return first + torch.where(far < exact, far, coarse.clamp(max=buckets - 1))
 
 

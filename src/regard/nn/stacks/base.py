@@ -62,5 +62,5 @@ class Stack(nn.Module):
 def prepare(view: View, position: PositionTerms | None, sight: Sight | None, strict: bool) -> View:
     """The view of a stack's layers: the mask with the stack's sight, and its position terms. Once per forward pass."""
     if sight is not None or strict:
-        view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={})
+        view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={}, shared={})
     return view if position is None else view.with_terms(position(places(view)))

@@ -90,7 +90,10 @@ class _Softmax(Head):
         assert table is not None
         r, matrix = table.readout(h if self.factor is None else h * self.factor)
         smoothing, z = (self.smoothing, self.z) if self.training else (0.0, 0.0)
-        return Scored(*CrossEntropy.apply(r, matrix, self.bias, labels, weights, smoothing, z))
+        bias = self.bias
+        if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
+            r, matrix, bias = r.detach(), matrix.detach(), None if bias is None else bias.detach()
+        return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, smoothing, z))
 
 
 def widen(x: Tensor) -> Tensor:

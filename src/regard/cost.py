@@ -1,0 +1,112 @@
+"""What a model costs: exact parameters and forward FLOPs per token, by part, counted on the meta device."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.batch import Batch
+from regard.errors import DataError
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build
+from regard.models.encoder_decoder import EncoderDecoderModel
+from regard.models.encoder_only import MaskedLMModel
+from regard.nn.block import BlockModule
+from regard.nn.core import Branch
+from regard.nn.residual import Joined
+
+
+@dataclass(frozen=True, slots=True)
+class PartCost:
+    """One row of the table: a part of the model, its parameters, its FLOPs per token."""
+
+    part: str
+    parameters: int
+    flops_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of a model. FLOPs are those of a forward pass, two per multiply-add, per target token."""
+
+    parameters: int
+    flops_per_token: float
+    length: int
+    parts: tuple[PartCost, ...]
+
+
+def cost(spec: ModelSpec, length: int = 128) -> Cost:
+    """Count a model on sequences of `length` (source and target alike)."""
+    if length < 1:
+        raise DataError(f"length: must be at least 1, not {length}")
+    model = build(spec, device="meta").eval()
+    owners = dict(_owners(model))
+    parameters = dict.fromkeys(owners.values(), 0)
+    for name, parameter in model.named_parameters():
+        part = _owner(name, owners)
+        parameters[part] = parameters.get(part, 0) + parameter.numel()
+    flops, total = _flops(model, owners, length)
+    names = [part for part in dict.fromkeys((*parameters, *flops)) if parameters.get(part) or flops.get(part)]
+    parts = tuple(PartCost(part, parameters.get(part, 0), flops.get(part, 0.0) / length) for part in names)
+    return Cost(sum(parameters.values()), total / length, length, parts)
+
+
+def _owners(model: Model) -> Iterator[tuple[str, str]]:
+    """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model."""
+    stacks = set()
+    for name, module in model.named_modules():
+        stack = name.split(".blocks.")[0]
+        if isinstance(module, Branch) and not isinstance(module, Joined):
+            stacks.add(stack)
+            yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(module).__name__.lstrip('_')).lower()}"
+        elif isinstance(module, BlockModule):
+            yield name, f"{stack}.norms"
+    for name in stacks:
+        yield name, f"{name} (position, final norm)"
+    for name, _ in model.named_children():
+        if name not in stacks:
+            yield name, f"{name} (rest)" if any(stack.startswith(f"{name}.") for stack in stacks) else name
+
+
+def _owner(name: str, owners: dict[str, str]) -> str:
+    """The part that the longest matching prefix names."""
+    while name and name not in owners:
+        name = name.rpartition(".")[0]
+    return owners.get(name, "other")
+
+
+class _Forward(nn.Module):
+    """A model behind one call, so that the counter sees all of it under one root."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> None:
+        if isinstance(self.model, LanguageModel | MaskedLMModel):
+            self.model.log_probs(batch)
+        elif isinstance(self.model, Classifier):
+            self.model.scores(batch)
+        else:
+            self.model(batch)
+
+
+def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str, float], float]:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _Forward(model)(_batch(model, length))
+    counted = {name: float(sum(ops.values())) for name, ops in counter.get_flop_counts().items()}
+    flops: dict[str, float] = {}
+    for module, part in owners.items():
+        if not any(other.startswith(f"{module}.") for other in owners):  # only what holds no other part
+            flops[part] = flops.get(part, 0.0) + counted.get(f"_Forward.model.{module}", 0.0)
+    total = float(counter.get_total_flops())
+    # Heads and tables are called by method and not as modules: what no module accounts for is theirs.
+    flops["head"] = flops.get("head", 0.0) + total - sum(flops.values())
+    return flops, total
+
+
+def _batch(model: Model, length: int) -> Batch:
+    ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
+    return Batch(target=ids, source=ids if isinstance(model, EncoderDecoderModel) else None)

@@ -1,0 +1,400 @@
+"""The laws, one function each: it takes a subject and raises LawBroken with the smallest example it has.
+
+Models run in float64 with every weight disturbed, so that no zero or one of an initialisation hides a fault.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.catalogue import PARTS
+from regard.errors import DataError, KernelError, SpecError
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build, count
+from regard.models.decoder_only import DecoderOnly
+from regard.nn import kernels
+from regard.nn.core import Trace
+from regard.testing import tiny
+from regard.tree import edit, get_at, leaves, read, to_record
+
+TOLERANCE = 1e-9
+
+
+class LawBroken(AssertionError):  # noqa: N818  # what it says is better than a suffix
+    """A part does not keep a law; the message is the smallest example."""
+
+
+class NotApplicable(Exception):  # noqa: N818  # not an error
+    """The law says nothing about this family, or the family refuses what it is about, in words."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A tiny model under examination."""
+
+    spec: ModelSpec
+    extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
+
+    def model(self, dtype: torch.dtype = torch.float64) -> Model:
+        """The model with every weight disturbed, in evaluation mode."""
+        model = build(self.spec, seed=1).to(dtype)
+        rng = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng, dtype=torch.float64).to(dtype))
+        return model.eval()
+
+    def generator(self) -> LanguageModel:
+        """The model, if it generates."""
+        model = self.model()
+        if not isinstance(model, LanguageModel):
+            raise NotApplicable("this family does not generate")
+        return model
+
+    def examples(self, number: int, seed: int = 0) -> list[tiny.Example]:
+        """Examples for it."""
+        return tiny.examples(self.spec, number, seed)
+
+    def collate(self, rows: list[tiny.Example], **how: Any) -> Batch:
+        """A batch of them."""
+        return tiny.collate(self.spec, rows, **how)
+
+
+def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
+    """What the model says: log-probabilities per token, or class scores."""
+    with torch.no_grad():
+        if isinstance(model, Classifier):
+            return model.scores(batch, trace=trace)  # type: ignore[reportCallIssue]
+        if not hasattr(model, "log_probs"):
+            raise NotApplicable("this model answers nothing that could be compared")
+        return model.log_probs(batch, trace=trace)  # type: ignore[reportCallIssue]
+
+
+def close(a: Tensor, b: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    """Raise LawBroken unless a equals b up to rounding."""
+    if a.shape != b.shape:
+        raise LawBroken(f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
+        raise LawBroken(f"{what}: NaN or infinity")
+    gap = (a - b).abs().max().item() if a.numel() else 0.0
+    if gap > tolerance:
+        raise LawBroken(f"{what}: differs by {gap:.3g}")
+
+
+def causality(subject: Subject) -> None:
+    """Changing target token t changes nothing before t."""
+    model = subject.generator()
+    example = subject.examples(1)[0]
+    before = answers(model, subject.collate([example]))
+    first = example.prefix if isinstance(subject.spec, DecoderOnly) and subject.spec.visibility == "prefix" else 1
+    for t in range(first, len(example.target)):
+        changed = list(example.target)
+        changed[t] = 3 + (changed[t] - 2) % (tiny.VOCAB - 3)
+        after = answers(model, subject.collate([replace(example, target=tuple(changed))]))
+        close(before[:, :t], after[:, :t], f"token {t} changed, answers before it")
+        if torch.equal(before[:, t:], after[:, t:]):
+            raise LawBroken(f"token {t} changed and no answer from it on noticed")
+
+
+def padding(subject: Subject) -> None:
+    """More padding changes no real output and no loss."""
+    model, rows = subject.model(), subject.examples(3)
+    tight, loose = subject.collate(rows), subject.collate(rows, extra=3)
+    a, b = answers(model, tight), answers(model, loose)
+    if a.shape[:2] == tight.target.shape:
+        assert tight.target_seg is not None
+        real = tight.target_seg != 0
+        close(a[real], b[:, : a.shape[1]][real], "answers with three more columns of padding")
+    else:
+        close(a, b, "answers with three more columns of padding")
+    close(loss(model, tight), loss(model, loose), "loss with three more columns of padding")
+
+
+def loss(model: Model, batch: Batch) -> Tensor:
+    """The summed loss, without gradient."""
+    with torch.no_grad():
+        total, tokens, aux, _ = model.loss(batch)
+    return torch.stack((total, tokens.to(total), aux.to(total)))
+
+
+def packing(subject: Subject) -> None:
+    """Two examples in one row say what they say in two rows."""
+    model, rows = subject.model(), subject.examples(3)
+    apart = subject.collate(rows)
+    try:
+        together = subject.collate(rows, packed=True, extra=2)
+        packed = answers(model, together)
+    except (DataError, SpecError) as refusal:
+        raise NotApplicable(f"refused: {refusal}") from None
+    assert apart.target_seg is not None
+    assert together.target_seg is not None
+    close(answers(model, apart)[apart.target_seg != 0], packed[together.target_seg != 0], "packed answers")
+    close(loss(model, apart), loss(model, together), "packed loss")
+
+
+def steps(subject: Subject) -> None:
+    """Reading 2, then 1, then 1 equals reading 4, equals the parallel pass; with static shapes, too."""
+    model, rows = subject.generator(), [replace(row, target=row.target[:4]) for row in subject.examples(2)]
+    rows = [replace(row, labels=row.labels[:4], weights=row.weights[:4]) for row in rows]
+    batch = subject.collate(rows)
+    whole = answers(model, batch)
+    prompt = batch.target[:, :2]
+    for static in (False, True):
+        name = "static steps" if static else "steps"
+        with torch.no_grad():
+            decoding = model.start(batch, 6, static=static)
+            close(model.advance(prompt, decoding), whole[:, 1], f"{name}: the first two tokens at once")
+            for t in (2, 3):
+                close(model.advance(batch.target[:, t : t + 1], decoding), whole[:, t], f"{name}: token {t} alone")
+
+
+def ragged(subject: Subject) -> None:
+    """Rows of different prompt lengths continue correctly."""
+    model, rows = subject.generator(), subject.examples(3)
+    prefixed = isinstance(subject.spec, DecoderOnly) and subject.spec.visibility == "prefix"
+    lengths = [2, 2, 2] if prefixed else [3, 1, 2]
+    width = max(lengths)
+    batch = subject.collate(rows)
+    prompt, seg = batch.target[:, :width].clone(), torch.zeros(3, width, dtype=torch.int64)
+    for i, length in enumerate(lengths):
+        seg[i, :length] = 1
+        prompt[i, length:] = 0
+    whole = answers(model, batch)
+    with torch.no_grad():
+        decoding = model.start(batch, width + 2)
+        said = model.advance(prompt, decoding, seg)
+        for more in range(2):
+            for i, length in enumerate(lengths):
+                close(said[i], whole[i, length - 1 + more], f"row {i} after {length + more} tokens")
+            following = torch.stack([batch.target[i, length + more] for i, length in enumerate(lengths)])
+            said = model.advance(following[:, None], decoding)
+
+
+def beams(subject: Subject) -> None:
+    """The score of every hypothesis is the score of its text in one pass, after any reordering."""
+    model, rows = subject.generator(), subject.examples(2)
+    batch, width, rng = subject.collate(rows), 3, torch.Generator().manual_seed(5)
+    text = torch.stack([torch.tensor(row.target[:2]) for row in rows]).repeat_interleave(width, 0)
+    scores = torch.zeros(2 * width, dtype=torch.float64)
+    with torch.no_grad():
+        decoding = model.start(batch, 6, beams=width)
+        log_probs = model.advance(text, decoding)
+        for _ in range(3):
+            chosen = torch.randint(3, tiny.VOCAB, (2 * width,), generator=rng)
+            parent = torch.randint(0, width, (2 * width,), generator=rng) + torch.tensor([0] * width + [width] * width)
+            scores = scores[parent] + log_probs[parent, chosen]
+            text = torch.cat((text[parent], chosen[:, None]), 1)
+            decoding.reorder(parent)
+            log_probs = model.advance(chosen[:, None], decoding)
+    for i in range(2 * width):
+        said = tuple(text[i].tolist())
+        row = replace(rows[i // width], target=said[:-1], labels=said[1:], weights=(1.0,) * 4, prefix=2)
+        whole = answers(model, subject.collate([row]))[0]
+        again = whole[torch.arange(1, 4), text[i, 2:]].sum()
+        close(scores[i], again, f"beam {i} of source {i // width}")
+
+
+def batch_law(subject: Subject) -> None:
+    """A row's output does not depend on its neighbours."""
+    model, rows = subject.model(), subject.examples(4)
+    together = answers(model, subject.collate(rows))
+    for i, row in enumerate(rows):
+        alone = answers(model, subject.collate([row]))[0]
+        mine = together[i][: alone.shape[0]] if alone.dim() == 2 else together[i]
+        close(mine, alone, f"row {i} among others and alone")
+
+
+def inspection(subject: Subject) -> None:
+    """Outputs are bit-equal with a trace; weights sum to one, or to zero in an empty row; one entry per call."""
+    model, calls = subject.model(), 0
+
+    def counted(module: nn.Module, *_: Any) -> None:
+        nonlocal calls
+        calls += isinstance(getattr(module, "name", None), str)
+
+    batch, trace = subject.collate(subject.examples(3)), Trace()
+    plain = answers(model, batch)
+    hooks = [module.register_forward_hook(counted) for module in model.modules()]
+    traced = answers(model, batch, trace)
+    for hook in hooks:
+        hook.remove()
+    if not torch.equal(plain, traced):
+        raise LawBroken("outputs differ when a trace is present")
+    entries = [(name, weights) for name, recorded in trace.weights.items() for weights in recorded]
+    if len(entries) != calls:
+        raise LawBroken(f"{calls} calls of named branches left {len(entries)} entries")
+    for name, weights in entries:
+        sums = weights.sum(-1)
+        wrong = (sums - 1).abs().minimum(sums.abs()).max().item()
+        if wrong > 1e-6 or bool((weights < 0).any()):
+            raise LawBroken(f"{name}: weights are no distribution (off by {wrong:.3g})")
+
+
+def records(subject: Subject) -> None:
+    """from_record(to_record(m)) == m; a misspelt key names its neighbour."""
+    parts = {**PARTS, **subject.extra}
+    record = to_record(subject.spec)
+    if read(record, ModelSpec, "", parts) != subject.spec:
+        raise LawBroken("the record of the model gives another model")
+    tried: set[tuple[str, str]] = set()
+    for path, value in leaves(subject.spec):
+        holder, _, name = path.rpartition(".")
+        node: Any = record
+        for step in holder.replace("[", ".[").split(".") if holder else ():
+            node = node[int(step[1:-1])] if step.startswith("[") else node[step]
+        if name == "kind" or "[" in name or isinstance(value, tuple) or (node["kind"], name) in tried:
+            continue
+        tried.add((node["kind"], name))
+        node[name + "x"] = node.pop(name)
+        try:
+            read(record, ModelSpec, "", parts)
+        except SpecError as error:
+            if error.path != f"{path}x" or name not in str(error):
+                raise LawBroken(f"misspelt {path}: the error does not name it: {error}") from None
+        else:
+            raise LawBroken(f"misspelt {path} was accepted")
+        node[name] = node.pop(name + "x")
+
+
+def parameters(subject: Subject) -> None:
+    """Every parameter receives a gradient; the meta device counts what is built."""
+    model = subject.model().train()
+    total, _, aux, _ = model.loss(subject.collate(subject.examples(3)))
+    (total + aux).backward()
+    dead = [name for name, p in model.named_parameters() if p.grad is None or not bool(torch.isfinite(p.grad).all())]
+    if dead:
+        raise LawBroken(f"no gradient reaches {', '.join(dead)}")
+    built = sum(p.numel() for p in model.parameters())
+    if built != count(subject.spec):
+        raise LawBroken(f"{built} parameters built, {count(subject.spec)} counted")
+
+
+def storage(subject: Subject) -> None:
+    """No tensor is stored twice; saving and loading is exact."""
+    model = subject.model()
+    tensors = model.state_dict()
+    seen: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        other = seen.setdefault(tensor.data_ptr(), name)
+        if other != name and tensor.numel():
+            raise LawBroken(f"{name} and {other} are one tensor")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        save_file(tensors, path)
+        again = build(subject.spec, init=False).double()
+        again.load_state_dict(load_file(path))
+    batch = subject.collate(subject.examples(2))
+    if not torch.equal(answers(model, batch), answers(again.eval(), batch)):
+        raise LawBroken("a saved and loaded model answers differently")
+
+
+def kernels_law(subject: Subject) -> None:
+    """sdpa = reference = flex, wherever a kernel does not refuse."""
+    model, rows = subject.model(torch.float32), subject.examples(2)
+    for packed in (False, True):
+        try:
+            batch = subject.collate(rows, packed=packed)
+        except DataError:
+            continue
+        found: dict[str, Tensor] = {}
+        # Building blocks is slow on a CPU, and a packed mask has in it all that a padded one has.
+        for name in ("reference", "sdpa", "flex") if packed else ("reference", "sdpa"):
+            try:
+                with kernels.use(name):
+                    found[name] = answers(model, batch)
+            except (KernelError, DataError, SpecError):
+                continue
+        assert batch.target_seg is not None
+        for name, said in found.items():
+            mine, reference = said, found["reference"]
+            if said.shape[:2] == batch.target.shape:
+                real = batch.target_seg != 0
+                mine, reference = said[real], reference[real]
+            tolerance = 2e-5 * max(1.0, reference.abs().max().item())
+            close(mine, reference, f"{name} against reference{' (packed)' if packed else ''}", tolerance)
+
+
+def compile_law(subject: Subject) -> None:
+    """torch.compile traces the loss and its gradient as one graph and changes nothing."""
+    model = subject.model(torch.float32)
+    batch = subject.collate(subject.examples(2))
+    torch.compiler.reset()
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    try:
+        traced = compiled(batch)
+    except Exception as error:
+        raise LawBroken(f"does not trace as one graph: {str(error).splitlines()[0]}") from error
+    eager = model.loss(batch)
+    close(traced.total.detach(), eager.total.detach(), "compiled loss", 1e-4)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    a = torch.autograd.grad(traced.total, learned, allow_unused=True)
+    b = torch.autograd.grad(eager.total, learned, allow_unused=True)
+    for mine, plain in zip(a, b, strict=True):
+        if mine is not None and plain is not None:
+            close(mine, plain, "compiled gradient", 1e-3)
+
+
+def build_law(subject: Subject) -> None:
+    """Other depths, widths and head counts build, or are refused with the path of a field."""
+    spec = subject.spec
+    for path, values in _sizes(spec).items():
+        for value in values:
+            try:
+                model = build(edit(spec, {path: value}), device="meta")
+                sum(p.numel() for p in model.parameters())
+            except SpecError as refusal:
+                if not refusal.path:
+                    raise LawBroken(f"{path}={value} is refused without a path: {refusal}") from None
+            except Exception as error:
+                raise LawBroken(f"{path}={value} fails with {type(error).__name__}: {error}") from error
+
+
+def _sizes(spec: ModelSpec) -> dict[str, tuple[Any, ...]]:
+    sizes: dict[str, tuple[Any, ...]] = {"d_model": (12, 20), "heads": (2, 3), "d_head": (3,)}
+    for side in ("encoder", "decoder"):
+        stack = getattr(spec, side, None)
+        if is_dataclass(stack) and any(f.name == "depth" for f in fields(stack)):
+            sizes[f"{side}.depth"] = (1, 3)
+    for path in list(sizes):
+        get_at(spec, path)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law by name."""
+
+    name: str
+    hold: Callable[[Subject], None]
+
+    @property
+    def statement(self) -> str:
+        """What it says."""
+        return (self.hold.__doc__ or "").strip()
+
+
+LAWS: dict[str, Law] = {
+    name: Law(name, hold)
+    for name, hold in {
+        "causality": causality,
+        "padding": padding,
+        "packing": packing,
+        "steps": steps,
+        "ragged": ragged,
+        "beams": beams,
+        "batch": batch_law,
+        "inspection": inspection,
+        "records": records,
+        "parameters": parameters,
+        "storage": storage,
+        "kernels": kernels_law,
+        "compile": compile_law,
+        "build": build_law,
+    }.items()
+}

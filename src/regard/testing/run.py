@@ -1,0 +1,103 @@
+"""Running the laws on a part, and saying which it keeps."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Literal
+
+from regard.catalogue import PARTS
+from regard.errors import SpecError, nearest
+from regard.models.base import ModelSpec, build
+from regard.testing.laws import LAWS, LawBroken, NotApplicable, Subject
+from regard.testing.tiny import around
+from regard.tree import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one law says of one model."""
+
+    model: str
+    law: str
+    outcome: Literal["kept", "broken", "bent", "not applicable", "refused"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All verdicts about a part."""
+
+    part: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def broken(self) -> tuple[Verdict, ...]:
+        """The verdicts that stand against it."""
+        return tuple(verdict for verdict in self.verdicts if verdict.outcome == "broken")
+
+
+def examine(
+    name: str, spec: ModelSpec, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
+) -> list[Verdict]:
+    """The verdicts of `laws` on one model. A law in `bends` may be broken, for the reason given there."""
+    bends = bends or {}
+    extra = {type(part).kind: type(part) for part in _parts(spec)}
+    clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
+    if clash:
+        raise SpecError("kind", f"{clash[0]!r} is the kind of a part of regard; give yours another")
+    try:
+        build(spec, device="meta")
+    except SpecError as refusal:
+        return [Verdict(name, law, "refused", str(refusal)) for law in laws]
+    verdicts = []
+    for law in laws:
+        if law not in LAWS:
+            raise SpecError("law", f"unknown law {law!r}; {nearest(law, LAWS)}")
+        try:
+            LAWS[law].hold(Subject(spec, extra))
+        except NotApplicable as reason:
+            verdicts.append(Verdict(name, law, "not applicable", str(reason)))
+        except LawBroken as broken:
+            if law in bends:
+                verdicts.append(Verdict(name, law, "bent", f"{bends[law]} ({broken})"))
+            else:
+                verdicts.append(Verdict(name, law, "broken", str(broken)))
+        except Exception as error:  # a part of a stranger may fail in any way; that is a verdict, not a crash
+            verdicts.append(Verdict(name, law, "broken", f"{type(error).__name__}: {error}"))
+        else:
+            verdicts.append(Verdict(name, law, "kept"))
+    return verdicts
+
+
+def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None) -> Report:
+    """Build tiny models around `part` (a spec, or a spec class whose fields have defaults) and try the laws on each."""
+    part = _instance(part)
+    laws = tuple(laws)
+    verdicts: list[Verdict] = []
+    for name, model in around(part).items():
+        verdicts += examine(name, model, laws, bends)
+    if all(verdict.outcome == "refused" for verdict in verdicts):
+        raise SpecError("", f"no model could be built around {type(part).__name__}: {verdicts[0].detail}")
+    return Report(type(part).__name__, tuple(verdicts))
+
+
+def _instance(part: Spec | type[Spec]) -> Spec:
+    if isinstance(part, Spec):
+        return part
+    if not (inspect.isclass(part) and issubclass(part, Spec)):
+        raise SpecError("", f"{part!r} is no spec; a part derives from a slot such as regard.nn.norm.Norm")
+    if not is_dataclass(part) or not hasattr(part, "kind"):
+        raise SpecError("", f"{part.__name__} must be a @dataclass(frozen=True, slots=True) with a kind")
+    needed = [f.name for f in fields(part) if f.default is MISSING and f.default_factory is MISSING]
+    if needed:
+        raise SpecError("", f"{part.__name__} needs {', '.join(needed)}; check an instance of it instead")
+    return part()
+
+
+def _parts(tree: object) -> list[Spec]:
+    if isinstance(tree, tuple):
+        return [part for item in tree for part in _parts(item)]
+    if not isinstance(tree, Spec):
+        return []
+    below = [part for f in fields(tree) for part in _parts(getattr(tree, f.name))]  # type: ignore[reportArgumentType]
+    return [tree, *below]

@@ -1,0 +1,193 @@
+"""Small models around any single part, and small batches for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.batch import Batch, pack, pad
+from regard.errors import SpecError
+from regard.models.base import ModelSpec
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, Task, TokenClassifier
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.bridge import Bridge
+from regard.nn.init import Init
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Linear
+from regard.nn.norm import Norm
+from regard.nn.position.base import Additive, Position
+from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.sight import Sight
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import HeadSpec
+from regard.nn.vocab.tables import Sharing, TableSpec
+from regard.tree import Spec, swap
+
+VOCAB = 29
+CLASSES = 3
+
+
+def encoder_decoder(depth: int = 2) -> EncoderDecoder:
+    """A tiny encoder-decoder, post-norm."""
+    return EncoderDecoder(
+        vocab=VOCAB,
+        d_model=16,
+        heads=4,
+        encoder=Plain((Block((SelfAttention(), FeedForward(24))),), depth),
+        decoder=Plain((Block((SelfAttention(), CrossAttention(), FeedForward(24))),), depth),
+    )
+
+
+def decoder_only(depth: int = 2) -> DecoderOnly:
+    """A tiny causal language model, pre-norm."""
+    block = Block((SelfAttention(), FeedForward(24)), PreNorm())
+    return DecoderOnly(vocab=VOCAB, d_model=16, heads=4, decoder=Plain((block,), depth))
+
+
+def prefix_lm() -> DecoderOnly:
+    """A tiny prefix language model."""
+    return replace(decoder_only(), visibility="prefix")
+
+
+def encoder_only(task: Task | None = None) -> EncoderOnly:
+    """A tiny encoder with a task on top."""
+    block = Block((SelfAttention(), FeedForward(24)), PostNorm())
+    return EncoderOnly(task=task or MaskedLM(), vocab=VOCAB, d_model=16, heads=4, encoder=Plain((block,), 2))
+
+
+def families() -> dict[str, ModelSpec]:
+    """One tiny model of every family."""
+    return {
+        "encoder_decoder": encoder_decoder(),
+        "decoder_only": decoder_only(),
+        "prefix_lm": prefix_lm(),
+        "masked_lm": encoder_only(),
+        "sentence_classifier": encoder_only(SentenceClassifier(CLASSES)),
+        "token_classifier": encoder_only(TokenClassifier(CLASSES)),
+    }
+
+
+def around(part: Spec) -> dict[str, ModelSpec]:
+    """Tiny models in which `part` stands wherever its slot is. What a model refuses to build is left to the caller."""
+    if isinstance(part, ModelSpec):
+        return {part.kind: part}
+    if isinstance(part, Task):
+        return {"encoder_only": encoder_only(part)}
+    if isinstance(part, Sharing | Bridge):
+        field = "sharing" if isinstance(part, Sharing) else "bridge"
+        return {"encoder_decoder": replace(encoder_decoder(), **{field: part})}
+    models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
+    if isinstance(part, BranchSpec):
+        return {name: _with_branch(model, part) for name, model in models.items()}
+    if isinstance(part, StackSpec | Block):  # one and the same on both sides, it could not look at the encoder
+        del models["encoder_decoder"]
+    return {name: _with(model, part) for name, model in models.items()}
+
+
+def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
+    """Instead of the branch of its own type, or else as one more branch before the feed-forward."""
+    if isinstance(part, SelfAttention | CrossAttention | FeedForward):
+        swapped = swap(model, type(part), lambda _: part)
+        if swapped is model:
+            raise SpecError("", f"{part.kind!r} does not occur in {model.kind!r}")
+        return swapped
+
+    def added(block: Block) -> Block:
+        return replace(block, branches=(*block.branches[:-1], part, block.branches[-1]))
+
+    return swap(model, Block, added)
+
+
+def _with(model: ModelSpec, part: Spec) -> ModelSpec:
+    if isinstance(part, Position):
+        bare = swap(model, Tokens, lambda tokens: replace(tokens, position=None))
+        return swap(bare, Plain, lambda stack: replace(stack, position=part))
+    if isinstance(part, Sight):
+        return swap(model, Plain, lambda stack: replace(stack, sight=part))
+    if isinstance(part, Additive):
+        return swap(model, Tokens, lambda tokens: replace(tokens, position=part))
+    slots: tuple[type[Spec], ...] = (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init)
+    for slot in slots:
+        if isinstance(part, slot):
+            return swap(model, slot, lambda _: part)
+    raise SpecError(
+        "", f"{type(part).__name__} fits no slot; derive it from one of the slots of regard.catalogue.SLOTS"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence for any family; what a family does not use is ignored when it is made a row."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]  # what is read
+    labels: tuple[int, ...]  # what should be said
+    weights: tuple[float, ...]
+    prefix: int
+    row_label: int
+
+
+def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
+    """Random examples of unequal length. Classes, where the family has them, are below CLASSES."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(length: int, high: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, high, (length,), generator=rng).tolist())
+
+    made = []
+    for i in range(count):
+        length = 4 + (5 * i + seed) % 4
+        labels = draw(length, VOCAB)
+        if isinstance(spec, EncoderOnly) and isinstance(spec.task, TokenClassifier):
+            labels = tuple(label % spec.task.classes for label in labels)
+        classes = (
+            spec.task.classes if isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier) else 2
+        )
+        weights = tuple(float(w) for w in torch.randint(0, 2, (length - 1,), generator=rng).tolist())
+        made.append(Example(draw(3 + (3 * i) % 4, VOCAB), draw(length, VOCAB), labels, (1.0, *weights), 2, i % classes))
+    return made
+
+
+def collate(
+    spec: ModelSpec, rows: Sequence[Example], *, packed: bool = False, extra: int = 0, device: str = "cpu"
+) -> Batch:
+    """Examples as a batch, with `extra` columns of padding, or all in one packed row."""
+    masked = isinstance(spec, EncoderOnly) and isinstance(spec.task, MaskedLM)
+    by_row = isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier)
+    prefixed = isinstance(spec, DecoderOnly) and spec.visibility == "prefix"
+
+    def lay(pieces: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Ids, segments, positions."""
+        if packed:
+            return pack([pieces], sum(map(len, pieces)) + extra)
+        return (*pad(pieces, max(map(len, pieces)) + extra), None)
+
+    target, target_seg, target_pos = lay([row.target for row in rows])
+    source, source_seg, source_pos = lay([row.source for row in rows])
+    if not isinstance(spec, EncoderDecoder):
+        source = source_seg = source_pos = None
+    before = lay([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
+    weights = lay([[int(weight) for weight in row.weights] for row in rows])[0]
+    batch = Batch(
+        target,
+        torch.tensor([row.row_label for row in rows]) if by_row else lay([row.labels for row in rows])[0],
+        target_seg,
+        source,
+        source_seg,
+        weights=weights.to(torch.get_default_dtype()) if masked else None,
+        target_pos=target_pos,
+        source_pos=source_pos,
+        prefix=before.bool() if prefixed else None,
+        packed=packed,
+        segments=len(rows) if packed else 1,
+        longest=max(max(len(row.target), len(row.source)) for row in rows) if packed else None,
+    )
+    return batch.to(device)
