@@ -1,0 +1,216 @@
+"""x-transformers: stacks with the modifications it shares with us, several at a time."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import x_transformers
+from torch import Tensor, nn
+
+from regard import EncoderDecoder, build
+from regard.batch import pad
+from regard.models.encoder_decoder import EncoderDecoderModel
+from regard.nn import kernels
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Context, Memory, View
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm, ScaleNorm
+from regard.nn.position.base import Position
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.residual import PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.sight import Window
+from regard.nn.stacks.base import Stack
+from regard.nn.stacks.plain import Plain
+
+from .copying import close, randomise
+
+D, K, T, S = 24, 8, 9, 7
+TARGET = pad([[1] * 9, [1] * 5, [1]])[1]
+SOURCE = pad([[1] * 3, [1] * 7, [1] * 5])[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Our description of a stack, and their options for the same one."""
+
+    theirs: dict[str, Any]
+    position: Position
+    residual: type[Residual]
+    norm: Norm
+    feedforward: FeedForward
+    depth: int = 3
+    heads: int = 4
+    kv_heads: int | None = None
+    query_key_norm: Norm = NoNorm()
+    sight: Window | None = None
+    unique: int | None = None
+    cross: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.sight is not None or self.cross
+
+    def build(self) -> Stack:
+        attention = SelfAttention(kv_heads=self.kv_heads, query_key_norm=self.query_key_norm, bias=False)
+        cross = CrossAttention(kv_heads=self.kv_heads, bias=False)
+        branches: tuple[BranchSpec, ...] = (attention, *((cross,) if self.cross else ()), self.feedforward)
+        residual = self.residual(norm=self.norm)  # type: ignore[reportCallIssue]  # each of them has one
+        stack = Plain((Block(branches, residual),), self.depth, self.unique, self.position, self.sight)
+        spec = EncoderDecoder(vocab=3, d_model=D, heads=self.heads, d_head=K)
+        model = build(replace(spec, decoder=stack) if self.causal else replace(spec, encoder=stack))
+        assert isinstance(model, EncoderDecoderModel)
+        return (model.decoder if self.causal else model.encoder).eval()
+
+
+CASES = {
+    "rotary, window, grouped queries, normalised queries and keys, RMSNorm, SwiGLU": Case(
+        {
+            "rotary_pos_emb": True,
+            "rotary_emb_dim": K,
+            "attn_kv_heads": 2,
+            "attn_qk_rmsnorm": True,
+            "attn_max_attend_past": 2,
+            "use_rmsnorm": True,
+            "ff_glu": True,
+            "ff_swish": True,
+        },
+        Rotary(),
+        PreNorm,
+        RMSNorm(eps=0.0),
+        FeedForward(4 * D, "swish", gated=True),
+        kv_heads=2,
+        query_key_norm=RMSNorm(eps=0.0),
+        sight=Window(3),
+    ),
+    "ALiBi with a head count that is no power of two, post-norm, ScaleNorm": Case(
+        {"alibi_pos_bias": True, "pre_norm": False, "use_scalenorm": True},
+        ALiBi(),
+        PostNorm,
+        ScaleNorm(),
+        FeedForward(4 * D, "gelu"),
+        heads=6,
+    ),
+    "T5 bias, sandwich norm, two blocks twice, squared ReLU": Case(
+        {
+            "rel_pos_bias": True,
+            "rel_pos_num_buckets": 4,
+            "rel_pos_max_distance": 6,
+            "sandwich_norm": True,
+            "depth": 2,
+            "layers_execute_order": (0, 1, 2, 3, 0, 1, 2, 3),
+            "ff_relu_squared": True,
+        },
+        T5Bias(4, 6),
+        Sandwich,
+        LayerNorm(bias=False),
+        FeedForward(4 * D, "squared_relu"),
+        depth=4,
+        unique=2,
+    ),
+    "cross-attention, one key-value head, ALiBi": Case(
+        {"cross_attend": True, "attn_one_kv_head": True, "alibi_pos_bias": True},
+        ALiBi(),
+        PreNorm,
+        LayerNorm(bias=False),
+        FeedForward(4 * D, "gelu"),
+        kv_heads=1,
+        cross=True,
+    ),
+}
+
+
+def peer(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """Their stack."""
+    kind = x_transformers.Decoder if case.causal else x_transformers.Encoder
+    with monkeypatch.context() as patch:
+        # They make rotations and softmaxes in float32 whatever they get.
+        patch.setattr(Tensor, "float", Tensor.double)
+        patch.setattr(torch, "float32", torch.float64)
+        options = {"depth": case.depth, "heads": case.heads, "attn_dim_head": K, "verbose": False}
+        theirs = kind(dim=D, **options | case.theirs).eval()
+    randomise(theirs)
+    for name, gain in theirs.named_parameters():
+        if "_rmsnorm.gamma" in name:
+            gain.data[:] = gain.data[0].clone()  # they have one per head, we one for all
+    return theirs
+
+
+def converted(case: Case, theirs: nn.Module) -> dict[str, Tensor]:
+    """Their weights under our names."""
+    source = {name: weight.detach() for name, weight in theirs.named_parameters()}
+    # They turn neighbouring channels, we those half a head apart.
+    halves = torch.arange(K).view(-1, 2).T.flatten() if isinstance(case.position, Rotary) else torch.arange(K)
+    # Query heads that share a key-value head stand next to each other here, and are spread out there.
+    order = torch.arange(case.heads).view(-1, case.kv_heads or case.heads).T.flatten()
+    state: dict[str, Tensor] = {}
+
+    def norm(to: str, name: str) -> None:
+        gain = source.pop(f"{name}.g" if f"{name}.g" in source else f"{name}.gamma") + 1
+        state[f"{to}.weight"] = gain * math.sqrt(D) if isinstance(case.norm, ScaleNorm) else gain
+
+    def turned(name: str) -> Tensor:
+        return source.pop(name).unflatten(0, (-1, K))[:, halves]
+
+    def attention(to: str, name: str, cross: bool) -> None:
+        q, k = turned(f"{name}.to_q.weight")[order].flatten(0, 1), turned(f"{name}.to_k.weight").flatten(0, 1)
+        v = source.pop(f"{name}.to_v.weight")
+        if cross:
+            state[f"{to}.query.weight"], state[f"{to}.kv.weight"] = q, torch.cat((k, v))
+        else:
+            state[f"{to}.qkv.weight"] = torch.cat((q, k, v))
+        state[f"{to}.output.weight"] = source.pop(f"{name}.to_out.weight").unflatten(1, (-1, K))[:, order].flatten(1)
+        for ours, their in (("query_norm", "q_rmsnorm"), ("key_norm", "k_rmsnorm")):
+            if f"{name}.{their}.gamma" in source:
+                state[f"{to}.{ours}.weight"] = source.pop(f"{name}.{their}.gamma")[0, 0, halves] + 1
+
+    def feedforward(to: str, name: str) -> None:
+        for kind in ("weight", "bias"):
+            if case.feedforward.gated:
+                up, gate = source.pop(f"{name}.ff.0.proj.{kind}").chunk(2)
+                state[f"{to}.gate_up.{kind}"] = torch.cat((gate, up))
+            else:
+                state[f"{to}.up.{kind}"] = source.pop(f"{name}.ff.0.0.{kind}")
+            state[f"{to}.down.{kind}"] = source.pop(f"{name}.ff.2.{kind}")
+
+    size = 3 if case.cross else 2
+    for n in range(size * (case.unique or case.depth)):
+        to, name = f"blocks.{n // size}.branches.{n % size}", f"layers.{n}"
+        norm(f"{to}.norm", f"{name}.0.{2 if case.residual is PostNorm else 0}")
+        if case.residual is Sandwich:
+            norm(f"{to}.after", f"{name}.0.1")
+        if n % size == size - 1:
+            feedforward(f"{to}.branch", f"{name}.1")
+        else:
+            attention(f"{to}.branch", f"{name}.1", cross=n % size == 1)
+    if case.residual is not PostNorm:
+        norm("end", "final_norm")
+    if isinstance(case.position, T5Bias):
+        state["position.weight"] = source.pop("rel_pos.relative_attention_bias.weight").T * math.sqrt(K)
+    assert not source, "every weight of theirs must have found its place"
+    return state
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_stack(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    theirs, ours = peer(case, monkeypatch), case.build()
+    ours.load_state_dict(converted(case, theirs))
+    generator = torch.Generator().manual_seed(1)
+    x, memory = (torch.randn(3, length, D, generator=generator) for length in (T, S))
+    looked_at = {"context": memory, "context_mask": SOURCE == 1} if case.cross else {}
+    expected = theirs(x, mask=TARGET == 1, **looked_at)
+    device = torch.device("cpu")
+    ctx = Context(View(Mask(causal=case.causal, q_seg=TARGET, k_seg=TARGET), T, T, device))
+    if case.cross:
+        ctx = Context(ctx.own, View(Mask(k_seg=SOURCE), T, S, device), Memory((memory,), SOURCE))
+    with kernels.use(kernel):
+        close(ours(x, ctx).x, expected, real=TARGET)
