@@ -1,0 +1,123 @@
+"""What only a GPU can show: the CUDA kernels agree, empty rows are zero there too, a decode step is a CUDA graph."""
+
+import pytest
+import torch
+
+import regard
+from regard.errors import KernelError
+from regard.nn import kernels
+from regard.nn.core import Terms, View
+from regard.nn.kernels import attend
+from regard.nn.mask import Mask
+from regard.nn.sight import Window
+from regard.testing import tiny
+
+pytestmark = pytest.mark.gpu
+
+SEG = torch.tensor([[1] * 5 + [2] * 7 + [3] * 3 + [0], [1] * 9 + [2] * 6 + [0]])
+POS = torch.tensor([[*range(5), *range(7), *range(3), 0], [*range(9), *range(6), 0]])
+
+
+def packed(**more: object) -> Mask:
+    seg, pos = SEG.cuda(), POS.cuda()
+    return Mask(q_pos=pos, k_pos=pos, q_seg=seg, k_seg=seg, packed=True, segments=4, longest=9, **more)  # type: ignore[reportArgumentType]
+
+
+def tensors(dtype: torch.dtype, heads: int = 4, groups: int = 4, T: int = 16, K: int = 16) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, h, T, K, generator=rng) for h in (heads, groups, groups)]
+    return [x.cuda().to(dtype).requires_grad_() for x in made]
+
+
+def gradients(name: str, view: View, dtype: torch.dtype, **sizes: int) -> list[torch.Tensor]:
+    q, k, v = tensors(dtype, **sizes)
+    view = view.with_terms(view.terms)
+    with kernels.use(name):
+        y = attend(q, k, v, view, scale=0.25)
+    assert not y.isnan().any()
+    real = (SEG != 0).cuda()[:, None, :, None]
+    (y * real).square().sum().backward()
+    return [(y * real).detach().float(), *(x.grad.float() for x in (q, k, v) if x.grad is not None)]
+
+
+MASKS = {"encoder": {}, "causal": {"causal": True}, "window": {"causal": True, "sight": Window(3)}}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("groups", [4, 2])
+def test_varlen_equals_reference(mask: str, groups: int) -> None:
+    view = View(packed(**MASKS[mask]), 16, 16, torch.device("cuda"))
+    a = gradients("varlen", view, torch.bfloat16, groups=groups)
+    b = gradients("reference", view, torch.bfloat16, groups=groups)
+    for mine, theirs in zip(a, b, strict=True):
+        assert (mine - theirs).abs().max() < 0.01 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_flex_with_bias_equals_reference(mask: str) -> None:
+    bias = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(1)).cuda()
+    view = View(packed(**MASKS[mask]), 16, 16, torch.device("cuda"), Terms(bias=bias))
+    for mine, theirs in zip(
+        gradients("flex", view, torch.float32), gradients("reference", view, torch.float32), strict=True
+    ):
+        assert (mine - theirs).abs().max() < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["sdpa", "flex", "reference"])
+def test_an_empty_row_is_zero_and_has_a_gradient(kernel: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors(dtype)
+    view = View(Mask(causal=True, strict=True), 16, 16, torch.device("cuda"))
+    with kernels.use(kernel):
+        y = attend(q, k, v, view, scale=0.25)
+    assert y[:, :, 0].abs().max() == 0
+    y.float().square().sum().backward()
+    for x in (q, k, v):
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+
+
+def test_padded_queries_are_zero_with_varlen() -> None:
+    q, k, v = tensors(torch.bfloat16)
+    view = View(packed(causal=True), 16, 16, torch.device("cuda"))
+    with kernels.use("varlen"):
+        y = attend(q, k, v, view, scale=0.25)
+    assert y.transpose(1, 2)[(SEG == 0).cuda()].abs().max() == 0
+
+
+def test_packed_half_precision_chooses_varlen_and_dropout_does_not() -> None:
+    q, k, v = tensors(torch.bfloat16)
+    view = View(packed(causal=True), 16, 16, torch.device("cuda"))
+    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.0)) == "varlen"
+    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.1)) == "sdpa"
+    with kernels.use("varlen"), pytest.raises(KernelError, match="dropout"):
+        attend(q, k, v, view, scale=1.0, dropout=0.1)
+
+
+def test_packed_model_equals_padded_model_in_half_precision() -> None:
+    spec = regard.preset("transformer_tiny", vocab=tiny.VOCAB, dropout=0.0)
+    model = regard.build(spec, device="cuda").eval()
+    rows = tiny.examples(spec, 4)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        apart = model.loss(tiny.collate(spec, rows, device="cuda")).total
+        together = model.loss(tiny.collate(spec, rows, packed=True, extra=3, device="cuda")).total
+    assert abs(apart - together) / apart < 5e-3
+
+
+@torch.no_grad()
+def test_a_captured_decode_step_equals_the_eager_one() -> None:
+    spec = tiny.encoder_decoder()
+    model = regard.build(spec, device="cuda").eval()
+    assert isinstance(model, regard.Generator)
+    batch = tiny.collate(spec, tiny.examples(spec, 3), device="cuda")
+    ids = torch.full((6, 1), 3, device="cuda")
+    eager, captured = (model.start(batch, 12, beams=2, static=True) for _ in range(2))
+    model.advance(ids, captured)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = model.advance(ids, captured)
+    captured.rows.lengths.zero_()
+    for token in (3, 7, 5, 9):
+        ids.fill_(token)
+        graph.replay()
+        assert torch.equal(out, model.advance(ids, eager))
