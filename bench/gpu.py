@@ -9,6 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import regard
 from regard.batch import Batch, pack, pad
 
 PAD, BOS, EOS = 0, 1, 2
+Pair = tuple[list[int], list[int]]
 SHAPES = {
     "base": {"d_model": 512, "heads": 8, "vocab": 10000, "longest": 176},
     "big": {"d_model": 1024, "heads": 16, "vocab": 32000, "longest": 176},
@@ -31,7 +33,7 @@ def lengths(pairs: int, rng: torch.Generator) -> torch.Tensor:
     return logs.exp().round().long().clamp(min=2).minimum(torch.tensor([150, 175]))
 
 
-def corpus(pairs: int, vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+def corpus(pairs: int, vocab: int, seed: int) -> list[Pair]:
     """Random ids with realistic lengths; the target leaves room for its end."""
     rng = torch.Generator().manual_seed(seed)
     made = []
@@ -41,34 +43,42 @@ def corpus(pairs: int, vocab: int, seed: int) -> list[tuple[list[int], list[int]
     return made
 
 
-def packed_batches(pairs: list[tuple[list[int], list[int]]], tokens: int, segments: int, longest: int) -> list[Batch]:
-    """Pairs laid into rows of exactly `tokens` on both sides, shortest wait first: one shape for every batch."""
-    rows: list[list[tuple[list[int], list[int]]]] = []
-    room: list[list[int]] = []
-    for source, target in pairs:
-        for row, left in zip(rows, room, strict=True):
-            if left[0] >= len(source) and left[1] > len(target) and len(row) < segments:
-                row.append((source, target))
-                left[0] -= len(source)
-                left[1] -= len(target) + 1
-                break
-        else:
-            rows.append([(source, target)])
-            room.append([tokens - len(source), tokens - len(target) - 1])
+def packed_batches(pairs: list[Pair], rows: int, width: int, longest: int) -> list[Batch]:
+    """Pairs laid into rows of `width` on both sides, `rows` to a batch: one shape for every batch.
+
+    First-fit decreasing within pools of about eight batches, so that a shuffled corpus stays nearly shuffled.
+    """
+    segments = max(24, width // 20)
+    size = sum(len(target) + 1 for _, target in pairs) / len(pairs)
+    pool = int(8 * rows * width / size)
+    held: list[list[Pair]] = []
+    for at in range(0, len(pairs) - pool + 1, pool):
+        longest_first = sorted(pairs[at : at + pool], key=lambda pair: -max(len(pair[0]), len(pair[1])))
+        open_rows: list[tuple[list[Pair], list[int]]] = []
+        for source, target in longest_first:
+            for row, left in open_rows:
+                if left[0] >= len(source) and left[1] > len(target) and len(row) < segments:
+                    break
+            else:
+                row, left = [], [width, width]
+                open_rows.append((row, left))
+            row.append((source, target))
+            left[0] -= len(source)
+            left[1] -= len(target) + 1
+        held += [row for row, left in open_rows if min(left) < 0.05 * width]
     batches = []
-    for row in rows:
-        if sum(len(target) + 1 for _, target in row) < 0.9 * tokens:
-            continue  # the last, half-empty row
-        source, source_seg, source_pos = pack([[s for s, _ in row]], tokens)
-        target, target_seg, target_pos = pack([[[BOS, *t] for _, t in row]], tokens)
-        labels = pack([[[*t, EOS] for _, t in row]], tokens)[0]
+    for at in range(0, len(held) - rows + 1, rows):
+        some = held[at : at + rows]
+        source, source_seg, source_pos = pack([[s for s, _ in row] for row in some], width)
+        target, target_seg, target_pos = pack([[[BOS, *t] for _, t in row] for row in some], width)
+        labels = pack([[[*t, EOS] for _, t in row] for row in some], width)[0]
         places = {"target_pos": target_pos, "source_pos": source_pos}
         sizes = {"packed": True, "segments": segments, "longest": longest}
         batches.append(Batch(target, labels, target_seg, source, source_seg, **places, **sizes).to("cuda"))
     return batches
 
 
-def padded_batches(pairs: list[tuple[list[int], list[int]]], tokens: int) -> list[dict[str, torch.Tensor]]:
+def padded_batches(pairs: list[Pair], tokens: int) -> list[dict[str, torch.Tensor]]:
     """Token-budget batches sorted by length, as a good user of Hugging Face makes them."""
     ordered = sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0])))
     batches, current, longest = [], [], 0
@@ -94,22 +104,29 @@ def padded_batches(pairs: list[tuple[list[int], list[int]]], tokens: int) -> lis
     return made
 
 
-def marian(shape: dict[str, Any]) -> torch.nn.Module:
+def marian(shape: dict[str, Any]) -> Any:
     """Hugging Face's encoder-decoder at the same shape."""
-    from transformers import MarianConfig, MarianMTModel
+    from transformers import MarianConfig, MarianMTModel  # noqa: PLC0415  # only this competitor needs it
 
     d, heads, vocab = shape["d_model"], shape["heads"], shape["vocab"]
-    sides = {
-        f"{side}_{key}": value
-        for side in ("encoder", "decoder")
-        for key, value in {"layers": 6, "attention_heads": heads, "ffn_dim": 4 * d}.items()
+    settings: dict[str, Any] = {
+        **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": heads for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 4 * d for side in ("encoder", "decoder")},
+        "vocab_size": vocab,
+        "d_model": d,
+        "max_position_embeddings": 256,
+        "dropout": 0.1,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+        "forced_eos_token_id": None,
+        "attn_implementation": "sdpa",
     }
-    config = MarianConfig(
-        vocab_size=vocab, d_model=d, max_position_embeddings=256, dropout=0.1, activation_function="relu",
-        pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=BOS, forced_eos_token_id=None, scale_embedding=True,
-        attn_implementation="sdpa", **sides,
-    )  # fmt: skip
-    return MarianMTModel(config).cuda().train()
+    model: Any = MarianMTModel(MarianConfig(**settings))
+    return model.cuda().train()
 
 
 def hf_step(shape: dict[str, Any], pairs: list[Any], tokens: int, dtype: str) -> tuple[Callable[[int], int], str]:
@@ -134,14 +151,19 @@ def hf_step(shape: dict[str, Any], pairs: list[Any], tokens: int, dtype: str) ->
     return step, f"hf marian, eager, {dtype}"
 
 
-def our_step(shape: dict[str, Any], pairs: list[Any], tokens: int) -> tuple[Callable[[int], int], str]:
-    """A training step of the composed stack: one packed shape, compiled as one graph."""
+def our_step(shape: dict[str, Any], pairs: list[Pair], packing: str) -> tuple[Callable[[int], int], str]:
+    """A training step of the composed stack: one packed shape, compiled as one graph, float32 weights in autocast.
+
+    With "+graph" the whole step (forward, backward, optimizer) is also captured as one CUDA graph.
+    """
     spec = regard.preset("transformer_base", vocab=shape["vocab"], d_model=shape["d_model"], heads=shape["heads"])
     model = regard.build(spec, device="cuda").train()
-    batches = packed_batches(pairs, tokens, segments=tokens // 16, longest=shape["longest"])
+    sizes, _, captured = packing.partition("+")
+    rows, width = (int(n) for n in sizes.split("x"))
+    batches = packed_batches(pairs, rows, width, shape["longest"])
     real = [int((batch.target_seg != 0).sum()) for batch in batches if batch.target_seg is not None]
-    print(f"  packed: {len(batches)} rows of {tokens}, fill {sum(real) / len(real) / tokens:.3f}", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    print(f"  packed {sizes}: {len(batches)} batches, fill {sum(real) / len(real) / rows / width:.3f}", flush=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=bool(captured))
 
     def forward(batch: Batch) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -150,22 +172,56 @@ def our_step(shape: dict[str, Any], pairs: list[Any], tokens: int) -> tuple[Call
 
     compiled = torch.compile(forward, fullgraph=True, dynamic=False)
 
-    def step(i: int) -> int:
-        n = i % len(batches)
-        compiled(batches[n]).backward()
+    def once(batch: Batch) -> None:
+        compiled(batch).backward()
         optimizer.step()
-        optimizer.zero_grad()
+
+    title = f"regard, packed {sizes}, compiled{', CUDA graph' if captured else ''}"
+    if not captured:
+
+        def step(i: int) -> int:
+            once(batches[i % len(batches)])
+            optimizer.zero_grad()
+            return real[i % len(batches)]
+
+        return step, title
+
+    start = time.time()
+    still = replace(batches[0], **{name: getattr(batches[0], name).clone() for name in tensors(batches[0])})
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            optimizer.zero_grad()
+            once(still)
+    torch.cuda.current_stream().wait_stream(side)
+    optimizer.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once(still)
+    print(f"  {title}: captured after {time.time() - start:.1f} s", flush=True)
+
+    def replay(i: int) -> int:
+        n = i % len(batches)
+        for name in tensors(still):
+            getattr(still, name).copy_(getattr(batches[n], name))
+        graph.replay()
         return real[n]
 
-    return step, f"regard, packed {tokens}, compiled"
+    return replay, title
 
 
-def train(name: str, tokens: tuple[int, ...], rounds: int, steps: int) -> list[dict[str, Any]]:
+def tensors(batch: Batch) -> list[str]:
+    """The fields of a batch that hold tensors."""
+    return [field.name for field in fields(batch) if isinstance(getattr(batch, field.name), torch.Tensor)]
+
+
+def train(name: str, packings: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
     """Tokens a second of every competitor, interleaved."""
     shape = SHAPES[name]
-    pairs = corpus(20000, shape["vocab"], seed=0)
+    pairs = corpus(30000, shape["vocab"], seed=0)
     competitors = [hf_step(shape, pairs, 16384, dtype) for dtype in ("autocast", "bf16")]
-    competitors += [our_step(shape, pairs, n) for n in tokens]
+    competitors += [our_step(shape, pairs, packing) for packing in packings]
     for step, title in competitors:
         start = time.time()
         for i in range(4):
@@ -187,7 +243,7 @@ def train(name: str, tokens: tuple[int, ...], rounds: int, steps: int) -> list[d
         median = statistics.median(seen)
         rows.append({"shape": name, "name": title, "tokens_per_second": round(median), "ratio": round(median / best, 2),
                      "lowest": round(min(seen)), "highest": round(max(seen))})  # fmt: skip
-        print(f"{name:5} {title:32} {median:10.0f} tokens/s  {median / best:5.2f}x", flush=True)
+        print(f"{name:5} {title:44} {median:10.0f} tokens/s  {median / best:5.2f}x", flush=True)
     return rows
 
 
@@ -195,7 +251,7 @@ def train(name: str, tokens: tuple[int, ...], rounds: int, steps: int) -> list[d
 def decode(batch_size: int, beams: int, dtype: torch.dtype) -> dict[str, Any]:
     """One decode step captured as a CUDA graph, against the same step run eagerly: equal, and how much faster."""
     spec = regard.preset("transformer_base", vocab=10000)
-    model = regard.build(spec, device="cuda").eval().to(dtype)  # type: ignore[reportArgumentType]
+    model: Any = regard.build(spec, device="cuda").eval().to(dtype)
     rows, length, steps = batch_size * beams, 64, 40
     rng = torch.Generator().manual_seed(1)
     source, seg = pad([torch.randint(3, 10000, (10 + i % 15,), generator=rng).tolist() for i in range(batch_size)])
@@ -221,11 +277,14 @@ def decode(batch_size: int, beams: int, dtype: torch.dtype) -> dict[str, Any]:
         torch.cuda.synchronize()
         return torch.stack(said), torch.stack(scores), time.perf_counter() - start
 
-    eager = model.start(batch, length, beams=beams, static=True)
     ids, parent = first.clone(), parents[0].clone()
-    run(lambda: model.advance(ids, eager), ids, parent, lambda: eager.reorder(parent))  # warm
-    eager.rows.lengths.zero_()
-    plain = run(lambda: model.advance(ids, eager), ids, parent, lambda: eager.reorder(parent))
+
+    def eagerly() -> Any:
+        decoding = model.start(batch, length, beams=beams, static=True)
+        return run(lambda: model.advance(ids, decoding), ids, parent, lambda: decoding.reorder(parent))
+
+    eagerly()  # warm
+    plain = eagerly()
 
     captured = model.start(batch, length, beams=beams, static=True)
     stream = torch.cuda.Stream()
@@ -264,7 +323,9 @@ def main() -> None:
     """Everything, as a table and as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", default="base")
-    parser.add_argument("--tokens", default="16384,32768", help="tokens in a packed row")
+    parser.add_argument(
+        "--packings", default="1x16384,32x512+graph", help="rows x width of a packed batch, comma-separated"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--json", help="write the rows here")
@@ -272,12 +333,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("bench/gpu.py needs a CUDA device; bench/overhead.py runs on a CPU")
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
-    rows: list[dict[str, Any]] = []
-    for size, beams in ((1, 5), (64, 5)):
-        for dtype in (torch.float32, torch.bfloat16):
-            rows.append(decode(size, beams, dtype))
+    rows = [decode(size, 5, dtype) for size in (1, 64) for dtype in (torch.float32, torch.bfloat16)]
     for name in given.shapes.split(","):
-        rows += train(name, tuple(int(n) for n in given.tokens.split(",")), given.rounds, given.steps)
+        rows += train(name, given.packings.split(","), given.rounds, given.steps)
     if given.json:
         with open(given.json, "w") as file:
             json.dump(rows, file, indent=1)

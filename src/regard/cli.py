@@ -72,10 +72,10 @@ def _root(
 
 @app.command(rich_help_panel=TRAIN)
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
 ) -> None:
-    """Train a small Transformer in front of you (about a minute) and look at what it attends to.
+    """Train a small Transformer in front of you (under a minute) and look at what it attends to.
 
     It learns to read English number words, "three hundred and seven", and to write them in digits, 307.
     """

@@ -1,7 +1,6 @@
 """The demo learns: the main job of the package at its smallest."""
 
 import pytest
-import torch
 
 from regard import demo
 
@@ -23,7 +22,6 @@ def test_numbers_in_words(number: int, words: str) -> None:
 
 
 def test_the_demo_learns_to_write_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.set_num_threads(1)
     demo.run(steps=300, seed=1)
     said = capsys.readouterr().out
     right = int(said.split("has never seen: ")[1].split()[0])

@@ -4,6 +4,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from regard import count
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +28,17 @@ def test_the_worked_example_keeps_the_laws(tmp_path: Path) -> None:
     assert "0 broken" in run.stdout
     said = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "AbsNorm" in said
+
+
+def test_the_readme_runs_and_its_numbers_are_true() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks("README.md", "python"):
+        exec(block, names)
+    stated = re.search(r"([\d,]+) parameters", blocks("README.md", "python")[0])
+    assert stated is not None
+    assert count(names["spec"]) == int(stated.group(1).replace(",", ""))
+    assert names["loss"].tokens == 3
+    assert names["changed"].decoder.depth == 3
 
 
 def test_links_lead_somewhere() -> None:

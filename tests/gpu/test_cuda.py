@@ -1,5 +1,7 @@
 """What only a GPU can show: the CUDA kernels agree, empty rows are zero there too, a decode step is a CUDA graph."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_varlen_equals_reference(mask: str, groups: int) -> None:
     a = gradients("varlen", view, torch.bfloat16, groups=groups)
     b = gradients("reference", view, torch.bfloat16, groups=groups)
     for mine, theirs in zip(a, b, strict=True):
-        assert (mine - theirs).abs().max() < 0.01 * theirs.abs().max()
+        assert (mine - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -85,11 +87,13 @@ def test_padded_queries_are_zero_with_varlen() -> None:
     assert y.transpose(1, 2)[(SEG == 0).cuda()].abs().max() == 0
 
 
-def test_packed_half_precision_chooses_varlen_and_dropout_does_not() -> None:
+def test_long_packed_rows_choose_varlen_short_ones_and_dropout_do_not() -> None:
     q, k, v = tensors(torch.bfloat16)
     view = View(packed(causal=True), 16, 16, torch.device("cuda"))
-    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.0)) == "varlen"
-    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.1)) == "sdpa"
+    long = replace(view, T=1024, S=1024)
+    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.0)) == "sdpa"
+    assert kernels.choose(kernels.Call(q, k, v, long, 1.0, 0.0)) == "varlen"
+    assert kernels.choose(kernels.Call(q, k, v, long, 1.0, 0.1)) == "sdpa"
     with kernels.use("varlen"), pytest.raises(KernelError, match="dropout"):
         attend(q, k, v, view, scale=1.0, dropout=0.1)
 

@@ -21,7 +21,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.nn import kernels
 from regard.nn.core import Trace
 from regard.testing import tiny
-from regard.tree import edit, get_at, leaves, read, to_record
+from regard.tree import Spec, edit, get_at, leaves, read, to_record
 
 TOLERANCE = 1e-9
 
@@ -253,7 +253,7 @@ def records(subject: Subject) -> None:
         tried.add((node["kind"], name))
         node[name + "x"] = node.pop(name)
         try:
-            read(record, ModelSpec, "", parts)
+            read(node, Spec, holder, parts)
         except SpecError as error:
             if error.path != f"{path}x" or name not in str(error):
                 raise LawBroken(f"misspelt {path}: the error does not name it: {error}") from None

@@ -32,15 +32,19 @@ class Rotary(Position):
 
 
 class _Rotary(PositionTerms):
-    frequencies: Tensor
+    bits: Tensor
 
     def __init__(self, d_head: int, base: float) -> None:
         super().__init__()
+        self.dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         exponents = torch.arange(0, d_head, 2, dtype=torch.float64) / d_head
-        self.register_buffer("frequencies", (base**-exponents).to(torch.get_default_dtype()), persistent=False)
+        # As integers, which `model.to(torch.bfloat16)` leaves alone: in bfloat16, position 257 is position 256.
+        bits = (base**-exponents).to(self.dtype).view(torch.int64 if self.dtype == torch.float64 else torch.int32)
+        self.register_buffer("bits", bits, persistent=False)
 
     def forward(self, places: Places) -> Terms:
-        angles = places.q[:, None, :, None].to(self.frequencies.dtype) * self.frequencies  # (b, 1, T, K/2)
+        frequencies = self.bits.view(self.dtype)
+        angles = places.q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
         angles = torch.cat((angles, angles), -1)
         return Terms(rotation=(angles.cos(), angles.sin()))
 

@@ -1,0 +1,43 @@
+"""A stored loss curve: a change that should alter no numbers proves it here, one that does alters this file."""
+
+import pytest
+import torch
+
+from regard import build
+from regard.testing import tiny
+
+CURVE = [
+    3.5709302892,
+    3.2944638114,
+    3.0765456956,
+    2.7829758205,
+    2.6279449425,
+    2.4326739270,
+    2.2890404570,
+    2.1151588032,
+    1.9612360281,
+    1.7757941211,
+    1.5679541874,
+    1.3434223996,
+]
+
+
+def losses() -> list[float]:
+    """Twelve steps of SGD with momentum on one batch, in float64, without dropout."""
+    spec = tiny.encoder_decoder()
+    model = build(spec, seed=7).double().eval()
+    batch = tiny.collate(spec, tiny.examples(spec, 6, seed=3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen = []
+    for _ in range(12):
+        total, tokens, _, _ = model.loss(batch)
+        seen.append((total / tokens).item())
+        optimizer.zero_grad()
+        (total / tokens).backward()
+        optimizer.step()
+    return seen
+
+
+def test_the_curve_is_the_stored_one() -> None:
+    assert losses() == pytest.approx(CURVE, abs=1e-7)
+    assert CURVE[-1] < CURVE[0] - 0.5
