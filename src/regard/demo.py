@@ -41,7 +41,7 @@ def pair(number: int) -> tuple[list[int], list[int]]:
 
 def run(steps: int, seed: int) -> None:
     """Train, test on numbers never seen, and show the attention of one of them."""
-    torch.set_num_threads(1)  # for so small a model a second thread waits more than it works, on a busy machine 20 times
+    torch.set_num_threads(1)  # a second thread only waits for so small a model, 20 times longer on a busy machine
     console = Console()
     numbers = random.Random(seed).sample(range(HIGHEST + 1), 4200)
     training, unseen = numbers[200:], numbers[:200]
