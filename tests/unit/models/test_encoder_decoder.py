@@ -1,0 +1,131 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.batch import Batch, translation
+from regard.models.base import build, count
+from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.nn.core import Context, Memory, Trace, View
+from regard.nn.input import Tokens
+from regard.nn.mask import Mask
+from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.vocab.tables import Sharing
+
+Pair = Callable[..., EncoderDecoder]
+Shaken = Callable[[Any], EncoderDecoderModel]
+CPU = torch.device("cpu")
+PAIRS = [([3, 4, 5], [6, 7]), ([3, 4], [6, 7, 8, 9])]
+
+
+def stream(model: EncoderDecoderModel, side: str, ids: Tensor) -> Tensor:
+    """E[id] sqrt(d) + sinusoid."""
+    table = model.tables.get(side)
+    assert table is not None
+    return table.embed(ids) * 8**0.5 + Sinusoidal().table(ids.shape[1], 8)
+
+
+def test_how_the_parts_are_wired(pair: Pair, shaken: Shaken) -> None:
+    """Encoder: sees real source tokens. Decoder: sees its past, and the real source tokens."""
+    model, batch = shaken(build(pair())), translation(PAIRS)
+    assert batch.source is not None
+    assert batch.source_seg is not None
+    S, T = 3, 5
+    own = Context(View(Mask(k_seg=batch.source_seg), S, S, CPU))
+    memory = model.encoder(stream(model, "source", batch.source), own).x
+    cross = View(Mask(k_seg=batch.source_seg), T, S, CPU)
+    ctx = Context(View(Mask(causal=True), T, T, CPU), cross, Memory((memory,)))
+    h = model.decoder(stream(model, "target", batch.target), ctx).x
+    torch.testing.assert_close(model.hidden(batch), h)
+    output = model.tables.get("output")
+    assert output is not None
+    torch.testing.assert_close(model.log_probs(batch), output.logits(h).log_softmax(-1))
+
+
+SHARINGS = {
+    (True, True): 1,
+    (True, False): 2,
+    (False, True): 2,
+    (False, False): 3,
+}
+
+
+@pytest.mark.parametrize(("which", "tables"), SHARINGS.items())
+def test_sharing_decides_how_many_tables_there_are(which: tuple[bool, bool], tables: int, pair: Pair) -> None:
+    spec = pair(sharing=Sharing(*which))
+    model: Any = build(spec)
+    distinct = {id(model.tables.get(use)) for use in ("source", "target", "output")}
+    assert len(distinct) == tables
+    assert (model.tables.get("source") is model.tables.get("target")) is which[0]
+    assert (model.tables.get("target") is model.tables.get("output")) is which[1]
+    assert count(spec) - count(pair()) == (tables - 1) * 11 * 8
+
+
+def test_a_target_vocabulary_of_its_own(pair: Pair) -> None:
+    model = build(pair(target_vocab=13, sharing=Sharing(source_target=False)))
+    assert isinstance(model, EncoderDecoderModel)
+    assert model.log_probs(translation(PAIRS)).shape == (2, 5, 13)
+
+
+@pytest.mark.parametrize(("shared", "inputs"), [(False, 2), (True, 1)])
+def test_learned_positions_may_be_shared_by_the_sides(shared: bool, inputs: int, pair: Pair) -> None:
+    model = build(pair(input=Tokens(position=Learned(9)), sharing=Sharing(positions=shared)))
+    assert sum(p.shape == (9, 8) for p in model.parameters()) == inputs
+
+
+def test_every_layer_leaves_its_weights_in_the_trace(pair: Pair) -> None:
+    model, trace = build(pair()), Trace()
+    assert isinstance(model, EncoderDecoderModel)
+    model.log_probs(translation(PAIRS), trace)
+    shapes = {name: [tuple(w.shape) for w in weights] for name, weights in trace.weights.items()}
+    assert shapes == {
+        "encoder.self": [(2, 2, 3, 3)] * 2,
+        "decoder.self": [(2, 2, 5, 5)] * 2,
+        "decoder.cross": [(2, 2, 5, 3)] * 2,
+    }
+
+
+def test_decoding_says_what_training_says(pair: Pair, shaken: Shaken) -> None:
+    """Padded sources, three beams, a prompt of two tokens and then one at a time."""
+    model, batch, beams = shaken(build(pair())), translation([PAIRS[1], PAIRS[0]]), 3
+    prompt = torch.randint(3, 11, (2 * beams, 5))
+    assert batch.source is not None
+    assert batch.source_seg is not None
+    repeated = Batch(
+        prompt, source=batch.source.repeat_interleave(beams, 0), source_seg=batch.source_seg.repeat_interleave(beams, 0)
+    )
+    whole = model.log_probs(repeated)
+    decoding = model.start(batch, 6, beams=beams)
+    torch.testing.assert_close(model.advance(prompt[:, :2], decoding), whole[:, 1])
+    for t in (2, 3, 4):
+        torch.testing.assert_close(model.advance(prompt[:, t : t + 1], decoding), whole[:, t])
+
+
+def test_a_decoding_lowers_its_cross_mask_once_per_width(pair: Pair) -> None:
+    model = build(pair())
+    assert isinstance(model, EncoderDecoderModel)
+    decoding = model.start(translation(PAIRS), 6)
+    one = decoding.cross_view(1)
+    assert decoding.cross_view(1) is one
+    assert one is not None
+    one.lowered["x"] = one.shared["x"] = 1
+    two = decoding.cross_view(2)
+    assert two is not one
+    assert two is not None
+    assert (two.T, two.lowered, two.shared) == (2, {}, {})
+    assert decoding.cross_view(2) is two
+
+
+def test_packed_pairs_do_not_see_each_other(pair: Pair, shaken: Shaken) -> None:
+    model = shaken(build(pair()))
+    apart, together = model.log_probs(translation(PAIRS)), model.log_probs(translation(PAIRS, packed=True))
+    torch.testing.assert_close(together[0, :3], apart[0, :3])
+    torch.testing.assert_close(together[0, 3:], apart[1])
+
+
+def test_packed_rows_may_be_longer_than_learned_positions(pair: Pair) -> None:
+    """No segment is longer than 5 tokens, the row is 8."""
+    model = build(pair(input=Tokens(position=Learned(5)))).eval()
+    torch.testing.assert_close(model.loss(translation(PAIRS, packed=True)).total, model.loss(translation(PAIRS)).total)

@@ -1,0 +1,119 @@
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.models.base import build, count
+from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, TokenClassifier
+from regard.nn.core import Context, View
+from regard.nn.mask import Mask
+from regard.nn.position.additive import Sinusoidal
+
+Encoder = Callable[..., EncoderOnly]
+Shaken = Callable[[Any], Any]
+CPU = torch.device("cpu")
+IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
+SEG = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+LABELS = torch.tensor([[1, 2, 0, 1], [2, 0, 0, 0]])
+
+
+def encoded(model: Any) -> torch.Tensor:
+    """Every token sees every real one."""
+    x = model.encoder.tables.get("source").embed(IDS) * 8**0.5 + Sinusoidal().table(4, 8)
+    return model.encoder.stack(x, Context(View(Mask(k_seg=SEG), 4, 4, CPU))).x
+
+
+def test_masked_lm_by_formula(encoder: Encoder, shaken: Shaken) -> None:
+    """log softmax(norm(gelu(x W + b)) E' + c), with the input's table."""
+    model = shaken(build(encoder()))
+    h = torch.nn.functional.gelu(encoded(model) @ model.transform.weight.T + model.transform.bias)
+    h = torch.nn.functional.layer_norm(h, (8,), model.norm.weight, model.norm.bias, eps=1e-12)
+    logits = h @ model.encoder.tables.get("source").weight.T + model.head.bias
+    torch.testing.assert_close(model.log_probs(Batch(IDS, target_seg=SEG)), logits.log_softmax(-1))
+
+
+def test_masked_lm_counts_the_labels_that_weigh(encoder: Encoder, shaken: Shaken) -> None:
+    model, weights = shaken(build(encoder())), torch.tensor([[0.0, 1, 0, 1], [1, 0, 0, 0]])
+    loss = model.loss(Batch(IDS, LABELS, SEG, weights=weights))
+    said = model.log_probs(Batch(IDS, target_seg=SEG))
+    torch.testing.assert_close(loss.total, -(said[0, 1, 2] + said[0, 3, 1] + said[1, 0, 2]))
+    assert loss.tokens.item() == 3.0
+
+
+def test_an_untied_masked_lm_has_a_table_of_its_own(encoder: Encoder, shaken: Shaken) -> None:
+    assert count(encoder(task=MaskedLM(tied=False))) - count(encoder()) == 11 * 8
+    model = shaken(build(encoder(task=MaskedLM(tied=False))))
+    assert model.table() is not model.encoder.tables.get("source")
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_sentence_classifier_by_formula(
+    pool: Literal["first", "mean"], pooler: bool, encoder: Encoder, shaken: Shaken
+) -> None:
+    model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler))))
+    x = encoded(model)
+    rows = x[:, 0] if pool == "first" else torch.stack((x[0].mean(0), x[1, :2].mean(0)))
+    if pooler:
+        rows = (rows @ model.pool.pooler.weight.T + model.pool.pooler.bias).tanh()
+    scores = rows @ model.classes.weight.T + model.classes.bias
+    batch = Batch(IDS, torch.tensor([2, 0]), SEG)
+    torch.testing.assert_close(model.scores(batch), scores)
+    loss = model.loss(batch)
+    log_probs = scores.log_softmax(-1)
+    torch.testing.assert_close(loss.total, -(log_probs[0, 2] + log_probs[1, 0]))
+    assert loss.tokens.item() == 2.0
+    assert loss.nll.item() == loss.total.item()
+
+
+def test_the_mean_of_rows_without_padding(encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=SentenceClassifier(3, "mean", pooler=False))))
+    full = model.scores(Batch(IDS[:1], target_seg=SEG[:1]))
+    torch.testing.assert_close(model.scores(Batch(IDS[:1])), full)
+
+
+def test_token_classifier_by_formula(encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=TokenClassifier(3))))
+    scores = encoded(model) @ model.classes.weight.T + model.classes.bias
+    batch = Batch(IDS, LABELS, SEG)
+    torch.testing.assert_close(model.scores(batch), scores)
+    loss, log_probs = model.loss(batch), scores.log_softmax(-1)
+    expected = -sum(log_probs[b, t, LABELS[b, t]] for b in range(2) for t in range(4) if SEG[b, t])
+    torch.testing.assert_close(loss.total, expected)
+    assert loss.tokens.item() == 6.0
+
+
+def test_pooled_is_the_first_token_through_a_tanh_and_trains_nothing(encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=Pooled())))
+    expected = (encoded(model)[:, 0] @ model.pool.pooler.weight.T + model.pool.pooler.bias).tanh()
+    torch.testing.assert_close(model(Batch(IDS, target_seg=SEG)), expected)
+    with pytest.raises(SpecError, match=r"^task\.kind: 'pooled' predicts nothing; choose masked_lm"):
+        model.loss(Batch(IDS, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "words"),
+    [
+        (SentenceClassifier(3), Batch(IDS, LABELS), "^labels: sentence classification needs one label per row"),
+        (SentenceClassifier(3), Batch(IDS), "^labels: sentence classification needs one label per row"),
+        (TokenClassifier(3), Batch(IDS, torch.tensor([1, 2])), "^labels: token classification needs one label per tok"),
+    ],
+)
+def test_refusals(task: Any, batch: Batch, words: str, encoder: Encoder) -> None:
+    with pytest.raises(DataError, match=words):
+        build(encoder(task=task)).loss(batch)
+
+
+def test_a_packed_row_has_no_single_vector(encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=SentenceClassifier(3))))
+    with pytest.raises(DataError, match=r"^packed: a packed row has no single vector"):
+        model.scores(Batch(IDS, target_seg=torch.tensor([[1, 1, 2, 2]] * 2), packed=True, segments=2))
+
+
+@pytest.mark.parametrize("task", [SentenceClassifier, TokenClassifier])
+def test_two_classes_at_least(task: Callable[[int], Any]) -> None:
+    with pytest.raises(SpecError, match=r"^classes: must be at least 2, not 1"):
+        task(1)

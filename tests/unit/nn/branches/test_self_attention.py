@@ -1,0 +1,204 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Branch, Context, Site, Trace, View
+from regard.nn.mask import Mask
+from regard.nn.norm import RMSNorm
+from regard.nn.position.additive import Injected
+from regard.nn.position.base import places
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
+from regard.nn.state import KVCache, Rows
+
+MakeSite = Callable[..., Site]
+Naive = Callable[..., Tensor]
+CPU = torch.device("cpu")
+T = 5
+
+
+def branch_of(spec: SelfAttention, site: Site) -> Branch:
+    """With biases and gains that are not zero and one."""
+    branch = spec.build(site)
+    for parameter in branch.parameters():
+        nn.init.normal_(parameter, 0.0, 0.5)
+    return branch
+
+
+def context(mask: Mask, **more: Any) -> Context:
+    return Context(View(mask, T, T, CPU), **more)
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight.T + (0.0 if bias is None else bias)
+
+
+def by_hand(
+    branch: Any, spec: SelfAttention, x: Tensor, mask: Mask, naive: Naive, bias: Tensor | None = None
+) -> Tensor:
+    """concat_h(softmax(scale q_h k_g') v_g) W_o, head by head, g = h // (H / G)."""
+    H, G = branch.heads, branch.groups
+    K, V = branch.widths[0] // H, branch.widths[2] // G
+    W, b = branch.qkv.weight, branch.qkv.bias
+    b = torch.zeros(len(W)) if b is None else b
+    starts = {"q": 0, "k": H * K, "v": H * K + G * K}
+
+    def head(which: str, h: int, width: int) -> Tensor:
+        rows = slice(starts[which] + h * width, starts[which] + (h + 1) * width)
+        y = project(x, W[rows], b[rows])
+        if spec.query_key_norm.kind == "no_norm" or which == "v":
+            return y
+        gain = (branch.query_norm if which == "q" else branch.key_norm).weight
+        return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
+
+    q = torch.stack([head("q", h, K) for h in range(H)], 1)
+    k = torch.stack([head("k", h, K) for h in range(G)], 1)
+    v = torch.stack([head("v", h, V) for h in range(G)], 1)
+    scale = {"sqrt": 1 / math.sqrt(K), "none": 1.0}.get(spec.scale, spec.scale)  # type: ignore[reportArgumentType]
+    y = naive(q, k, v, mask, scale, bias)
+    merged = torch.cat([y[:, h] for h in range(H)], -1)
+    return project(merged, branch.output.weight, branch.output.bias) if spec.output else merged
+
+
+VARIANTS = {
+    "plain": SelfAttention(),
+    "two heads": SelfAttention(heads=2),
+    "multi-query": SelfAttention(kv_heads=1),
+    "grouped": SelfAttention(heads=4, kv_heads=2),
+    "d_head free": SelfAttention(d_head=5),
+    "d_value free": SelfAttention(d_value=7),
+    "no output projection": SelfAttention(output=False),
+    "unscaled": SelfAttention(scale="none"),
+    "scaled by a number": SelfAttention(scale=0.3),
+    "query-key norm": SelfAttention(query_key_norm=RMSNorm()),
+    "grouped with query-key norm": SelfAttention(heads=4, kv_heads=2, query_key_norm=RMSNorm()),
+    "no biases": SelfAttention(bias=False),
+}
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, strict=True)], ids=repr)
+@pytest.mark.parametrize("spec", VARIANTS.values(), ids=list(VARIANTS))
+def test_by_formula(spec: SelfAttention, mask: Mask, site: MakeSite, naive: Naive) -> None:
+    """C15."""
+    branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
+    torch.testing.assert_close(branch(x, context(mask)), by_hand(branch, spec, x, mask, naive), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", VARIANTS.values(), ids=list(VARIANTS))
+def test_parameters(spec: SelfAttention, site: MakeSite) -> None:
+    """C4: three projections, and W_o if there is one."""
+    branch: Any = spec.build(site())
+    H, G = branch.heads, branch.groups
+    K, V, bias = branch.widths[0] // H, branch.widths[2] // G, spec.bias is not False
+    projections = (12 + bias) * (H * K + G * K + G * V) + spec.output * (H * V + bias) * 12
+    norms = 0 if spec.query_key_norm.kind == "no_norm" else 2 * K
+    assert sum(p.numel() for p in branch.parameters()) == projections + norms
+
+
+def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
+    branch, x = branch_of(SelfAttention(), site()), torch.randn(2, T, 12)
+    view = View(Mask(causal=True), T, T, CPU)
+    view = view.with_terms(T5Bias(8, 9).build(site())(places(view)))
+    assert view.terms is not None
+    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, view.terms.bias)
+    torch.testing.assert_close(branch(x, Context(view)), expected, rtol=0, atol=1e-12)
+
+
+def test_a_position_of_its_own_replaces_the_stacks(site: MakeSite, naive: Naive) -> None:
+    spec = SelfAttention(position=ALiBi())
+    branch, x = branch_of(spec, site(position=T5Bias())), torch.randn(2, T, 12)
+    view = View(Mask(causal=True), T, T, CPU)
+    own = ALiBi().build(site())(places(view)).bias
+    loud = view.with_terms(T5Bias(8, 9).build(site())(places(view)))
+    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, own)
+    torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
+
+
+def test_rotary_scores_are_relative(site: MakeSite) -> None:
+    """Moving all tokens by seven places changes nothing (C62)."""
+    branch, x = branch_of(SelfAttention(position=Rotary()), site()), torch.randn(2, T, 12)
+    moved = torch.arange(7, 7 + T)[None]
+    here, there = Mask(causal=True), Mask(causal=True, q_pos=moved, k_pos=moved)
+    torch.testing.assert_close(branch(x, context(here)), branch(x, context(there)), rtol=0, atol=1e-12)
+    plain = SelfAttention().build(site())
+    plain.load_state_dict(branch.state_dict())
+    assert (branch(x, context(here)) - plain(x, context(here))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*VARIANTS.values(), *(SelfAttention(position=p) for p in (ALiBi(), Rotary(), Shaw(2), Injected(), T5Bias()))],
+    ids=lambda spec: repr(spec)[13:80],
+)
+def test_steps_equal_the_whole(spec: SelfAttention, site: MakeSite) -> None:
+    branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
+    whole = branch(x, context(Mask(causal=True)))
+    rows = Rows(torch.zeros(2, dtype=torch.int64), T)
+    state, said = branch.start(rows, context(Mask())), []
+    assert isinstance(state, KVCache)
+    for step in (2, 1, 2):
+        at, S = rows.bound, rows.reach(step)
+        said.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, S, CPU)), state))
+        rows.advance(step, None)
+    torch.testing.assert_close(torch.cat(said, 1), whole, rtol=0, atol=1e-12)
+
+
+def test_a_trace_gets_the_weights_and_changes_nothing(site: MakeSite) -> None:
+    branch, x, trace = branch_of(SelfAttention(output=False), site(side="encoder")), torch.randn(2, T, 12), Trace()
+    traced = branch(x, context(Mask(causal=True), trace=trace))
+    assert torch.equal(traced, branch(x, context(Mask(causal=True))))
+    (weights,) = trace.weights["encoder.self"]
+    assert weights.shape == (2, 3, T, T)
+    values = (x @ branch.qkv.weight.T + branch.qkv.bias)[:, :, 24:].unflatten(-1, (3, 4)).transpose(1, 2)  # type: ignore[reportOperatorIssue, reportAttributeAccessIssue]
+    torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(2), traced)
+
+
+def test_attention_dropout_in_training_only(site: MakeSite) -> None:
+    branch, x = branch_of(SelfAttention(), site(attention_dropout=0.5)), torch.randn(2, T, 12)
+    assert not torch.equal(branch(x, context(Mask())), branch(x, context(Mask())))
+    branch.eval()
+    assert torch.equal(branch(x, context(Mask())), branch(x, context(Mask())))
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "name", "words"),
+    [
+        (SelfAttention(heads=6), {"position": T5Bias()}, "heads", "6 differs from the stack's 3, .* 't5_bias'"),
+        (SelfAttention(d_head=6), {"position": Rotary()}, "d_head", "6 differs from the stack's 4"),
+        (SelfAttention(d_value=6), {"position": Shaw()}, "d_value", "6 differs from the stack's 4"),
+        (SelfAttention(kv_heads=1), {"position": Injected()}, "kv_heads", "1 differs from the stack's 3"),
+        (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "treats queries and keys alike"),
+        (SelfAttention(output=False, d_value=5), {}, "output", "3 x 5 is not d_model 12"),
+    ],
+)
+def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, words: str, site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=words) as raised:
+        spec.build(site(path="decoder.pattern[0].branches[0]", **changes))
+    assert raised.value.path == f"decoder.pattern[0].branches[0].{name}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "position"),
+    [
+        (SelfAttention(heads=6, d_head=4), Rotary()),  # turns 4 channels, however many heads there are
+        (SelfAttention(kv_heads=1), T5Bias()),
+        (SelfAttention(d_head=6), ALiBi()),
+        (SelfAttention(heads=6), None),
+        (SelfAttention(heads=6, position=T5Bias()), T5Bias()),
+    ],
+)
+def test_sizes_that_the_stacks_position_does_not_mind(spec: SelfAttention, position: Any, site: MakeSite) -> None:
+    assert isinstance(spec.build(site(position=position)), Branch)
+
+
+@pytest.mark.parametrize("name", ["heads", "kv_heads", "d_head", "d_value"])
+def test_sizes_must_be_positive(name: str) -> None:
+    with pytest.raises(SpecError, match=f"^{name}: must be at least 1, not 0"):
+        SelfAttention(**dict.fromkeys([name], 0))  # type: ignore[reportArgumentType]

@@ -1,0 +1,61 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from regard.nn.core import Context, Memory, Site, Terms, Trace, View, drop
+from regard.nn.init import T5Init
+from regard.nn.mask import Mask
+
+MakeSite = Callable[..., Site]
+VIEW = View(Mask(), 3, 3, torch.device("cpu"))
+
+
+def test_a_site_knows_its_path(site: MakeSite) -> None:
+    inner = site().inside("decoder").inside("pattern[0]", layer=3).inside("branches[1]")
+    assert inner.path == "decoder.pattern[0].branches[1]"
+    assert inner.layer == 3
+    error = inner.error("heads", "are odd")
+    assert (error.path, error.message) == ("decoder.pattern[0].branches[1].heads", "are odd")
+
+
+def test_a_parameter_is_drawn_by_the_sites_init(site: MakeSite) -> None:
+    weight = site(init_=T5Init(), d_model=10_000).parameter(50, 40, role="position")
+    assert weight.requires_grad
+    assert weight.std().item() == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_block_with_a_memory_of_its_own_sees_that(site: MakeSite) -> None:
+    first, second, seg = torch.randn(1, 3, 12), torch.randn(1, 3, 12), torch.ones(1, 3, dtype=torch.int64)
+    shared = Context(VIEW, VIEW, Memory((first,), seg))
+    assert shared.block(1) is shared
+    assert Context(VIEW).block(1).memory is None
+    own = Context(VIEW, VIEW, Memory((first, second), seg)).block(1).memory
+    assert own is not None
+    assert own.x == (second,)
+    assert own.seg is seg
+
+
+def test_other_terms_keep_the_lowered_mask_only() -> None:
+    view = View(Mask(), 3, 3, torch.device("cpu"))
+    view.lowered["additive"], view.shared["dense"] = 1, 2
+    other = view.with_terms(Terms())
+    assert other.lowered == {}
+    assert other.shared is view.shared
+    assert other.mask is view.mask
+
+
+def test_a_trace_keeps_calls_in_order() -> None:
+    trace, first, second = Trace(), torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    trace.add("decoder.self", first)
+    trace.add("decoder.self", second)
+    assert [id(w) for w in trace.weights["decoder.self"]] == [id(first), id(second)]
+
+
+def test_drop() -> None:
+    x = torch.ones(10_000)
+    assert drop(x, 0.5, False) is x
+    assert drop(x, 0.0, True) is x
+    dropped = drop(x, 0.25, True)
+    assert set(dropped.unique().tolist()) == {0.0, 1 / 0.75}
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.03)

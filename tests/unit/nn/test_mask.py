@@ -1,0 +1,130 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from regard.nn.mask import Mask
+from regard.nn.sight import Window
+
+CPU = torch.device("cpu")
+SEG = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
+PACKED = torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 0, 0]])
+WITHIN = torch.tensor([[0, 1, 0, 1, 2], [0, 0, 0, 0, 0]])
+RAGGED = torch.tensor([[2, 3], [0, 1]])
+PREFIX = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)
+
+
+def test_dense_and_predicate_are_the_definition(
+    case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
+) -> None:
+    mask, T, S = case
+    dense, predicate = mask.dense(T, S, CPU), mask.predicate(T, S, CPU)
+    for b in range(2):
+        for i in range(T):
+            for j in range(S):
+                visible = seen(mask, b, i, j)
+                where = f"row {b}, query {i}, key {j}"
+                if dense is None:
+                    assert visible, where
+                else:
+                    row, query = (b if dense.shape[0] > 1 else 0), (i if dense.shape[2] > 1 else 0)
+                    assert bool(dense[row, 0, query, j]) == visible, where
+                said = predicate(torch.tensor(b), torch.tensor(0), torch.tensor(i), torch.tensor(j))
+                assert bool(said) == visible, where
+
+
+def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask, int, int, int], bool]) -> None:
+    mask = Mask(causal=True, q_seg=SEG, k_seg=SEG)
+    assert mask.is_plain(5, 5)
+    for b in range(2):
+        for i in range(5):
+            if SEG[b, i]:  # a real query: the flag alone says what the definition says
+                assert [seen(mask, b, i, j) for j in range(5)] == [j <= i for j in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "T", "S", "plain"),
+    [
+        (Mask(causal=True), 5, 5, True),
+        (Mask(causal=True, k_seg=SEG), 5, 5, True),
+        (Mask(), 5, 5, False),
+        (Mask(causal=True), 1, 5, False),
+        (Mask(causal=True, start=2), 5, 5, False),
+        (Mask(causal=True, strict=True), 5, 5, False),
+        (Mask(causal=True, q_pos=WITHIN), 5, 5, False),
+        (Mask(causal=True, k_pos=WITHIN), 5, 5, False),
+        (Mask(causal=True, packed=True), 5, 5, False),
+        (Mask(causal=True, prefix=PREFIX), 5, 5, False),
+        (Mask(causal=True, sight=Window(9)), 5, 5, False),
+    ],
+)
+def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
+    assert mask.is_plain(T, S) is plain
+
+
+@pytest.mark.parametrize(
+    ("mask", "everything"),
+    [
+        (Mask(), True),
+        (Mask(q_seg=SEG), True),  # padded queries may see what they like
+        (Mask(k_seg=SEG), False),
+        (Mask(causal=True), False),
+        (Mask(causal=True, start=4), True),
+        (Mask(causal=True, start=3), False),
+        (Mask(causal=True, strict=True, start=4), False),
+        (Mask(causal=True, q_pos=RAGGED), False),
+        (Mask(packed=True, q_seg=SEG, k_seg=SEG), False),
+        (Mask(sight=Window(3)), False),
+    ],
+)
+def test_sees_everything(mask: Mask, everything: bool) -> None:
+    assert mask.sees_everything(5) is everything
+    assert (mask.dense(1, 5, CPU) is None) is everything
+
+
+def lengths_of(seg: list[list[int]], segments: int) -> list[int]:
+    """Each row's segments 1 .. `segments`, then its padding, laid end to end."""
+    ends = [0]
+    for row in seg:
+        for number in (*range(1, segments + 1), 0):
+            ends.append(ends[-1] + row.count(number))
+    return ends
+
+
+@pytest.mark.parametrize("segments", [3, 5])
+def test_lengths(segments: int) -> None:
+    mask = Mask(causal=True, q_seg=PACKED, k_seg=SEG, packed=True, segments=segments)
+    q_ends, k_ends = mask.lengths(5, 5, 2, CPU)
+    assert q_ends.tolist() == lengths_of(PACKED.tolist(), segments)
+    assert k_ends.tolist() == lengths_of(SEG.tolist(), segments)
+    assert q_ends.dtype == k_ends.dtype == torch.int32
+
+
+def test_lengths_without_segments_are_whole_rows() -> None:
+    q_ends, k_ends = Mask().lengths(2, 3, 4, CPU)
+    assert q_ends.tolist() == [0, 2, 2, 4, 4, 6, 6, 8, 8]  # one segment, and no padding
+    assert k_ends.tolist() == [0, 3, 3, 6, 6, 9, 9, 12, 12]
+
+
+def test_a_mask_knows_whether_it_may_hide_everything(
+    case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
+) -> None:
+    mask, T, S = case
+    empty = [(b, i) for b in range(2) for i in range(T) if not any(seen(mask, b, i, j) for j in range(S))]
+    assert mask.may_hide_all() or not empty
+    if not (mask.packed or mask.strict or mask.sight):
+        assert not mask.may_hide_all()  # where nothing is hidden, no kernel should pay for it
+
+
+def test_positions_begin_where_the_mask_says() -> None:
+    q, k = Mask(start=3).positions(2, 5, CPU)
+    assert (q.tolist(), k.tolist()) == ([[3, 4]], [[0, 1, 2, 3, 4]])
+    q, k = Mask(q_pos=RAGGED, start=7).positions(2, 5, CPU)
+    assert (q.tolist(), k.tolist()) == (RAGGED.tolist(), [[0, 1, 2, 3, 4]])
+
+
+def test_bound_is_above_every_position() -> None:
+    assert Mask().bound(5) == 5
+    assert Mask(packed=True, q_pos=WITHIN, k_pos=WITHIN, longest=3).bound(5) == 3
+    assert Mask(packed=True, longest=3).bound(5) == 5  # positions run along the row
+    assert Mask(packed=True, q_pos=WITHIN, k_pos=WITHIN).bound(5) == 5

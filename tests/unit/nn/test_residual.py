@@ -1,0 +1,145 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.nn.core import Branch, Context, Site, View
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
+from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.state import KVCache, Rows
+
+MakeSite = Callable[..., Site]
+CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
+
+
+class Affine(Branch):
+    """f(x) = x A + 1: not the identity, not odd, and it remembers what state it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(12, 12))
+        self.states: list[Any] = []
+
+    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
+        self.states.append(state)
+        return self.f(x)
+
+    def f(self, x: Tensor) -> Tensor:
+        return x @ self.matrix + 1.0
+
+    def start(self, rows: Rows, ctx: Context) -> Any:
+        return KVCache(rows)
+
+
+def norms(module: nn.Module) -> list[nn.Module]:
+    """The norms of a residual branch, with weights that are not those of the identity."""
+    found = [m for name, m in module.named_children() if name != "branch"]
+    for norm in found:
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter, 1.0)
+    return found
+
+
+def alpha(N: int, M: int, side: str) -> float:
+    """Wang et al. 2022, table 2."""
+    if not N or not M:
+        return (2 * (N or M)) ** 0.25
+    return 0.81 * (N**4 * M) ** (1 / 16) if side == "encoder" else (3 * M) ** 0.25
+
+
+def test_pre_norm(site: MakeSite) -> None:
+    branch = Affine()
+    rule = PreNorm().wrap(branch, site())
+    (norm,), x = norms(rule), torch.randn(2, 5, 12)
+    torch.testing.assert_close(rule(x, CTX), x + branch.f(norm(x)))
+
+
+def test_post_norm(site: MakeSite) -> None:
+    branch = Affine()
+    rule = PostNorm(RMSNorm()).wrap(branch, site())
+    (norm,), x = norms(rule), torch.randn(2, 5, 12)
+    assert isinstance(norm, nn.RMSNorm)
+    torch.testing.assert_close(rule(x, CTX), norm(x + branch.f(x)))
+
+
+def test_sandwich(site: MakeSite) -> None:
+    branch = Affine()
+    rule = Sandwich().wrap(branch, site())
+    (before, after), x = norms(rule), torch.randn(2, 5, 12)
+    assert before is not after
+    torch.testing.assert_close(rule(x, CTX), x + after(branch.f(before(x))))
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize(("N", "M"), [(6, 6), (18, 4), (12, 0), (0, 24)])
+def test_deep_norm(N: int, M: int, side: str, site: MakeSite) -> None:
+    branch = Affine()
+    rule = DeepNorm().wrap(branch, site(encoder_depth=N, decoder_depth=M, side=side))
+    (norm,), x = norms(rule), torch.randn(2, 5, 12)
+    torch.testing.assert_close(rule(x, CTX), norm(alpha(N, M, side) * x + branch.f(x)))
+
+
+def test_deep_norm_numbers_of_the_paper(site: MakeSite) -> None:
+    """100 encoder layers alone: alpha = 200^(1/4) = 3.7606; 18 + 18 layers: 1.9987 and 2.7108."""
+    for N, M, side, value in ((100, 0, "encoder", 3.7606), (18, 18, "encoder", 1.9987), (18, 18, "decoder", 2.7108)):
+        rule = DeepNorm().wrap(Affine(), site(encoder_depth=N, decoder_depth=M, side=side))
+        assert rule.alpha == pytest.approx(value, abs=1e-4)
+
+
+def test_no_residual(site: MakeSite) -> None:
+    branch = Affine()
+    rule = NoResidual(LayerNorm()).wrap(branch, site())
+    (norm,), x = norms(rule), torch.randn(2, 5, 12)
+    torch.testing.assert_close(rule(x, CTX), branch.f(norm(x)))
+
+
+RULES = [PreNorm(), PostNorm(), Sandwich(), DeepNorm(), NoResidual()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def test_state_is_the_branchs(rule: Residual, site: MakeSite) -> None:
+    branch = Affine()
+    joined, rows = rule.wrap(branch, site()), Rows(torch.zeros(2, dtype=torch.int64), 4)
+    state = joined.start(rows, CTX)
+    assert isinstance(state, KVCache)
+    joined(torch.randn(2, 5, 12), CTX, state)
+    assert branch.states == [state]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def test_dropout_acts_on_what_the_branch_says_and_only_in_training(rule: Residual, site: MakeSite) -> None:
+    joined, x = rule.wrap(Affine(), site(dropout=0.5)), torch.randn(2, 5, 12)
+    joined.eval()
+    without = rule.wrap(Affine(), site())
+    without.load_state_dict(joined.state_dict())
+    assert torch.equal(joined(x, CTX), without(x, CTX))
+    joined.train()
+    assert not torch.equal(joined(x, CTX), joined(x, CTX))
+
+
+def test_dropout_scales_what_it_keeps(site: MakeSite) -> None:
+    branch, x = Affine(), torch.randn(2, 500, 12)
+    joined = NoResidual().wrap(branch, site(dropout=0.25))
+    share = joined(x, CTX) / branch.f(x)
+    assert bool(((share == 0) | ((share - 1 / 0.75).abs() < 1e-9)).all())
+    assert (share == 0).double().mean().item() == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ends"),
+    [(PreNorm(), True), (Sandwich(RMSNorm()), True), (PostNorm(), False), (DeepNorm(), False), (NoResidual(), False)],
+    ids=lambda value: getattr(value, "kind", value),
+)
+def test_only_a_stream_that_was_never_normed_ends_with_a_norm(rule: Residual, ends: bool, site: MakeSite) -> None:
+    end = rule.end(site())
+    assert bool(list(end.parameters())) is ends
+    if ends:
+        assert type(end) is type(rule.norm.build(site()))  # type: ignore[reportAttributeAccessIssue]
+
+
+def test_the_norm_may_be_none(site: MakeSite) -> None:
+    branch, x = Affine(), torch.randn(2, 5, 12)
+    assert torch.equal(PostNorm(NoNorm()).wrap(branch, site())(x, CTX), x + branch.f(x))

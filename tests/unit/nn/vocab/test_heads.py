@@ -1,0 +1,149 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.errors import SpecError
+from regard.nn.core import Site
+from regard.nn.vocab import heads
+from regard.nn.vocab.heads import Head, Softmax
+from regard.nn.vocab.tables import Embeddings, Table
+
+MakeSite = Callable[..., Site]
+V, D, N = 9, 12, 7
+
+
+def made(spec: Softmax, site: Site) -> tuple[Head, Table]:
+    head, table = spec.build(V, site), Embeddings().build(V, D, site)
+    for parameter in (*head.parameters(), *table.parameters()):
+        nn.init.normal_(parameter)
+    return head, table
+
+
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(N, D), torch.randint(0, V, (N,)), torch.rand(N)
+
+
+def loss_of(scores: list[float], label: int, smoothing: float, z: float) -> tuple[float, float]:
+    """(objective, negative log-likelihood) of one token, from its logits."""
+    log_z = math.log(sum(math.exp(s) for s in scores))
+    nll = log_z - scores[label]
+    uniform = sum(log_z - s for s in scores) / len(scores)
+    return (1 - smoothing) * nll + smoothing * uniform + z * log_z**2, nll
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_log_probs_by_formula(scaled: bool, bias: bool, site: MakeSite) -> None:
+    head, table = made(Softmax(scaled, bias), site())
+    h = torch.randn(2, 3, D)
+    scores = (h / math.sqrt(D) if scaled else h) @ table.readout(h)[1].T + (head.bias if bias else 0.0)  # type: ignore[reportOperatorIssue]
+    log_probs = head.log_probs(h, table)
+    torch.testing.assert_close(log_probs, scores - scores.exp().sum(-1, keepdim=True).log())
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+def test_score_by_formula(smoothing: float, z: float, bias: bool, scaled: bool, training: bool, site: MakeSite) -> None:
+    head, table = made(Softmax(scaled, bias, smoothing, z), site())
+    head.train(training)
+    h, labels, weights = data()
+    scored = head.score(h, labels, weights, table)
+    x = h / math.sqrt(D) if scaled else h
+    logits = (x @ table.readout(h)[1].T + (head.bias if bias else 0.0)).tolist()  # type: ignore[reportOperatorIssue]
+    if not training:
+        smoothing = z = 0.0
+    tokens = [loss_of(row, label, smoothing, z) for row, label in zip(logits, labels.tolist(), strict=True)]
+    objective = sum(w * token[0] for w, token in zip(weights.tolist(), tokens, strict=True))
+    nll = sum(w * token[1] for w, token in zip(weights.tolist(), tokens, strict=True))
+    assert scored.objective.item() == pytest.approx(objective, abs=1e-10)
+    assert scored.nll.item() == pytest.approx(nll, abs=1e-10)
+    assert not scored.nll.requires_grad
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+def test_gradients_are_those_of_the_formula(
+    smoothing: float, z: float, bias: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of any size, against autograd on the whole matrix of logits."""
+    monkeypatch.setattr(heads, "chunk_rows", lambda *_: rows)
+    head, table = made(Softmax(bias=bias, smoothing=smoothing, z=z), site())
+    h, labels, weights = data()
+    h.requires_grad_()
+    matrix = table.weight
+    assert isinstance(matrix, nn.Parameter)
+    inputs: list[Tensor] = [h, matrix, *head.parameters()]
+    logits = h @ matrix.T + (head.bias if bias else 0.0)  # type: ignore[reportOperatorIssue]
+    log_z = logits.logsumexp(-1)
+    nll = log_z - logits[torch.arange(N), labels]
+    loss = (1 - smoothing) * nll + smoothing * (log_z - logits.mean(-1)) + z * log_z**2
+    expected = torch.autograd.grad(2.5 * (weights * loss).sum(), inputs)
+    found = torch.autograd.grad(2.5 * head.score(h, labels, weights, table).objective, inputs)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_smoothing_is_torchs(site: MakeSite) -> None:
+    head, table = made(Softmax(smoothing=0.1), site())
+    h, labels, _ = data()
+    expected = nn.functional.cross_entropy(table.logits(h), labels, label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(head.score(h, labels, torch.ones(N), table).objective, expected)
+
+
+def test_no_labels_cost_nothing(site: MakeSite) -> None:
+    head, table = made(Softmax(smoothing=0.1), site())
+    scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
+    scored.objective.backward()
+    assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
+
+
+def test_without_gradient_no_work_is_done_for_one(site: MakeSite) -> None:
+    """One matrix product instead of three."""
+    head, table = made(Softmax(bias=True), site())
+    h, labels, weights = data()
+    with FlopCounterMode(display=False) as counted:
+        kept = head.score(h, labels, weights, table)
+    assert counted.get_total_flops() == 3 * 2 * N * D * V
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        plain = head.score(h, labels, weights, table)
+    assert counted.get_total_flops() == 2 * N * D * V
+    assert torch.equal(plain.objective, kept.objective)
+    assert not plain.objective.requires_grad
+
+
+def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
+    head, table = made(Softmax(bias=True), site())
+    h, labels, weights = data()
+    exact = head.score(h, labels, weights, table)
+    half = head.bfloat16().score(h.bfloat16(), labels, weights, table.bfloat16())
+    assert half.objective.dtype == torch.float32
+    assert half.objective.item() == pytest.approx(exact.objective.item(), rel=0.05)
+    half.objective.backward()
+    assert head.log_probs(h.bfloat16(), table).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 10), (1000, 50_000), (7, 2**25), (4096, 4096), (0, 5)])
+def test_chunks_fit_their_budget_and_cover_the_rows(rows: int, vocab: int) -> None:
+    step = heads.chunk_rows(rows, vocab, torch.device("cpu"))
+    assert step * vocab <= 2**24 or step <= 1
+    pieces = -(-rows // max(step, 1))
+    assert pieces * step >= rows
+    assert pieces <= max(1, -(-rows * vocab // 2**24))
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"), [({"smoothing": 1.0}, "smoothing"), ({"smoothing": -0.1}, "smoothing"), ({"z": -1.0}, "z")]
+)
+def test_refusals(changes: dict[str, float], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        replace(Softmax(), **changes)
+    assert raised.value.path == path

@@ -1,0 +1,94 @@
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from regard.batch import Batch, pack, pad, translation
+from regard.errors import DataError
+
+
+def test_pad_fills_on_the_right() -> None:
+    ids, seg = pad([[5, 6, 7], [8]])
+    assert ids.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert seg.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert pad([[5], []], 2)[1].tolist() == [[1, 0], [0, 0]]
+
+
+def test_pack_lays_pieces_end_to_end() -> None:
+    ids, seg, pos = pack([[[5, 6], [7]], [[8, 9, 10]]], 5)
+    assert ids.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 0, 0]]
+    assert seg.tolist() == [[1, 1, 2, 0, 0], [1, 1, 1, 0, 0]]
+    assert pos.tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]]
+
+
+def test_translation_shifts_the_target() -> None:
+    batch = translation([([5, 6], [7, 8, 9]), ([5], [7])])
+    assert batch.target.tolist() == [[1, 7, 8, 9], [1, 7, 0, 0]]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [[7, 8, 9, 2], [7, 2, 0, 0]]
+    assert batch.target_seg is not None
+    assert batch.target_seg.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.source is not None
+    assert batch.source.tolist() == [[5, 6], [5, 0]]
+    assert batch.source_seg is not None
+    assert batch.source_seg.tolist() == [[1, 1], [1, 0]]
+
+
+def test_packed_translation_is_one_row_with_positions_that_restart() -> None:
+    batch = translation([([5, 6], [7, 8, 9]), ([5], [7])], packed=True)
+    assert batch.target.tolist() == [[1, 7, 8, 9, 1, 7]]
+    for tensor, wanted in (
+        (batch.labels, [[7, 8, 9, 2, 7, 2]]),
+        (batch.target_seg, [[1, 1, 1, 1, 2, 2]]),
+        (batch.target_pos, [[0, 1, 2, 3, 0, 1]]),
+        (batch.source, [[5, 6, 5]]),
+        (batch.source_seg, [[1, 1, 2]]),
+        (batch.source_pos, [[0, 1, 0]]),
+    ):
+        assert tensor is not None
+        assert tensor.tolist() == wanted
+    assert (batch.packed, batch.segments, batch.longest) == (True, 2, 4)
+
+
+def rows(*row: int) -> torch.Tensor:
+    return torch.tensor([row])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"target_seg": rows(0, 1, 1)}, "target_seg: padding"),
+        ({"target_seg": rows(1, 0, 1)}, "target_seg: padding"),
+        ({"source": rows(1, 1), "source_seg": rows(0, 1)}, "source_seg: padding"),
+        ({"target_seg": rows(1, 1, 2)}, "target_seg: an unpacked row has one segment"),
+        ({"packed": True}, "target_seg: a packed batch needs it"),
+        (
+            {"packed": True, "segments": 2, "target_seg": rows(1, 1, 2), "source": rows(1, 1)},
+            "source_seg: a packed batch needs it",
+        ),
+        ({"packed": True, "segments": 3, "target_seg": rows(1, 0, 2)}, "target_seg: padding"),
+        ({"packed": True, "segments": 3, "target_seg": rows(2, 1, 0)}, "target_seg: segments are numbered"),
+        ({"packed": True, "target_seg": rows(1, 2, 2)}, "up to segments=1"),
+        (
+            {"packed": True, "segments": 2, "target_seg": rows(1, 2, 2), "labels": torch.tensor([1])},
+            "labels: a packed row has no label of its own",
+        ),
+    ],
+)
+def test_rows_that_masks_would_misread_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        Batch(rows(4, 5, 6), **given)
+
+
+def test_an_empty_source_is_refused() -> None:
+    with pytest.raises(DataError, match="source: an empty source"):
+        translation([([], [5])])
+
+
+def test_to_moves_every_tensor_and_nothing_else() -> None:
+    batch = translation([([5, 6], [7, 8, 9]), ([5], [7])], packed=True).to("meta")
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        assert not isinstance(value, torch.Tensor) or value.is_meta
+    assert (batch.packed, batch.segments, batch.longest) == (True, 2, 4)

@@ -1,0 +1,227 @@
+"""The command line as a user meets it: a process, its output, its exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard import __version__
+
+BROKEN_NORM = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from regard.nn.norm import Norm
+
+@dataclass(frozen=True, slots=True)
+class Leaky(Norm):
+    \"\"\"x - mean over the row: looks at its neighbours.\"\"\"
+    kind = "leaky"
+    def build(self, site, width=None):
+        return _Leaky()
+
+class _Leaky(nn.Module):
+    def forward(self, x):
+        return x - x.mean(-2, keepdim=True)
+
+@dataclass(frozen=True, slots=True)
+class Needy(Norm):
+    kind = "needy"
+    size: int
+
+good = __import__("regard.nn.norm", fromlist=["x"]).RMSNorm()
+"""
+
+
+CONCATENATED = 'input={kind="tokens", join="concat", position_width=8}'
+
+
+def regard(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "regard", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **env},
+    )
+
+
+def complaint(*words: str, cwd: Path | None = None) -> str:
+    """The one sentence of a refused command."""
+    run = regard(*words, cwd=cwd)
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert run.stdout == ""
+    assert run.stderr.startswith("regard: ")
+    assert run.stderr.count("\n") == 1
+    assert "Traceback" not in run.stderr
+    return run.stderr.removeprefix("regard: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("t5_base", 222903552), ("gpt2_small", 124439808), ("bert_base", 109482240), ("narang_base", 223043328)],
+)
+def test_show_counts_exactly(name: str, parameters: int) -> None:
+    run = regard("show", name, "--json")
+    shown = json.loads(run.stdout)
+    assert run.returncode == 0
+    assert shown["parameters"] == parameters
+    assert shown["parameters"] == sum(part["parameters"] for part in shown["parts"])
+    assert shown["flops_per_token"] == pytest.approx(sum(part["flops_per_token"] for part in shown["parts"]))
+    assert shown["changes"] == []
+
+
+def test_show_applies_changes_together_and_lists_them() -> None:
+    run = regard("show", "transformer_tiny", "--set", "heads=6", "--set", "model.d_model=96", "--json")
+    shown = json.loads(run.stdout)
+    assert {change["path"]: change["after"] for change in shown["changes"]} == {"heads": 6, "d_model": 96}
+    assert shown["model"]["d_model"] == 96
+
+
+def test_show_takes_kinds_and_tables_as_values() -> None:
+    run = regard(
+        "show",
+        "transformer_tiny",
+        "--set",
+        "encoder.position=rotary",
+        "--set",
+        'encoder.pattern[0].residual={kind="pre_norm", norm="rms_norm"}',
+        "--json",
+    )
+    model = json.loads(run.stdout)["model"]
+    assert model["encoder"]["position"]["kind"] == "rotary"
+    assert model["encoder"]["pattern"][0]["residual"]["norm"]["kind"] == "rms_norm"
+
+
+def test_show_prints_a_tree_and_what_changed() -> None:
+    run = regard("show", "transformer_tiny", "--set", "decoder.depth=2")
+    assert run.returncode == 0
+    for words in ("decoder  plain", "decoder.depth: 4 -> 2", "decoder.cross_attention", "parameters"):
+        assert words in run.stdout
+
+
+def test_show_lists_presets() -> None:
+    assert "narang_base" in regard("show").stdout
+    assert "narang_base" in json.loads(regard("show", "--json").stdout)
+
+
+def test_show_reads_recipes(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[model]\npreset = "transformer_tiny"\nvocab = 500\ndecoder = { depth = 1 }\n')
+    shown = json.loads(regard("show", str(recipe), "--set", "heads=2", "--json").stdout)
+    after = {change["path"]: change["after"] for change in shown["changes"]}
+    assert after == {"vocab": 500, "decoder.depth": 1, "heads": 2}
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps({"model": shown["model"]}))
+    assert json.loads(regard("show", str(whole), "--json").stdout)["parameters"] == shown["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "t5_bas"], "unknown preset 't5_bas'; did you mean 't5_base'?"),
+        (["show", "t5_base", "--set", "decoder.dept=3"], "decoder.dept: unknown key 'dept' in 'plain'; did you mean"),
+        (["show", "t5_base", "--set", "decoder.depth=three"], "decoder.depth: needs a whole number, not 'three' (str)"),
+        (["show", "t5_base", "--set", "heads=7", "--set", "d_head=none"], "heads: 7 heads do not divide d_model 768"),
+        (["show", "t5_base", "--set", "decoder.pattern[3].residual=post_norm"], "decoder.pattern[3]: there are only 1"),
+        (["show", "t5_base", "--set", "encoder.pattern[0].residual=post_nrm"], "did you mean 'post_norm'?"),
+        (["show", "t5_base", "--set", "head=rotary"], "'rotary' is no HeadSpec"),
+        (["show", "t5_base", "--set", "depth"], "--set: 'depth' is not path=value"),
+        (["show", "transformer_tiny", "--set", CONCATENATED], "sharing: the output table is 10000 x 128"),
+        (["show", "missing.toml"], "cannot read missing.toml: No such file or directory"),
+        (["check", "no_such_module:Norm"], "cannot import 'no_such_module'"),
+        (["check", "regard.nn.norm:LayerNorms"], "did you mean 'LayerNorm'?"),
+        (["check", "rotory"], "did you mean 'rotary'?"),
+        (["check", "rms_norm", "--law", "causalty"], "law: unknown law 'causalty'; did you mean 'causality'?"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_exit_code_2(words: list[str], said: str) -> None:
+    assert said in complaint(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model = 3", "model: needs a table with a kind"),
+        ("[modle]\n", "modle: unknown key 'modle'"),
+        ("x =", "is not valid TOML"),
+        ('model = { preset = "t5_base", hedas = 4 }', "model.hedas: unknown key 'hedas' in"),
+        ('model = { kind = "encoder_decoder", init = { kind = "os:system" } }', "say --trust-code if you trust it"),
+        ('model = { kind = "encoder_decoder", dropout = "high" }', "model.dropout: needs a number"),
+    ],
+)  # fmt: skip
+def test_bad_recipes(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    assert said in complaint("show", "bad.toml", cwd=tmp_path)
+
+
+def test_usage_errors_exit_with_2_too() -> None:
+    for words in (["shwo"], ["show", "--jsn"], ["check"], ["show", "t5_base", "--length", "0"]):
+        run = regard(*words)
+        assert run.returncode == 2
+        assert "Traceback" not in run.stderr
+
+
+def test_check_tells_a_broken_part(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN_NORM)
+    laws = [word for law in ("causality", "batch", "records") for word in ("--law", law)]
+    run = regard("check", "mine:Leaky", *laws, cwd=tmp_path)
+    assert run.returncode == 1
+    assert "causality in decoder_only" in run.stdout
+    assert "6 broken" not in run.stdout
+    shown = json.loads(regard("check", "mine:Leaky", *laws, "--json", cwd=tmp_path).stdout)
+    outcomes = {(v["model"], v["law"]): v["outcome"] for v in shown["verdicts"]}
+    assert outcomes["decoder_only", "causality"] == "broken"
+    assert outcomes["decoder_only", "records"] == "kept"
+    assert outcomes["masked_lm", "causality"] == "not applicable"
+    assert shown["broken"] == sum(outcome == "broken" for outcome in outcomes.values())
+
+
+def test_check_accepts_instances_and_kinds(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN_NORM)
+    assert regard("check", "mine:good", "--law", "padding", cwd=tmp_path).returncode == 0
+    assert regard("check", "rotary", "--law", "steps").returncode == 0
+    assert "Needy needs size" in complaint("check", "mine:Needy", cwd=tmp_path)
+
+
+def test_version_and_help() -> None:
+    assert regard("--version").stdout == f"regard {__version__}\n"
+    for words in ([], ["show"], ["check"], ["demo"]):
+        run = regard(*words, "--help")
+        assert run.returncode == 0
+        assert "Usage" in run.stdout
+        assert "\x1b[" not in run.stdout
+
+
+def test_help_does_not_import_torch() -> None:
+    program = "import sys; import regard.cli; assert 'torch' not in sys.modules and 'rich.tree' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_ctrl_c_is_130() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "regard", "demo", "--steps", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it says what it will do once training is about to start
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == "regard: interrupted\n"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m regard show t5_base --json | head -n 1"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert run.stdout == "{\n"
+    assert run.stderr == ""

@@ -1,0 +1,54 @@
+import pytest
+
+from regard.errors import DataError, KernelError, RegardError, SpecError, join, nearest
+
+
+def test_spec_error_begins_with_its_path() -> None:
+    error = SpecError("decoder.depth", "must be at least 1, not 0")
+    assert str(error) == "decoder.depth: must be at least 1, not 0"
+    assert (error.path, error.message) == ("decoder.depth", "must be at least 1, not 0")
+
+
+def test_spec_error_without_a_path_is_its_message() -> None:
+    assert str(SpecError("", "unknown preset")) == "unknown preset"
+
+
+def test_inside_prefixes_the_path_and_keeps_the_message() -> None:
+    error = SpecError("[2].d_hidden", "is odd").inside("branches").inside("decoder")
+    assert (error.path, error.message) == ("decoder.branches[2].d_hidden", "is odd")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path", "joined"),
+    [("a", "b", "a.b"), ("a", "[0].b", "a[0].b"), ("", "b", "b"), ("a", "", "a"), ("", "", "")],
+)
+def test_join(prefix: str, path: str, joined: str) -> None:
+    assert join(prefix, path) == joined
+
+
+def test_nearest_names_one_close_option() -> None:
+    assert nearest("d_hiden", ["depth", "d_hidden", "d_head"]) == "did you mean 'd_hidden'?"
+
+
+def test_nearest_lists_all_options_if_none_is_close() -> None:
+    assert nearest("zzz", ["b", "a"]) == "known names: 'a', 'b'"
+
+
+def test_nearest_cuts_a_long_list() -> None:
+    said = nearest("zzz", [f"option_{i:02}" for i in range(30)])
+    assert "option_23" in said
+    assert "option_24" not in said
+    assert said.endswith("and 6 more")
+
+
+def test_nearest_of_nothing() -> None:
+    assert nearest("a", []) == "nothing can be named here"
+
+
+def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:
+    assert issubclass(SpecError, RegardError | ValueError)
+    assert issubclass(SpecError, ValueError)
+    assert issubclass(DataError, RegardError)
+    assert issubclass(DataError, ValueError)
+    assert issubclass(KernelError, RegardError)
+    assert issubclass(KernelError, RuntimeError)

@@ -1,0 +1,69 @@
+import time
+
+import pytest
+
+from regard.errors import SpecError
+from regard.models.base import build, count
+from regard.presets import PRESETS, preset
+
+EXACT = {
+    "bert_base": 109_482_240,
+    "gpt2_small": 124_439_808,
+    "narang_base": 223_043_328,
+    "t5_base": 222_903_552,
+}
+
+
+def by_hand(depth: int, d: int, hidden: int, vocab: int) -> int:
+    """Vaswani et al.: projections with biases, one shared table, post-norm (no norm at the end), sinusoids."""
+    attention, norm = 4 * (d * d + d), 2 * d
+    feedforward = d * hidden + hidden + hidden * d + d
+    encoder = attention + feedforward + 2 * norm
+    decoder = 2 * attention + feedforward + 3 * norm
+    return vocab * d + depth * (encoder + decoder)
+
+
+@pytest.mark.parametrize(("name", "parameters"), EXACT.items())
+def test_parameter_counts_of_published_models(name: str, parameters: int) -> None:
+    assert count(preset(name)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "d", "hidden", "vocab"),
+    [
+        ("transformer_base", 6, 512, 2048, 37000),
+        ("transformer_big", 6, 1024, 4096, 37000),
+        ("transformer_small", 3, 256, 1024, 10000),
+        ("transformer_tiny", 4, 128, 256, 10000),
+    ],
+)
+def test_parameter_counts_of_the_first_transformers(name: str, depth: int, d: int, hidden: int, vocab: int) -> None:
+    assert count(preset(name)) == by_hand(depth, d, hidden, vocab)
+
+
+def test_parameters_of_the_lecture_preset() -> None:
+    d, hidden, vocab = 256, 1024, 10000
+    attention, feedforward, norm = 3 * d * d, d * hidden + hidden + hidden * d + d, d
+    encoder, decoder = attention + norm + feedforward, 2 * attention + norm + feedforward
+    assert count(preset("sahai")) == vocab * d + 3 * (encoder + decoder)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_builds_on_the_meta_device_in_no_time_and_memory(name: str) -> None:
+    start = time.perf_counter()
+    model = build(preset(name), device="meta")
+    assert time.perf_counter() - start < 5.0
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert model.spec == preset(name)
+
+
+def test_overrides_are_edits() -> None:
+    spec = preset("t5_base", vocab=8000, **{"decoder.depth": 3, "encoder.position": "alibi"})
+    assert (spec.vocab, spec.decoder.depth, spec.encoder.position.kind) == (8000, 3, "alibi")  # type: ignore[reportAttributeAccessIssue]
+    with pytest.raises(SpecError, match=r"^decoder\.dept: unknown key 'dept' in 'plain'; did you mean 'depth'\?"):
+        preset("t5_base", **{"decoder.dept": 3})
+
+
+def test_an_unknown_preset_names_its_neighbour() -> None:
+    with pytest.raises(SpecError, match="unknown preset 't5_bas'; did you mean 't5_base'"):
+        preset("t5_bas")
