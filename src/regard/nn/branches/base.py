@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Branch, Site
@@ -58,6 +58,18 @@ def _divide(site: Site, heads: int) -> int:
     if site.d_model % heads:
         raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor or set d_head")
     return site.d_model // heads
+
+
+def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
+    """W_o, or nothing where the heads laid side by side are the stream themselves."""
+    H, V = site.heads, site.d_value
+    if wanted:
+        return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
+    if H * V != site.d_model:
+        raise site.error(
+            "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
+        )
+    return nn.Identity()
 
 
 def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:

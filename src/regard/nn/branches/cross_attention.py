@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, split_heads
+from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, output_projection, split_heads
 from regard.nn.core import Branch, Context, Site
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm
@@ -50,13 +50,7 @@ class _CrossAttention(Branch):
         self.kv = site.linear(site.d_model, {"key": groups * K, "value": groups * V}, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
-        self.output: nn.Module = nn.Identity()
-        if spec.output:
-            self.output = site.linear(H * V, {"attend_out": site.d_model}, bias=spec.bias)
-        elif site.d_model != H * V:
-            raise site.error(
-                "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
-            )
+        self.output = output_projection(site, spec.output, spec.bias)
         self.scale = factor(spec.scale, K)
         self.dropout = site.attention_dropout
         self.name = f"{site.side}.cross"
