@@ -169,9 +169,11 @@ def specs() -> list[type[Spec]]:
     while left:
         part = left.pop()
         left += part.__subclasses__()
+        if not part.__module__.startswith("regard."):
+            continue
         # Slots make a second class of a dataclass; the first is not in its module.
         here = getattr(importlib.import_module(part.__module__), part.__name__, None)
-        if part.__module__.startswith("regard.") and here is part and is_dataclass(part):
+        if here is part and is_dataclass(part):
             found.append(part)
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.batch import Batch
-    from regard.catalogue import from_record
+    from regard.catalogue import from_record, to_record
     from regard.errors import DataError, KernelError, RegardError, SpecError
     from regard.models.base import Classifier, Decoding, Generator, Loss, Model, ModelSpec, build, count
     from regard.models.decoder_only import DecoderOnly
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.models.encoder_only import EncoderOnly
     from regard.nn.core import Trace
     from regard.presets import preset
-    from regard.tree import Spec, diff, replace_at, swap, to_record
+    from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
 
@@ -49,7 +49,7 @@ __all__ = [
 
 _HOMES = {
     "regard.batch": ("Batch",),
-    "regard.catalogue": ("from_record",),
+    "regard.catalogue": ("from_record", "to_record"),
     "regard.errors": ("DataError", "KernelError", "RegardError", "SpecError"),
     "regard.models.base": ("Classifier", "Decoding", "Generator", "Loss", "Model", "ModelSpec", "build", "count"),
     "regard.models.decoder_only": ("DecoderOnly",),
@@ -57,7 +57,7 @@ _HOMES = {
     "regard.models.encoder_only": ("EncoderOnly",),
     "regard.nn.core": ("Trace",),
     "regard.presets": ("preset",),
-    "regard.tree": ("Spec", "diff", "replace_at", "swap", "to_record"),
+    "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

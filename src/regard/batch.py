@@ -34,23 +34,58 @@ class Batch:
     longest: int | None = None  # no segment is longer than this
 
     def __post_init__(self) -> None:
-        """Refuse padding that is not at the end of its row: masks take that for granted."""
-        for name in ("target_seg", "source_seg"):
-            seg = getattr(self, name)
-            if seg is None or not readable(seg):
-                continue
-            if not self.packed and bool((seg > 1).any()):
+        """Refuse what would be misread: shapes that do not belong together, padding that is not at the end of a row."""
+        self._check_shapes()
+        if self.packed:
+            for name in (
+                "target_seg",
+                "target_pos",
+                *(("source_seg", "source_pos") if self.source is not None else ()),
+            ):
+                if getattr(self, name) is None:
+                    raise DataError(f"{name}: a packed batch needs it")
+            if self.labels is not None and self.labels.dim() == 1:
+                raise DataError("labels: a packed row has no label of its own; classify sentences in padded batches")
+        for side in ("target", "source"):
+            self._check_segments(f"{side}_seg", getattr(self, f"{side}_seg"))
+            self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
+
+    def _check_shapes(self) -> None:
+        """Shapes are known on the host, so this costs nothing on any device."""
+        sides = {"target": self.target, "source": self.source}
+        for side, ids in sides.items():
+            if ids is not None and (ids.dim() != 2 or ids.is_floating_point() or not ids.numel()):
+                raise DataError(f"{side}: needs rows of whole numbers (B, T), not {tuple(ids.shape)} of {ids.dtype}")
+        if self.source is not None and self.source.shape[0] != self.target.shape[0]:
+            raise DataError(f"source: {self.source.shape[0]} rows for {self.target.shape[0]} rows of target")
+        for name in ("target_seg", "target_pos", "source_seg", "source_pos", "weights", "prefix", "types"):
+            given, ids = getattr(self, name), sides[name.split("_")[0] if "_" in name else "target"]
+            if given is not None and (ids is None or given.shape != ids.shape):
+                raise DataError(
+                    f"{name}: {tuple(given.shape)} does not fit ids of {ids if ids is None else tuple(ids.shape)}"
+                )
+        if self.labels is not None and self.labels.shape not in (self.target.shape, self.target.shape[:1]):
+            raise DataError(f"labels: {tuple(self.labels.shape)} is neither one per token nor one per row of target")
+
+    def _check_segments(self, name: str, seg: Tensor | None) -> None:
+        if seg is None or not readable(seg):
+            return
+        check_padding(name, seg)
+        if not self.packed:
+            if bool((seg > 1).any()):
                 raise DataError(f"{name}: an unpacked row has one segment, numbered 1; say packed=True")
-            check_padding(name, seg)
-            before, after = seg[:, :-1], seg[:, 1:]
-            if bool(((after < before) & (after != 0)).any()) or bool((seg > self.segments).any()):
-                raise DataError(f"{name}: segments are numbered 1, 2, ... along a row, up to segments={self.segments}")
-        if self.packed and self.labels is not None and self.labels.dim() == 1:
-            raise DataError("labels: a packed row has no label of its own; classify sentences in padded batches")
-        if self.packed and self.target_seg is None:
-            raise DataError("target_seg: a packed batch needs it")
-        if self.packed and self.source is not None and self.source_seg is None:
-            raise DataError("source_seg: a packed batch needs it")
+            if bool((seg[:, 0] == 0).any()):
+                raise DataError(f"{name}: row {int((seg[:, 0] == 0).nonzero()[0])} has no token; leave it out")
+        before, after = seg[:, :-1], seg[:, 1:]
+        if bool(((after < before) & (after != 0)).any()) or bool((seg > self.segments).any()):
+            raise DataError(f"{name}: segments are numbered 1, 2, ... along a row, up to segments={self.segments}")
+
+    def _check_positions(self, name: str, pos: Tensor | None) -> None:
+        if pos is None or not readable(pos):
+            return
+        limit = self.longest or pos.shape[1]
+        if bool((pos < 0).any()) or bool((pos >= limit).any()):
+            raise DataError(f"{name}: positions must lie in 0 .. {limit - 1}; say longest= if they may be larger")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The batch on another device."""
@@ -108,6 +143,8 @@ def translation(
 
     `packed` lays all pairs into one row.
     """
+    if not pairs:
+        raise DataError("pairs: there are none; a batch needs at least one")
     read = [[bos, *target] for _, target in pairs]
     said = [[*target, eos] for _, target in pairs]
     sources = [source for source, _ in pairs]

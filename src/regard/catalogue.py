@@ -6,6 +6,7 @@ Python code can pass any spec, listed or not. A new part is one line.
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
+from regard import tree
 from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
@@ -31,7 +32,7 @@ from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import HeadSpec, Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
-from regard.tree import Spec, edit, read
+from regard.tree import Spec
 
 S = TypeVar("S", bound=Spec)
 
@@ -69,9 +70,14 @@ def from_record(*given: Any, trust_code: bool = False) -> Any:
     names code (`"module:Class"`) is refused unless `trust_code`.
     """
     expected, record = given if len(given) == 2 else (Spec, given[0])
-    return read(record, expected, "", PARTS, trust_code)
+    return tree.read(record, expected, "", PARTS, trust_code)
 
 
-def edited(spec: S, changes: Mapping[str, Any]) -> S:
+def to_record(spec: Spec) -> dict[str, Any]:
+    """`spec` as plain JSON-able values; parts that are not in the catalogue as `module:Class`."""
+    return tree.to_record(spec, PARTS)
+
+
+def edited(spec: S, changes: Mapping[str, Any], trust_code: bool = False) -> S:
     """`spec` with `changes` (path -> value) made, where a value may be a record or the name of a kind."""
-    return edit(spec, changes, PARTS)
+    return tree.edit(spec, changes, PARTS, trust_code)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.cost import Cost
     from regard.testing import Report
 
-TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
+TRAIN, STUDY, INSIDE = "Train", "Study", "Look inside"  # "Use" and "Ship" come with their first commands
 
 app = typer.Typer(
     name="regard",
@@ -54,12 +54,13 @@ def _complain(sentence: str) -> None:
     print(f"regard: {sentence}", file=sys.stderr)
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         from regard import __version__
 
         print(f"regard {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
@@ -108,24 +109,16 @@ def check(
 
 
 def _import_part(name: str) -> Any:
-    import importlib
-
     from regard.catalogue import PARTS
     from regard.errors import nearest
+    from regard.tree import load
 
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        if name in PARTS:
-            return PARTS[name]
+    if ":" in name:
+        sys.path.insert(0, "")
+        return load(name)
+    if name not in PARTS:
         raise SpecError("", f"{name!r} is neither module:Part nor a kind of regard; {nearest(name, PARTS)}")
-    sys.path.insert(0, "")
-    try:
-        loaded = importlib.import_module(module)
-    except ImportError as error:
-        raise SpecError("", f"cannot import {module!r}: {error}") from None
-    if not hasattr(loaded, attribute):
-        raise SpecError("", f"{module!r} has no {attribute!r}; {nearest(attribute, vars(loaded))}")
-    return getattr(loaded, attribute)
+    return PARTS[name]
 
 
 def _print_report(report: "Report") -> None:
@@ -174,13 +167,14 @@ def show(
     if model is None:
         _list_presets(as_json)
         return
+    from regard.catalogue import PARTS, to_record
     from regard.cost import cost
     from regard.recipe import load_model
-    from regard.tree import diff, to_record
+    from regard.tree import diff, plain
 
     base, spec = load_model(model, change or (), trust_code)
     costs = cost(spec, length)
-    changes = [(path, _plain(a), _plain(b)) for path, a, b in diff(base, spec)]
+    changes = [(path, plain(a, PARTS), plain(b, PARTS)) for path, a, b in diff(base, spec)]
     if as_json:
         parts = [
             {"part": p.part, "parameters": p.parameters, "flops_per_token": p.flops_per_token} for p in costs.parts
@@ -198,14 +192,6 @@ def show(
         print(json.dumps(result, indent=2))
         return
     _show(model, to_record(spec), changes, costs)
-
-
-def _plain(value: Any) -> Any:
-    from regard.tree import Spec, to_record
-
-    if isinstance(value, Spec):
-        return to_record(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _list_presets(as_json: bool) -> None:

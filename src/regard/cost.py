@@ -55,11 +55,11 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
     """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model."""
-    stacks = set()
+    stacks: dict[str, None] = {}  # in order
     for name, module in model.named_modules():
         stack = name.split(".blocks.")[0]
         if isinstance(module, Branch) and not isinstance(module, Joined):
-            stacks.add(stack)
+            stacks[stack] = None
             yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(module).__name__.lstrip('_')).lower()}"
         elif isinstance(module, BlockModule):
             yield name, f"{stack}.norms"

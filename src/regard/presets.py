@@ -28,8 +28,8 @@ from regard.nn.vocab.heads import Softmax
 
 def preset(name: str, **overrides: Any) -> ModelSpec:
     """A preset by name, with fields overridden: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
-    if name not in PRESETS:
-        raise SpecError("", f"unknown preset {name!r}; {nearest(name, PRESETS)}")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise SpecError("", f"unknown preset {name!r}; {nearest(str(name), PRESETS)}")
     return edited(PRESETS[name](), overrides) if overrides else PRESETS[name]()
 
 

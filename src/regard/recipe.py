@@ -20,13 +20,14 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
     recipe.
     """
     base, spec = _resolve(name, trust_code)
-    return base, edited(spec, dict(parse_change(change) for change in changes)) if changes else spec
+    edits = dict(parse_change(change) for change in changes)
+    return base, edited(spec, edits, trust_code) if edits else spec
 
 
 def _resolve(name: str, trust_code: bool) -> tuple[ModelSpec, ModelSpec]:
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
-        if name not in PRESETS and path.exists():
+        if name and name not in PRESETS and path.exists():
             raise SpecError("", f"{name} is no recipe; one ends in .toml or .json")
         spec = preset(name)
         return spec, spec
@@ -48,7 +49,7 @@ def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpe
             raise SpecError(f"{path}.preset", f"needs the name of a preset, not {name!r}")
         try:
             base = preset(name)
-            return base, edited(base, _flat(changes)) if changes else base
+            return base, edited(base, _flat(changes), trust_code) if changes else base
         except SpecError as error:
             raise error.inside(path) from None
     spec = read(record, ModelSpec, path, PARTS, trust_code)
@@ -60,7 +61,7 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in changes.items():
         path = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Mapping) and "kind" not in value:
+        if isinstance(value, Mapping) and value and "kind" not in value:
             flat |= _flat(value, path)
         else:
             flat[path] = value

@@ -4,6 +4,7 @@ A spec is a frozen dataclass that describes a part; its fields hold numbers, str
 Everything here works on that alone, so it knows no part by name and needs no torch.
 """
 
+import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -65,8 +66,10 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in options):
             return value
+        if value is None and "none" in options:  # the command line writes null like that
+            return "none"
         known = ", ".join(repr(option) for option in options)
-        hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "see the docs"
+        hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "choose one"
         raise SpecError(path, f"{value!r} is not one of {known}; {hint}")
     if origin is tuple:
         return _fit_tuple(value, options, path, parts, trust)
@@ -84,6 +87,8 @@ def _fit_plain(value: Any, annotation: Any, path: str) -> Any:
         if value is None:
             return None
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise SpecError(path, f"needs a finite number, not {value}")
         return float(value)
     elif type(value) is annotation:
         return value
@@ -142,24 +147,27 @@ def _describe(value: Any) -> str:
 
 def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
     """Replace every part of type `kind`, wherever it stands, by `to(part)`; inner parts first."""
-    return _swapped(tree, kind, to)
+    return _swapped(tree, kind, to, "")
 
 
-def _swapped(node: Any, kind: type[Spec], to: Callable[[Any], Any]) -> Any:
+def _swapped(node: Any, kind: type[Spec], to: Callable[[Any], Any], path: str) -> Any:
     if isinstance(node, tuple):
-        swapped = tuple(_swapped(item, kind, to) for item in node)
+        swapped = tuple(_swapped(item, kind, to, f"{path}[{i}]") for i, item in enumerate(node))
         return node if all(a is b for a, b in zip(swapped, node, strict=True)) else swapped
     if not isinstance(node, Spec):
         return node
     changed = {}
     for name in hints(type(node)):
         value = getattr(node, name)
-        new = _swapped(value, kind, to)
+        new = _swapped(value, kind, to, join(path, name))
         if new is not value:
             changed[name] = new
-    if changed:
-        node = replace(node, **changed)  # type: ignore[type-var]  # every concrete spec is a dataclass
-    return to(node) if isinstance(node, kind) else node
+    try:
+        if changed:
+            node = replace(node, **changed)  # type: ignore[type-var]  # every concrete spec is a dataclass
+        return to(node) if isinstance(node, kind) else node
+    except SpecError as error:
+        raise error.inside(path) from None
 
 
 def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
@@ -167,9 +175,10 @@ def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
     return edit(tree, {path: value}, parts)
 
 
-def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None) -> S:
+def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None, trust: bool = False) -> S:
     """A copy of `tree` with all of `changes` (path -> value) made at once, so that sizes may change together."""
-    return _edited(tree, [(_steps(path), value) for path, value in changes.items()], "", parts)
+    steps = [(_steps(path), value) for path, value in changes.items()]
+    return _edited(tree, Any, steps, "", lambda value, annotation, path: fit(value, annotation, path, parts, trust))
 
 
 def get_at(tree: Spec, path: str) -> Any:
@@ -183,18 +192,9 @@ def get_at(tree: Spec, path: str) -> Any:
 
 
 def _steps(path: str) -> list[str | int]:
-    steps: list[str | int] = []
-    for part in re.finditer(r"\[(-?\d+)\]|([A-Za-z_]\w*)|(.)", path):
-        index, name, other = part.groups()
-        if index is not None:
-            steps.append(int(index))
-        elif name is not None:
-            steps.append(name)
-        elif other != ".":
-            raise SpecError(path, "is not a path; write it as decoder.pattern[0].residual")
-    if not steps:
-        raise SpecError(path, "is an empty path; write it as decoder.pattern[0].residual")
-    return steps
+    if not re.fullmatch(r"[A-Za-z_]\w*(\[-?\d+\])*(\.[A-Za-z_]\w*(\[-?\d+\])*)*", path):
+        raise SpecError(path, "is not a path; write it as decoder.pattern[0].residual")
+    return [int(index) if index else name for index, name in re.findall(r"\[(-?\d+)\]|([A-Za-z_]\w*)", path)]
 
 
 def _shown(step: str | int) -> str:
@@ -217,45 +217,61 @@ def _child(node: Any, step: str | int, seen: str) -> Any:
     return getattr(node, step)
 
 
-def _edited(node: Any, changes: list[tuple[list[str | int], Any]], seen: str, parts: Parts | None) -> Any:
+def _edited(
+    node: Any,
+    annotation: Any,
+    changes: list[tuple[list[str | int], Any]],
+    seen: str,
+    fitted: Callable[[Any, Any, str], Any],
+) -> Any:
     groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
-    for steps, value in changes:
-        groups.setdefault(steps[0], []).append((steps[1:], value))
-    new: dict[str | int, Any] = {}
+    for (step, *rest), value in changes:
+        _child(node, step, seen)
+        at = step % len(node) if isinstance(step, int) else step
+        groups.setdefault(at, []).append((rest, value))
+    new: dict[Any, Any] = {}
     for step, inner in groups.items():
         child, where = _child(node, step, seen), join(seen, _shown(step))
+        wanted = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
         for whole in (value for steps, value in inner if not steps):
-            child = fit(whole, hints(type(node))[step], where, parts) if isinstance(step, str) else whole
+            child = fitted(whole, wanted, where)
         deeper = [(steps, value) for steps, value in inner if steps]
-        new[step] = _edited(child, deeper, where, parts) if deeper else child
+        new[step] = _edited(child, wanted, deeper, where, fitted) if deeper else child
     if isinstance(node, tuple):
-        items = list(node)
-        for step, value in new.items():
-            items[step] = value  # type: ignore[reportCallIssue]  # the steps into a tuple are indices
-        return tuple(items)
-    annotations = hints(type(node))
-    fitted = {
-        str(name): fit(value, annotations[str(name)], join(seen, str(name)), parts) for name, value in new.items()
-    }
+        return tuple(new.get(i, item) for i, item in enumerate(node))
     try:
-        return replace(node, **fitted)
+        return replace(node, **new)
     except SpecError as error:
         raise error.inside(seen) from None
 
 
-def to_record(tree: Spec) -> dict[str, Any]:
-    """The tree as plain JSON-able values, every part tagged with its kind and complete with its defaults."""
-    record: dict[str, Any] = {"kind": type(tree).kind}
-    for name in hints(type(tree)):
-        record[name] = _plain(getattr(tree, name))
+def _item(annotation: Any, index: int) -> Any:
+    """The annotation of one entry of a tuple, which may be one option of a union."""
+    options = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (Union, UnionType):
+        return next(_item(option, index) for option in options if typing.get_origin(option) is tuple)
+    return options[0] if options[-1] is Ellipsis else options[index]
+
+
+def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
+    """The tree as plain JSON-able values, every part tagged with its kind and complete with its defaults.
+
+    A part that is not among `parts`, if they are given, is tagged `module:Class`: only who trusts its code reads it.
+    """
+    part = type(tree)
+    known = parts is None or parts.get(part.kind) is part
+    record: dict[str, Any] = {"kind": part.kind if known else f"{part.__module__}:{part.__qualname__}"}
+    for name in hints(part):
+        record[name] = plain(getattr(tree, name), parts)
     return record
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, parts: Parts | None = None) -> Any:
+    """A field's value as a record writes it."""
     if isinstance(value, Spec):
-        return to_record(value)
+        return to_record(value, parts)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item, parts) for item in value]
     return value
 
 
@@ -309,16 +325,25 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
 
 def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
     """The spec class `module:Class`, imported because the user said so."""
-    import importlib  # noqa: PLC0415  # only records that the user trusts come here
-
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: not the name of a module
-        raise SpecError(path, f"cannot import {name!r}: {error}") from None
+    found = load(name, path)
     if not (isinstance(found, type) and issubclass(found, expected) and is_dataclass(found)):
         raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
     return found
+
+
+def load(name: str, path: str = "") -> Any:
+    """What `module:name` names, imported. Whatever the module raises is one sentence."""
+    import importlib  # noqa: PLC0415  # only what the user trusts comes here
+
+    module, _, attribute = name.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:
+        raise SpecError(path, f"cannot import {module!r}: {type(error).__name__}: {error}") from None
+    if not hasattr(loaded, attribute):
+        public = [known for known in vars(loaded) if not known.startswith("_")]
+        raise SpecError(path, f"{module!r} has no {attribute!r}; {nearest(attribute, public)}")
+    return getattr(loaded, attribute)
 
 
 def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:

@@ -87,6 +87,28 @@ def test_padded_queries_are_zero_with_varlen() -> None:
     assert y.transpose(1, 2)[(SEG == 0).cuda()].abs().max() == 0
 
 
+def test_varlen_writes_every_row_however_much_padding_there_is() -> None:
+    """Padding longer than any segment, in memory that holds NaN: neither output nor gradient may take it up."""
+    seg = torch.tensor([[1] * 5 + [2] * 4 + [0] * 503]).cuda()
+    pos = torch.tensor([[*range(5), *range(4), *[0] * 503]]).cuda()
+    mask = Mask(causal=True, q_pos=pos, k_pos=pos, q_seg=seg, k_seg=seg, packed=True, segments=2, longest=9)
+    q, k, v = (x[:1] for x in tensors(torch.bfloat16, T=512, K=64))
+    poison = [torch.full((1, 4, 512, 64), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(16)]
+    del poison
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with kernels.use("varlen"):
+        y = attend(*leaves, View(mask, 512, 512, torch.device("cuda")), scale=0.125)
+    poison = [torch.full((1, 4, 512, 64), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(16)]
+    del poison
+    y.float().square().sum().backward()
+    assert y.isfinite().all()
+    assert y[:, :, 9:].abs().max() == 0
+    for x in leaves:
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert x.grad[:, :, 9:].abs().max() == 0
+
+
 def test_long_packed_rows_choose_varlen_short_ones_and_dropout_do_not() -> None:
     q, k, v = tensors(torch.bfloat16)
     view = View(packed(causal=True), 16, 16, torch.device("cuda"))

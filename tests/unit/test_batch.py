@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -55,6 +57,9 @@ def rows(*row: int) -> torch.Tensor:
     return torch.tensor([row])
 
 
+POS = rows(0, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -64,21 +69,69 @@ def rows(*row: int) -> torch.Tensor:
         ({"target_seg": rows(1, 1, 2)}, "target_seg: an unpacked row has one segment"),
         ({"packed": True}, "target_seg: a packed batch needs it"),
         (
-            {"packed": True, "segments": 2, "target_seg": rows(1, 1, 2), "source": rows(1, 1)},
+            {"packed": True, "segments": 2, "target_seg": rows(1, 1, 2), "target_pos": POS, "source": rows(1, 1)},
             "source_seg: a packed batch needs it",
         ),
-        ({"packed": True, "segments": 3, "target_seg": rows(1, 0, 2)}, "target_seg: padding"),
-        ({"packed": True, "segments": 3, "target_seg": rows(2, 1, 0)}, "target_seg: segments are numbered"),
-        ({"packed": True, "target_seg": rows(1, 2, 2)}, "up to segments=1"),
+        ({"packed": True, "segments": 2, "target_seg": rows(1, 1, 2)}, "target_pos: a packed batch needs it"),
+        ({"packed": True, "segments": 3, "target_seg": rows(1, 0, 2), "target_pos": POS}, "target_seg: padding"),
+        ({"packed": True, "segments": 3, "target_seg": rows(2, 1, 0), "target_pos": POS}, "target_seg: segments are"),
+        ({"packed": True, "target_seg": rows(1, 2, 2), "target_pos": POS}, "up to segments=1"),
         (
-            {"packed": True, "segments": 2, "target_seg": rows(1, 2, 2), "labels": torch.tensor([1])},
+            {
+                "packed": True,
+                "segments": 2,
+                "target_seg": rows(1, 2, 2),
+                "target_pos": POS,
+                "labels": torch.tensor([1]),
+            },
             "labels: a packed row has no label of its own",
         ),
+        ({"target_seg": rows(0, 0, 0)}, "target_seg: row 0 has no token"),
+        ({"source_seg": rows(1, 1)}, "source_seg: .* does not fit ids of None"),
+        ({"target_pos": rows(0, 1, 3)}, r"target_pos: positions must lie in 0 \.\. 2"),
+        ({"target_pos": rows(0, -1, 1)}, "target_pos: positions must lie"),
+        ({"target_pos": rows(0, 1, 7), "longest": 7}, r"target_pos: positions must lie in 0 \.\. 6"),
     ],
 )
 def test_rows_that_masks_would_misread_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         Batch(rows(4, 5, 6), **given)
+
+
+SHAPES = """
+import torch
+from regard import Batch, DataError
+ids = torch.tensor([[4, 5, 6]])
+for given in (
+    {"target_seg": ids[:, :2]}, {"weights": torch.ones(1)}, {"source": torch.ones(2, 2, dtype=torch.int64)},
+    {"labels": ids[:, :2]}, {"target": ids[0]}, {"target": ids.float()}, {"target": ids[:, :0]},
+):
+    try:
+        Batch(**{"target": ids, **given})
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_shapes_that_do_not_belong_together_are_refused() -> None:
+    """In a process of its own: here the shape checks of the test suite would speak first."""
+    said = subprocess.run(
+        [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said == [
+        "target_seg: (1, 2) does not fit ids of (1, 3)",
+        "weights: (1,) does not fit ids of (1, 3)",
+        "source: 2 rows for 1 rows of target",
+        "labels: (1, 2) is neither one per token nor one per row of target",
+        "target: needs rows of whole numbers (B, T), not (3,) of torch.int64",
+        "target: needs rows of whole numbers (B, T), not (1, 3) of torch.float32",
+        "target: needs rows of whole numbers (B, T), not (1, 0) of torch.int64",
+    ]
+
+
+def test_no_pairs_are_refused() -> None:
+    with pytest.raises(DataError, match="pairs: there are none"):
+        translation([])
 
 
 def test_an_empty_source_is_refused() -> None:

@@ -1,16 +1,18 @@
-"""The command line as a user meets it: a process, its output, its exit code."""
+"""The command line as a user meets it: its output and its exit code."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from regard import __version__
+from regard import __version__, cli
 
 BROKEN_NORM = """
 from dataclasses import dataclass
@@ -41,14 +43,29 @@ good = __import__("regard.nn.norm", fromlist=["x"]).RMSNorm()
 CONCATENATED = 'input={kind="tokens", join="concat", position_width=8}'
 
 
-def regard(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def regard(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in this process, where torch is loaded already: its output and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    here = Path.cwd()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["regard", *words])
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("COLUMNS", "100")
+        patch.chdir(cwd or here)
+        sys.modules.pop("mine", None)
+        handler = signal.getsignal(signal.SIGINT)
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        signal.signal(signal.SIGINT, handler)
+    return subprocess.CompletedProcess(words, int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def process(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
     return subprocess.run(
-        [sys.executable, "-m", "regard", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **env},
+        [sys.executable, "-m", "regard", *words], capture_output=True, text=True, check=False, env=env
     )
 
 
@@ -138,6 +155,12 @@ def test_show_reads_recipes(tmp_path: Path) -> None:
         (["check", "no_such_module:Norm"], "cannot import 'no_such_module'"),
         (["check", "regard.nn.norm:LayerNorms"], "did you mean 'LayerNorm'?"),
         (["check", "rotory"], "did you mean 'rotary'?"),
+        (["check", ":Norm"], "cannot import ''"),
+        (["show", "t5_base", "--set", "decoder..depth=3"], "decoder..depth: is not a path"),
+        (["show", "transformer_tiny", "--set", "input.position.base=0"], "input.position.base: must be above 1"),
+        (["show", "t5_base", "--set", "vocab=1000000000000000000"], "vocab: must lie between 1 and 2^31"),
+        (["show", "t5_base", "--set", "init=undrawn"], "init: 'undrawn' leaves weights unset"),
+        (["show", "gpt2_small", "--length", "2000"], "input.position.max_len: a sequence of 2000 tokens"),
         (["check", "rms_norm", "--law", "causalty"], "law: unknown law 'causalty'; did you mean 'causality'?"),
     ],
 )  # fmt: skip
@@ -154,6 +177,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words: list[str], said: str) 
         ('model = { preset = "t5_base", hedas = 4 }', "model.hedas: unknown key 'hedas' in"),
         ('model = { kind = "encoder_decoder", init = { kind = "os:system" } }', "say --trust-code if you trust it"),
         ('model = { kind = "encoder_decoder", dropout = "high" }', "model.dropout: needs a number"),
+        ('model = { preset = "t5_base", typo = {} }', "model.typo: unknown key 'typo'"),
     ],
 )  # fmt: skip
 def test_bad_recipes(tmp_path: Path, text: str, said: str) -> None:
@@ -163,7 +187,7 @@ def test_bad_recipes(tmp_path: Path, text: str, said: str) -> None:
 
 def test_usage_errors_exit_with_2_too() -> None:
     for words in (["shwo"], ["show", "--jsn"], ["check"], ["show", "t5_base", "--length", "0"]):
-        run = regard(*words)
+        run = process(*words)
         assert run.returncode == 2
         assert "Traceback" not in run.stderr
 
@@ -190,10 +214,29 @@ def test_check_accepts_instances_and_kinds(tmp_path: Path) -> None:
     assert "Needy needs size" in complaint("check", "mine:Needy", cwd=tmp_path)
 
 
+def test_code_that_the_user_trusts_is_imported_also_by_set(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN_NORM)
+    change = ["--set", 'encoder.pattern[0].residual.norm="mine:Leaky"']
+    assert "say --trust-code" in complaint("show", "transformer_tiny", *change, cwd=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        run = regard("show", "transformer_tiny", *change, "--trust-code", "--json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    norm = json.loads(run.stdout)["model"]["encoder"]["pattern"][0]["residual"]["norm"]
+    assert norm == {"kind": "mine:Leaky"}
+
+
+def test_a_module_that_fails_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (:")
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no')")
+    assert "cannot import 'broken': SyntaxError" in complaint("check", "broken:X", cwd=tmp_path)
+    assert "cannot import 'raises': RuntimeError: no" in complaint("check", "raises:X", cwd=tmp_path)
+
+
 def test_version_and_help() -> None:
-    assert regard("--version").stdout == f"regard {__version__}\n"
+    assert process("--version").stdout == f"regard {__version__}\n"
     for words in ([], ["show"], ["check"], ["demo"]):
-        run = regard(*words, "--help")
+        run = process(*words, "--help")
         assert run.returncode == 0
         assert "Usage" in run.stdout
         assert "\x1b[" not in run.stdout

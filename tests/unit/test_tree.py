@@ -93,7 +93,7 @@ class TestFields:
             ("mode", "nera", "did you mean 'near'?"),
             ("mode", 3, "3 is not one of 'near', 'far'"),
             ("scale", "sqr", "did you mean 'sqrt'?"),
-            ("scale", None, "needs a number or 'sqrt' or 'none', not None (NoneType)"),
+            ("scale", float("nan"), "not nan"),
             ("size", 0, "must be at least 1, not 0"),
         ],
     )
@@ -216,13 +216,15 @@ class TestEdit:
             ("inner.many[7]", Leaf(), "inner.many[7]", "only 2 entries"),
             ("inner.many[-3]", Leaf(), "inner.many[-3]", "only 2 entries"),
             ("inner[0]", Leaf(), "inner[0]", "inner is not a list"),
-            ("[0]", Leaf(), "[0]", "the root is not a list"),
+            ("[0]", Leaf(), "[0]", "is not a path"),
+            ("inner..many", 1, "inner..many", "is not a path"),
+            ("inner.", 1, "inner.", "is not a path"),
             ("inner.many.size", 1, "inner.many.size", "has no fields"),
             ("width.size", 1, "width.size", "width is 4 (int) and has no fields"),
             ("inner.parts", 3, "inner.parts", "3 does not divide 4"),
             ("inner.many[1]", Knot(), "inner.many[1]", "needs a part of slot Leaf or a part of slot Other"),
             ("inner many", 1, "inner many", "is not a path"),
-            ("", 1, "", "is an empty path"),
+            ("", 1, "", "is not a path"),
         ],
     )
     def test_refusals_carry_the_path(self, path: str, value: Any, where: str, words: str) -> None:
@@ -316,7 +318,7 @@ class TestRecords:
         ("name", "words"),
         [
             ("no_such_module:Thing", "cannot import"),
-            ("regard.nn.norm:Nothing", "cannot import"),
+            ("regard.nn.norm:Nothing", "has no 'Nothing'"),
             (":Thing", "cannot import"),
             ("regard.nn.norm:Norm", "is not a Norm spec"),  # the slot itself describes nothing
             ("regard.nn.mask:Mask", "is not a Norm spec"),

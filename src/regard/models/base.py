@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.batch import Batch, check_padding
+from regard.batch import Batch, check_padding, readable
 from regard.errors import DataError, SpecError
 from regard.nn.core import Memory, Site, Trace, View
 from regard.nn.init import Init, Undrawn
@@ -68,6 +68,11 @@ class Decoding:
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues row parent[i], a beam of the same source."""
+        rows = self.rows.lengths.shape[0]
+        if parent.shape != (rows,):
+            raise DataError(f"parent: needs one for each of {rows} rows, not {tuple(parent.shape)}")
+        if readable(parent) and not torch.equal(parent // self.beams, torch.arange(rows) // self.beams):
+            raise DataError("parent: a beam can only continue a beam of its own source")
         self.rows.reorder(parent)
         if self.prefix is not None:
             self.prefix.copy_(self.prefix.index_select(0, parent))
@@ -98,7 +103,8 @@ class Generator(Model):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         """Begin a decoding of at most `max_len` read tokens, with `beams` rows for each row of the batch.
 
-        `static` keeps every shape the same from step to step, for CUDA graphs.
+        `static` keeps every shape the same from step to step, for CUDA graphs. Room is counted by columns read, so rows
+        of unequal prompts use up the longest one's.
         """
 
     @abstractmethod
@@ -138,10 +144,17 @@ class LanguageModel(Generator):
     def advance(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
+        rows = decoding.rows.lengths.shape[0]
+        if ids.dim() != 2 or ids.shape[0] != rows or not ids.shape[1]:
+            raise DataError(f"ids: this decoding reads {rows} rows of one or more tokens, not {tuple(ids.shape)}")
         counts = None
         if seg is not None:
+            if seg.shape != ids.shape:
+                raise DataError(f"seg: {tuple(seg.shape)} does not fit ids of {tuple(ids.shape)}")
             check_padding("seg", seg)
             counts = (seg != 0).sum(1)
+            if readable(counts) and bool((counts == 0).any()):
+                raise DataError(f"seg: row {int((counts == 0).nonzero()[0])} reads no token")
         decoding.rows.claim(ids.shape[1])
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
@@ -192,8 +205,8 @@ def check_sizes(spec: Sizes) -> None:
     """Refuse sizes that no family could build."""
     for name in ("d_model", "heads", "d_head"):
         size = getattr(spec, name)
-        if size is not None and size < 1:
-            raise SpecError(name, f"must be at least 1, not {size}")
+        if size is not None and not 1 <= size <= 2**20:
+            raise SpecError(name, f"must lie between 1 and 2^20, not {size}")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         rate = getattr(spec, name)
         if not 0.0 <= rate < 1.0:
@@ -205,9 +218,9 @@ def check_sizes(spec: Sizes) -> None:
 
 
 def check_vocab(name: str, vocab: int | None) -> None:
-    """Refuse a vocabulary that could not hold a token."""
-    if vocab is not None and vocab < 1:
-        raise SpecError(name, f"must be at least 1, not {vocab}")
+    """Refuse a vocabulary that could not hold a token, or that no memory could."""
+    if vocab is not None and not 1 <= vocab <= 2**31:
+        raise SpecError(name, f"must lie between 1 and 2^31, not {vocab}")
 
 
 def site_of(
@@ -281,6 +294,20 @@ class Inputs(nn.Module):
         return self.inputs[self.owner[use]]  # type: ignore[reportReturnType]
 
 
+def refuse(batch: Batch, *names: str) -> None:
+    """Refuse fields of a batch that a family would ignore."""
+    for name in names:
+        given = getattr(batch, name)
+        if given is not None and given is not False:
+            raise DataError(f"{name}: this model would ignore it; leave it out of the batch")
+
+
+def check_types(spec: InputSpec) -> None:
+    """Refuse an input that tells kinds of tokens apart where only one kind is read."""
+    if spec.kinds:
+        raise SpecError("input.types", "only an encoder reads several kinds of tokens; set it to 0")
+
+
 def own_mask(
     batch: Batch, pos: Int[Tensor, "B T"] | None, seg: Int[Tensor, "B T"] | None, causal: bool = False
 ) -> Mask:
@@ -317,8 +344,11 @@ def real_rows(
     if h.device.type == "cpu" and not torch.compiler.is_compiling():
         keep = weights.nonzero().squeeze(-1)
         if keep.numel() < weights.numel():
-            return h[keep], labels[keep], weights[keep]
-    return h, labels, weights
+            h, labels, weights = h[keep], labels[keep], weights[keep]
+        if bool((labels < 0).any()):
+            raise DataError("labels: a negative label has a weight; give it weight 0")
+        return h, labels, weights
+    return h, labels.masked_fill(weights == 0, 0), weights
 
 
 def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
@@ -328,9 +358,12 @@ def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Fl
     return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
 
 
-def decoding_rows(rows: int, device: torch.device, max_len: int, static: bool) -> Rows:
+def decoding_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
     """Rows that have read nothing yet."""
-    lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+    for name, number in (("beams", beams), ("max_len", max_len)):
+        if number < 1:
+            raise SpecError(name, f"must be at least 1, not {number}")
+    lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
     return Rows(lengths, max_len, uniform=not static, static=static)
 
 
@@ -356,8 +389,10 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
     """
     if not isinstance(spec, ModelSpec):
         raise SpecError(
-            "", f"{type(spec).__name__} is a part, not a whole model; build a family such as EncoderDecoder"
+            "", f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
         )
+    if isinstance(spec.init, Undrawn):
+        raise SpecError("init", "'undrawn' leaves weights unset; say build(spec, init=False) to load others")
     draw = spec.init if init else Undrawn()
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"):

@@ -15,9 +15,11 @@ from regard.models.base import (
     ModelSpec,
     Tables,
     check_sizes,
+    check_types,
     check_vocab,
     decoding_rows,
     own_mask,
+    refuse,
     site_of,
 )
 from regard.nn.block import Block
@@ -63,6 +65,7 @@ class DecoderOnly(ModelSpec):
     def check(self) -> None:
         check_sizes(self)
         check_vocab("vocab", self.vocab)
+        check_types(self.input)
 
     def build(self, init: Init) -> "DecoderOnlyModel":
         return DecoderOnlyModel(self, init)
@@ -76,6 +79,8 @@ class DecoderOnlyModel(LanguageModel):
         self.spec = spec
         depths, branches = (0, spec.decoder.blocks()), spec.decoder.residual_branches()
         site = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
+        self.prefixed = spec.visibility == "prefix"
+        site = replace(site, sees_ahead=self.prefixed)
         uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
         if spec.head.needs_table:
             uses["output"] = ("target" if spec.tied else "output", spec.vocab, spec.d_model)
@@ -83,14 +88,11 @@ class DecoderOnlyModel(LanguageModel):
         self.inputs = Inputs(spec.input, {"target": site}, shared=False)
         self.decoder = spec.decoder.build(site.inside("decoder"))
         self.head = spec.head.build(spec.vocab, site.inside("head"))
-        self.prefixed = spec.visibility == "prefix"
 
-    def embed(
-        self, ids: Int[Tensor, "B T"], mask: Mask, S: int, types: Int[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T D"]:
+    def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
         """The first stream, at the positions of the mask."""
         positions = mask.positions(ids.shape[1], S, ids.device)[0]
-        return self.inputs.get("target")(ids, self.tables.get("target"), positions, mask.bound(S), types)
+        return self.inputs.get("target")(ids, self.tables.get("target"), positions, mask.bound(S))
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
@@ -101,13 +103,15 @@ class DecoderOnlyModel(LanguageModel):
                 if self.prefixed
                 else "prefix: a causal model would ignore it; set visibility='prefix'"
             )
+        refuse(batch, "source", "types")
         ids, T = batch.target, batch.target.shape[1]
         mask = replace(own_mask(batch, batch.target_pos, batch.target_seg, causal=True), prefix=batch.prefix)
-        x = self.embed(ids, mask, T, batch.types)
+        x = self.embed(ids, mask, T)
         return self.decoder(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace)).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        rows = decoding_rows(batch.target.shape[0] * beams, batch.target.device, max_len, static)
+        refuse(batch, "source", "types", "packed")
+        rows = decoding_rows(batch.target.shape[0], beams, batch.target.device, max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, batch.target.device))
         return Decoding(rows, self.decoder.start(rows, nothing), beams)
 

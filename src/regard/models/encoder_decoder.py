@@ -14,10 +14,12 @@ from regard.models.base import (
     ModelSpec,
     Tables,
     check_sizes,
+    check_types,
     check_vocab,
     decoding_rows,
     own_mask,
     padding_mask,
+    refuse,
     site_of,
 )
 from regard.nn.block import Block
@@ -63,6 +65,7 @@ class EncoderDecoder(ModelSpec):
         check_sizes(self)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
+        check_types(self.input)
 
     def build(self, init: Init) -> "EncoderDecoderModel":
         return EncoderDecoderModel(self, init)
@@ -100,6 +103,7 @@ class EncoderDecoderModel(LanguageModel):
         """What the decoder will see of the source."""
         if batch.source is None:
             raise DataError("source: an encoder-decoder needs one; give the batch a source or use a decoder-only model")
+        refuse(batch, "prefix", "types")
         ids, T = batch.source, batch.source.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         x = self.embed("source", ids, mask, T)
@@ -109,9 +113,6 @@ class EncoderDecoderModel(LanguageModel):
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        for name in ("prefix", "types"):
-            if getattr(batch, name) is not None:
-                raise DataError(f"{name}: an encoder-decoder would ignore it; leave it out")
         memory = self.encode(batch, losses, trace)
         ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
         own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
@@ -125,7 +126,7 @@ class EncoderDecoderModel(LanguageModel):
             raise DataError("packed: a decoding has one source per row; give it a padded batch")
         memory = self.encode(batch)
         sources, S, _ = memory.x[0].shape
-        rows = decoding_rows(sources * beams, memory.x[0].device, max_len, static)
+        rows = decoding_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg), beams, S, memory.x[0].device)
         ctx = Context(cross, cross, memory)
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)

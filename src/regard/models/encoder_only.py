@@ -22,6 +22,7 @@ from regard.models.base import (
     label_weights,
     own_mask,
     real_rows,
+    refuse,
     site_of,
     token_loss,
 )
@@ -29,7 +30,7 @@ from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Site, Trace, View, drop
+from regard.nn.core import Context, Site, Trace, View, drop, widen
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
@@ -93,8 +94,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> StackOut:
         ids, T = batch.target, batch.target.shape[1]
-        if batch.prefix is not None:
-            raise DataError("prefix: an encoder sees everything already; leave it out")
+        refuse(batch, "source", "prefix")
         mask = own_mask(batch, batch.target_pos, batch.target_seg)
         positions = mask.positions(T, T, ids.device)[0]
         x = self.inputs.get("source")(ids, self.tables.get("source"), positions, mask.bound(T), batch.types)
@@ -215,7 +215,7 @@ class Pool(nn.Module):
         if out.seg is None:
             return out.x.mean(1)
         real = (out.seg != 0).to(out.x.dtype)[:, :, None]
-        return (out.x * real).sum(1) / real.sum(1)
+        return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 class PooledModel(Model):
@@ -252,8 +252,9 @@ class SentenceClassifierModel(Classifier):
     def loss(self, batch: Batch) -> Loss:
         if batch.labels is None or batch.labels.dim() != 1:
             raise DataError("labels: sentence classification needs one label per row")
+        refuse(batch, "weights")
         losses: list[Tensor] | None = [] if self.training else None
-        total = F.cross_entropy(self.scores(batch, losses), batch.labels, reduction="sum")
+        total = F.cross_entropy(widen(self.scores(batch, losses)), batch.labels, reduction="sum")
         return classified(total, total.new_full((), float(batch.labels.shape[0])), losses)
 
 
@@ -275,7 +276,7 @@ class TokenClassifierModel(Classifier):
             raise DataError("labels: token classification needs one label per token")
         losses: list[Tensor] | None = [] if self.training else None
         scores, labels, weights = real_rows(self.scores(batch, losses), batch.labels, label_weights(batch))
-        total = (F.cross_entropy(scores, labels, reduction="none") * weights).sum()
+        total = (F.cross_entropy(widen(scores), labels, reduction="none") * weights).sum()
         return classified(total, weights.sum(), losses)
 
 

@@ -32,7 +32,7 @@ class Site:
     d_head: int  # width of a query and a key
     d_value: int
     side: Literal["encoder", "decoder"]
-    causal: bool
+    causal: bool  # a branch may not look at later tokens
     layer: int  # this block, counted from 0
     depth: int  # blocks in this stack
     encoder_depth: int
@@ -43,6 +43,7 @@ class Site:
     activation_dropout: float
     linear_: "Linear"
     init_: "Init"
+    sees_ahead: bool = False  # though causal, tokens see later ones of a prefix
     position: "Position | None" = None  # the stack's, shared by its layers
     path: str = ""
 
@@ -109,7 +110,10 @@ class Memory:
 
 
 class Trace:
-    """Attention weights recorded beside the fast path: `weights["decoder.cross"][n]` belongs to the n-th call."""
+    """Attention weights recorded beside the fast path: `weights["decoder.cross"][n]` belongs to the n-th call.
+
+    In a decoding the calls of every step follow each other, each for the rows as they stood at that step.
+    """
 
     def __init__(self) -> None:
         self.weights: dict[str, list[Tensor]] = {}
@@ -150,6 +154,11 @@ class Branch(nn.Module):
     def start(self, rows: Rows, ctx: Context) -> State | tuple[State | None, ...] | None:  # noqa: ARG002
         """The state of one call in a new decoding; None if there is nothing to remember."""
         return None
+
+
+def widen(x: Tensor) -> Tensor:
+    """At least float32: squares, exponentials and sums do not fit in half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:

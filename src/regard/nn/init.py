@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.errors import SpecError
 from regard.nn.core import Role, Site
 from regard.tree import Spec
 
@@ -42,6 +43,9 @@ class Normal(Init):
     kind = "normal"
     std: float = 0.02
 
+    def check(self) -> None:
+        _check_std(self.std)
+
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:  # noqa: ARG002
         with torch.no_grad():
             weight.normal_(0.0, self.std)
@@ -56,6 +60,9 @@ class GPT2Init(Init):
 
     kind = "gpt2_init"
     std: float = 0.02
+
+    def check(self) -> None:
+        _check_std(self.std)
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         std = self.std
@@ -120,6 +127,11 @@ class Undrawn(Init):
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         pass
+
+
+def _check_std(std: float) -> None:
+    if std < 0.0:
+        raise SpecError("std", f"must not be negative, not {std}")
 
 
 def _glorot(weight: Tensor, gain: float) -> None:

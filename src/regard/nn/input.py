@@ -22,6 +22,11 @@ class InputSpec(Spec):
 
     __slots__ = ()
 
+    @property
+    def kinds(self) -> int:
+        """How many kinds of tokens it tells apart; 0: none."""
+        return 0
+
     @abstractmethod
     def table_width(self, d_model: int) -> int:
         """The width of the vectors it takes from a vocabulary table."""
@@ -68,6 +73,10 @@ class Tokens(InputSpec):
             raise SpecError("position_width", "an added position is as wide as the stream; leave it out or concatenate")
         if self.types < 0:
             raise SpecError("types", f"must not be negative, not {self.types}")
+
+    @property
+    def kinds(self) -> int:
+        return self.types
 
     def table_width(self, d_model: int) -> int:
         width = d_model - (self.position_width or 0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flexible
 
 from regard.errors import KernelError, nearest
-from regard.nn.core import View
+from regard.nn.core import View, widen
 from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
@@ -209,7 +209,7 @@ def mix(
 
 def normalise(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
     """Softmax in at least float32; a row without visible keys gets zeros."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
+    wide = widen(scores)
     rest = additive(view, wide.dtype)
     if rest is None:
         return wide.softmax(-1)
@@ -269,7 +269,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     q, k, v, view, scale, _ = call
     B, H, T, _ = q.shape
     mask = view.mask
-    q_ends, k_ends, real = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
+    q_ends, k_ends, hidden = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
     far = -1 if mask.sight is None else mask.sight.size - 1  # type: ignore[reportAttributeAccessIssue]
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, spread(k, H), spread(v, H)))  # (B*T, H, K)
     y = varlen_attn(
@@ -285,13 +285,13 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     )
     y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only when asked for
     # Padded queries see the padded keys of their row here, and nothing by definition.
-    return (y if real is None else y * real).transpose(1, 2)
+    return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
 
 
 def _lengths(view: View, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
     q_ends, k_ends = view.mask.lengths(view.T, view.S, rows, view.device)
-    real = None if view.mask.q_seg is None else (view.mask.q_seg != 0)[:, :, None, None]
-    return q_ends, k_ends, real
+    hidden = None if view.mask.q_seg is None else (view.mask.q_seg == 0)[:, :, None, None]
+    return q_ends, k_ends, hidden
 
 
 KERNELS: dict[str, Callable[[Call], Tensor]] = {"sdpa": sdpa, "flex": flex, "varlen": varlen, "reference": reference}

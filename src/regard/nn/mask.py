@@ -56,6 +56,10 @@ class Mask:
         past = self.causal and (self.strict or self.prefix is not None)
         return past or self.packed or self.sight is not None
 
+    def _ordered(self) -> bool:
+        """Whether order alone hides the padding at the end of a row from its real tokens."""
+        return self.causal and self.k_pos is None and self.prefix is None
+
     def may_hide_all(self) -> bool:
         """Whether a query may be left without any key: the first of a strict mask, the padding of packed rows.
 
@@ -67,9 +71,7 @@ class Mask:
 
     def bound(self, S: int) -> int:
         """A host-side number above every position: the longest segment where they count within it, or all of S."""
-        if self.packed and self.k_pos is not None and self.longest is not None:
-            return self.longest
-        return S
+        return self.longest if self.k_pos is not None and self.longest is not None else S
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Where the queries and the keys are, as tensors."""
@@ -86,7 +88,7 @@ class Mask:
             assert self.q_seg is not None
             assert self.k_seg is not None
             terms.append((self.q_seg[:, :, None] == self.k_seg[:, None, :]) & (self.k_seg != 0)[:, None, :])
-        elif self.k_seg is not None and not self.causal:
+        elif self.k_seg is not None and not self._ordered():
             terms.append((self.k_seg != 0)[:, None, :])
         if self.causal or self.sight is not None:
             q, k = self.positions(T, S, device)
@@ -114,7 +116,7 @@ class Mask:
                 assert self.q_seg is not None
                 assert self.k_seg is not None
                 seen = seen & (self.q_seg[b, i] == self.k_seg[b, j]) & (self.k_seg[b, j] != 0)
-            elif self.k_seg is not None and not self.causal:
+            elif self.k_seg is not None and not self._ordered():
                 seen = seen & (self.k_seg[b, j] != 0)
             if self.causal:
                 past = k < q if self.strict else k <= q
@@ -129,17 +131,25 @@ class Mask:
         """Cumulative lengths of the segments of all rows laid end to end, for kernels that take them (varlen).
 
         Segments must be numbered 1, 2, ... along a row, padding (0) last; query and key rows must number alike. The
-        result has a fixed size, `rows * (segments + 1) + 1`: the padding of each row is one more sequence, and
-        segments that a row lacks are empty.
+        result has a fixed size: segments that a row lacks are empty, and padding is more sequences, none of which is
+        longer than `longest` either (a kernel would leave the rest of it unwritten).
         """
-        return self._cumulative(self.q_seg, T, rows, device), self._cumulative(self.k_seg, S, rows, device)
+        piece = self.longest or max(T, S)
+        pieces = -(-max(T, S) // piece)
+        return tuple(  # type: ignore[reportReturnType]
+            self._cumulative(seg, width, rows, piece, pieces, device)
+            for seg, width in ((self.q_seg, T), (self.k_seg, S))
+        )
 
-    def _cumulative(self, seg: Tensor | None, width: int, rows: int, device: torch.device) -> Int[Tensor, " r"]:
+    def _cumulative(
+        self, seg: Tensor | None, width: int, rows: int, piece: int, pieces: int, device: torch.device
+    ) -> Int[Tensor, " r"]:
         if seg is None:
             seg = torch.ones(rows, width, dtype=torch.int64, device=device)
-        slots = self.segments + 1
-        # Padding has number 0 but stands last in memory, so it takes the last slot of its row.
-        slot = (seg.long() - 1) % slots + slots * torch.arange(rows, device=device)[:, None]
+        slots = self.segments + pieces
+        padding = seg == 0
+        slot = torch.where(padding, self.segments + (padding.cumsum(1) - 1) // piece, seg.long() - 1)
+        slot = slot + slots * torch.arange(rows, device=device)[:, None]
         ones = torch.ones_like(slot, dtype=torch.int32).flatten()
         counts = torch.zeros(rows * slots + 1, dtype=torch.int32, device=device)
         return counts.scatter_add(0, slot.flatten() + 1, ones).cumsum(0, dtype=torch.int32)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site
+from regard.nn.core import Site, widen
 from regard.tree import Spec
 
 
@@ -58,10 +58,11 @@ class _LayerNorm(nn.Module):
         self.eps, self.outside = eps, outside
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-        centred = x - x.mean(-1, keepdim=True)
+        wide = widen(x)
+        centred = wide - wide.mean(-1, keepdim=True)
         variance = centred.square().mean(-1, keepdim=True)
         root = variance.sqrt() + self.eps if self.outside else (variance + self.eps).sqrt()
-        y = centred / root
+        y = (centred / root).type_as(x)
         y = y if self.weight is None else y * self.weight
         return y if self.bias is None else y + self.bias
 
@@ -107,7 +108,7 @@ class _PartialRMSNorm(nn.Module):
         self.seen, self.eps = math.ceil(fraction * width), eps
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # squares overflow in half precision
+        wide = widen(x)
         square = wide[..., : self.seen].square().mean(-1, keepdim=True)
         return (wide * torch.rsqrt(square + self.eps)).type_as(x) * self.weight
 

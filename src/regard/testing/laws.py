@@ -18,10 +18,11 @@ from regard.catalogue import PARTS
 from regard.errors import DataError, KernelError, SpecError
 from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build, count
 from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_only import EncoderOnly, Pooled
 from regard.nn import kernels
 from regard.nn.core import Trace
 from regard.testing import tiny
-from regard.tree import Spec, edit, get_at, leaves, read, to_record
+from regard.tree import Spec, edit, leaves, read, to_record
 
 TOLERANCE = 1e-9
 
@@ -43,6 +44,8 @@ class Subject:
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
         """The model with every weight disturbed, in evaluation mode."""
+        if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
+            raise NotApplicable("a pooled encoder answers nothing until it gets a task")
         model = build(self.spec, seed=1).to(dtype)
         rng = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -71,8 +74,6 @@ def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
     with torch.no_grad():
         if isinstance(model, Classifier):
             return model.scores(batch, trace=trace)  # type: ignore[reportCallIssue]
-        if not hasattr(model, "log_probs"):
-            raise NotApplicable("this model answers nothing that could be compared")
         return model.log_probs(batch, trace=trace)  # type: ignore[reportCallIssue]
 
 
@@ -166,38 +167,43 @@ def ragged(subject: Subject) -> None:
         seg[i, :length] = 1
         prompt[i, length:] = 0
     whole = answers(model, batch)
-    with torch.no_grad():
-        decoding = model.start(batch, width + 2)
-        said = model.advance(prompt, decoding, seg)
-        for more in range(2):
-            for i, length in enumerate(lengths):
-                close(said[i], whole[i, length - 1 + more], f"row {i} after {length + more} tokens")
-            following = torch.stack([batch.target[i, length + more] for i, length in enumerate(lengths)])
-            said = model.advance(following[:, None], decoding)
+    for static in (False, True):
+        with torch.no_grad():
+            decoding = model.start(batch, width + 2, static=static)
+            said = model.advance(prompt, decoding, seg)
+            for more in range(2):
+                for i, length in enumerate(lengths):
+                    name = f"row {i} after {length + more} tokens{', static' if static else ''}"
+                    close(said[i], whole[i, length - 1 + more], name)
+                following = torch.stack([batch.target[i, length + more] for i, length in enumerate(lengths)])
+                said = model.advance(following[:, None], decoding)
 
 
 def beams(subject: Subject) -> None:
     """The score of every hypothesis is the score of its text in one pass, after any reordering."""
     model, rows = subject.generator(), subject.examples(2)
-    batch, width, rng = subject.collate(rows), 3, torch.Generator().manual_seed(5)
-    text = torch.stack([torch.tensor(row.target[:2]) for row in rows]).repeat_interleave(width, 0)
-    scores = torch.zeros(2 * width, dtype=torch.float64)
-    with torch.no_grad():
-        decoding = model.start(batch, 6, beams=width)
-        log_probs = model.advance(text, decoding)
-        for _ in range(3):
-            chosen = torch.randint(3, tiny.VOCAB, (2 * width,), generator=rng)
-            parent = torch.randint(0, width, (2 * width,), generator=rng) + torch.tensor([0] * width + [width] * width)
-            scores = scores[parent] + log_probs[parent, chosen]
-            text = torch.cat((text[parent], chosen[:, None]), 1)
-            decoding.reorder(parent)
-            log_probs = model.advance(chosen[:, None], decoding)
-    for i in range(2 * width):
-        said = tuple(text[i].tolist())
-        row = replace(rows[i // width], target=said[:-1], labels=said[1:], weights=(1.0,) * 4, prefix=2)
-        whole = answers(model, subject.collate([row]))[0]
-        again = whole[torch.arange(1, 4), text[i, 2:]].sum()
-        close(scores[i], again, f"beam {i} of source {i // width}")
+    batch, width = subject.collate(rows), 3
+    for static in (False, True):
+        rng = torch.Generator().manual_seed(5)
+        text = torch.stack([torch.tensor(row.target[:2]) for row in rows]).repeat_interleave(width, 0)
+        scores = torch.zeros(2 * width, dtype=torch.float64)
+        first = torch.tensor([0] * width + [width] * width)
+        with torch.no_grad():
+            decoding = model.start(batch, 6, beams=width, static=static)
+            log_probs = model.advance(text, decoding)
+            for _ in range(3):
+                chosen = torch.randint(3, tiny.VOCAB, (2 * width,), generator=rng)
+                parent = torch.randint(0, width, (2 * width,), generator=rng) + first
+                scores = scores[parent] + log_probs[parent, chosen]
+                text = torch.cat((text[parent], chosen[:, None]), 1)
+                decoding.reorder(parent)
+                log_probs = model.advance(chosen[:, None], decoding)
+        for i in range(2 * width):
+            said = tuple(text[i].tolist())
+            row = replace(rows[i // width], target=said[:-1], labels=said[1:], weights=(1.0,) * 4, prefix=2)
+            whole = answers(model, subject.collate([row]))[0]
+            again = whole[torch.arange(1, 4), text[i, 2:]].sum()
+            close(scores[i], again, f"beam {i} of source {i // width}{', static' if static else ''}")
 
 
 def batch_law(subject: Subject) -> None:
@@ -336,6 +342,8 @@ def compile_law(subject: Subject) -> None:
     a = torch.autograd.grad(traced.total, learned, allow_unused=True)
     b = torch.autograd.grad(eager.total, learned, allow_unused=True)
     for mine, plain in zip(a, b, strict=True):
+        if (mine is None) != (plain is None):
+            raise LawBroken("a parameter has a gradient in only one of the two")
         if mine is not None and plain is not None:
             close(mine, plain, "compiled gradient", 1e-3)
 
@@ -361,8 +369,6 @@ def _sizes(spec: ModelSpec) -> dict[str, tuple[Any, ...]]:
         stack = getattr(spec, side, None)
         if is_dataclass(stack) and any(f.name == "depth" for f in fields(stack)):
             sizes[f"{side}.depth"] = (1, 3)
-    for path in list(sizes):
-        get_at(spec, path)
     return sizes
 
 

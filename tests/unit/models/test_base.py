@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from regard.batch import Batch, translation
 from regard.catalogue import edited
@@ -34,6 +35,7 @@ from regard.nn.vocab.tables import Embeddings
 Pair = Callable[..., EncoderDecoder]
 Decoder = Callable[..., DecoderOnly]
 Encoder = Callable[..., EncoderOnly]
+Shaken = Callable[[Any], Any]
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -79,7 +81,7 @@ class TestBuild:
         assert table.weight.std().item() == pytest.approx(0.3, rel=0.05)
 
     def test_a_part_is_no_model(self) -> None:
-        with pytest.raises(SpecError, match="LayerNorm is a part, not a whole model"):
+        with pytest.raises(SpecError, match="LayerNorm is not the description of a whole model"):
             inspect.unwrap(build)(LayerNorm())  # past the type checks of tests
 
     def test_count_is_what_is_built(self, pair: Pair, decoder: Decoder, encoder: Encoder) -> None:
@@ -273,7 +275,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     ),
     "types for an input that has none": (
         lambda _, decoder, __: build(decoder()).loss(Batch(IDS, IDS, types=IDS * 0)),
-        "input.types",
+        "types",
     ),
     "packed sources in a decoding": (
         lambda pair, *_: build(pair()).start(translation([([3], [4]), ([5], [6])], packed=True), 4),  # type: ignore[reportCallIssue]
@@ -291,3 +293,47 @@ def test_refused_in_one_sentence_that_names_the_field(
     assert isinstance(raised.value, SpecError | DataError)
     assert str(raised.value).startswith(f"{path}: ")
     assert "\n" not in str(raised.value)
+
+
+LONG = torch.tensor([[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]])
+
+
+def test_padding_stays_hidden_whatever_its_position_or_prefix(pair: Pair, decoder: Decoder, shaken: Shaken) -> None:
+    """`pack` writes position 0 at padding, and a prefix may be marked beyond the end of a row."""
+    seg, pos = torch.tensor([[1, 1, 1, 0, 0, 0]] * 2), torch.tensor([[0, 1, 2, 0, 0, 0]] * 2)
+    other = LONG.clone()
+    other[:, 3:] = 7
+    model = shaken(build(pair()))
+    said = [model.log_probs(Batch(ids, target_seg=seg, target_pos=pos, source=LONG)) for ids in (LONG, other)]
+    torch.testing.assert_close(said[0][:, :3], said[1][:, :3])
+    model = shaken(build(decoder(visibility="prefix")))
+    said = [model.log_probs(Batch(ids, target_seg=seg, prefix=torch.ones_like(seg).bool())) for ids in (LONG, other)]
+    torch.testing.assert_close(said[0][:, :3], said[1][:, :3])
+
+
+def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
+    model: Any = build(pair()).eval()
+    decoding = model.start(Batch(LONG, source=LONG), 8, beams=2)
+    ids = torch.full((4, 1), 3)
+    for wrong in (ids[:1], ids[:, :0], torch.full((6, 1), 3)):
+        with pytest.raises(DataError, match=r"^ids: this decoding reads 4 rows"):
+            model.advance(wrong, decoding)
+    with pytest.raises((DataError, TypeCheckError), match="seg"):
+        model.advance(ids, decoding, torch.ones(4, 2, dtype=torch.int64))
+    with pytest.raises(DataError, match=r"^seg: row 1 reads no token"):
+        model.advance(ids, decoding, torch.tensor([[1], [0], [1], [1]]))
+    with pytest.raises(DataError, match=r"^parent: needs one for each of 4 rows"):
+        decoding.reorder(torch.tensor([0]))
+    with pytest.raises(DataError, match=r"^parent: a beam can only continue a beam of its own source"):
+        decoding.reorder(torch.tensor([0, 2, 2, 3]))
+    with pytest.raises(SpecError, match=r"^beams: must be at least 1"):
+        model.start(Batch(LONG, source=LONG), 8, beams=0)
+
+
+def test_a_label_without_weight_may_be_anything_and_one_with_weight_may_not(decoder: Decoder) -> None:
+    model = build(decoder()).eval()
+    labels, weights = LONG.clone(), torch.ones(LONG.shape)
+    labels[:, 2:], weights[:, 2:] = -100, 0.0
+    assert model.loss(Batch(LONG, labels, weights=weights)).tokens == 4
+    with pytest.raises(DataError, match=r"^labels: a negative label has a weight"):
+        model.loss(Batch(LONG, labels))

@@ -6,6 +6,7 @@ import torch
 
 from regard.batch import Batch
 from regard.catalogue import edited
+from regard.errors import SpecError
 from regard.models.base import build, count
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.nn.core import Context, Trace, View
@@ -97,9 +98,6 @@ def test_decoding_says_what_training_says(static: bool, decoder: Decoder, shaken
         torch.testing.assert_close(model.advance(IDS[:, t : t + 1], decoding), whole[:, t])
 
 
-def test_types_reach_the_input(decoder: Decoder, shaken: Shaken) -> None:
-    model = shaken(build(decoder(input=Tokens(types=2))))
-    types = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
-    plain, typed = model.log_probs(Batch(IDS)), model.log_probs(Batch(IDS, types=types))
-    torch.testing.assert_close(typed[:, :3], plain[:, :3])
-    assert (typed[:, 3:] - plain[:, 3:]).abs().max() > 1e-3
+def test_several_kinds_of_tokens_are_refused(decoder: Decoder) -> None:
+    with pytest.raises(SpecError, match=r"^input\.types: only an encoder reads several kinds"):
+        decoder(input=Tokens(types=2))

@@ -100,6 +100,14 @@ def test_lengths(segments: int) -> None:
     assert q_ends.dtype == k_ends.dtype == torch.int32
 
 
+def test_no_sequence_is_longer_than_promised_not_even_padding() -> None:
+    seg = torch.tensor([[1, 1, 2] + [0] * 5, [1] + [0] * 7])
+    ends = Mask(q_seg=seg, k_seg=seg, packed=True, segments=2, longest=3).lengths(8, 8, 2, CPU)[0]
+    lengths = ends.diff().tolist()
+    assert lengths == [2, 1, 3, 2, 0, 1, 0, 3, 3, 1]
+    assert sum(lengths) == 16
+
+
 def test_lengths_without_segments_are_whole_rows() -> None:
     q_ends, k_ends = Mask().lengths(2, 3, 4, CPU)
     assert q_ends.tolist() == [0, 2, 2, 4, 4, 6, 6, 8, 8]  # one segment, and no padding

@@ -29,20 +29,25 @@ class Sinusoidal(Additive):
     layout: Literal["interleaved", "halves"] = "interleaved"
     offset: int = 0  # added to every position
 
+    def check(self) -> None:
+        if self.base <= 1.0:
+            raise SpecError("base", f"must be above 1, not {self.base}")
+
     def build(self, site: Site, width: int) -> AdditiveTable:
         if width % 2:
             raise site.error("kind", f"sinusoids come in pairs and need an even width, not {width}")
         return _Sinusoidal(self, width)
 
-    def frequencies(self, width: int) -> Float[Tensor, " k"]:
+    def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
         """w_k in float64: the float32 product of a large position and a rounded frequency drifts."""
-        k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64)
+        k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64, device=device)
         steps = width / 2 if self.denominator == "width" else max(width / 2 - 1, 1)
         return torch.exp(-math.log(self.base) * k / steps)
 
-    def table(self, length: int, width: int) -> Float[Tensor, "length width"]:
+    def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
         """The vectors of positions 0 .. length - 1."""
-        angles = torch.arange(self.offset, self.offset + length, dtype=torch.float64)[:, None] * self.frequencies(width)
+        places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
+        angles = places[:, None] * self.frequencies(width, device)
         waves = (angles.sin(), angles.cos())
         return torch.stack(waves, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(waves, -1)
 
@@ -57,7 +62,11 @@ class _Sinusoidal(AdditiveTable):
 
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
         # Longer sequences are rare and compute their own table: no forward pass mutates a module.
-        table = self.table if bound <= self.table.shape[0] else self.spec.table(bound, self.width).to(self.table)
+        table = (
+            self.table
+            if bound <= self.table.shape[0]
+            else self.spec.table(bound, self.width, self.table.device).to(self.table)
+        )
         return table[positions]
 
 

@@ -74,7 +74,7 @@ class T5Bias(Position):
 class _T5Bias(PositionTerms):
     def __init__(self, spec: T5Bias, site: Site) -> None:
         super().__init__()
-        self.spec, self.causal = spec, site.causal
+        self.spec, self.causal = spec, site.causal and not site.sees_ahead
         self.weight = site.parameter(site.heads, spec.buckets, role="position")
 
     def forward(self, places: Places) -> Terms:
@@ -85,8 +85,8 @@ class _T5Bias(PositionTerms):
 class ALiBi(Position):
     """Press et al. 2022: score - m_h |i - j|, slopes m_h = 2^(-8h / H), nothing learned.
 
-    Differs from the paper: with a head count that is no power of two, the paper takes the slopes of the next smaller
-    power and fills up with every second slope of the next larger; so do we.
+    With a head count that is no power of two, the slopes of the next smaller power are filled up with every second
+    slope of the next larger, as in the paper's code.
     """
 
     kind = "alibi"

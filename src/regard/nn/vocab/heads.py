@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import SpecError
-from regard.nn.core import Site
+from regard.nn.core import Site, widen
 from regard.nn.vocab.tables import Table
 from regard.tree import Spec
 
@@ -94,11 +94,6 @@ class _Softmax(Head):
         if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
             r, matrix, bias = r.detach(), matrix.detach(), None if bias is None else bias.detach()
         return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, smoothing, z))
-
-
-def widen(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
