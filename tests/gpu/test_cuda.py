@@ -97,7 +97,7 @@ def test_varlen_writes_every_row_however_much_padding_there_is() -> None:
     del poison
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with kernels.use("varlen"):
-        y = attend(*leaves, View(mask, 512, 512, torch.device("cuda")), scale=0.125)
+        y = attend(leaves[0], leaves[1], leaves[2], View(mask, 512, 512, torch.device("cuda")), scale=0.125)
     poison = [torch.full((1, 4, 512, 64), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(16)]
     del poison
     y.float().square().sum().backward()
