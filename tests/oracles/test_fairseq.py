@@ -1,0 +1,107 @@
+"""Against fairseq, with copied random weights: positions, and a Transformer layer of each side, pre- and post-norm."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.modules import SinusoidalPositionalEmbedding, TransformerDecoderLayer, TransformerEncoderLayer
+from torch import Tensor
+
+from regard.models.base import build
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.nn.block import Block
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Context, Memory, View
+from regard.nn.mask import Mask
+from regard.nn.position.additive import Sinusoidal
+from regard.nn.residual import PostNorm, PreNorm
+from regard.nn.stacks.plain import Plain
+
+pytestmark = pytest.mark.oracle
+
+D, H, F, T, S = 16, 4, 24, 5, 6
+
+
+def test_sinusoids_count_and_lie_as_in_fairseq() -> None:
+    """fairseq divides by d/2 - 1, puts sines before cosines and starts counting after the padding index."""
+    theirs = SinusoidalPositionalEmbedding.get_embedding(50, D, padding_idx=None)
+    ours = Sinusoidal(denominator="span", layout="halves").table(50, D)
+    torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=2e-6)
+    ids = torch.full((1, 7), 5)
+    layer = SinusoidalPositionalEmbedding(D, padding_idx=1, init_size=20)
+    table = Sinusoidal(denominator="span", layout="halves", offset=2).table(7, D)
+    torch.testing.assert_close(table.float()[None], layer(ids), rtol=0, atol=2e-6)
+
+
+def arguments(pre: bool) -> Namespace:
+    sides = {"embed_dim": D, "ffn_embed_dim": F, "attention_heads": H, "normalize_before": pre}
+    both = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()}
+    return Namespace(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, activation_fn="relu", **both)
+
+
+def projections(attention: torch.nn.Module, names: str) -> dict[str, Tensor]:
+    state = attention.state_dict()
+    return {kind: torch.cat([state[f"{name}_proj.{kind}"] for name in names]) for kind in ("weight", "bias")}
+
+
+def copied(theirs: torch.nn.Module, cross: bool) -> dict[str, Tensor]:
+    """fairseq's weights under our names."""
+    state: dict[str, Tensor] = {}
+
+    def put(name: str, tensors: dict[str, Tensor]) -> None:
+        state.update({f"{name}.{kind}": tensor for kind, tensor in tensors.items()})
+
+    put("branches.0.branch.qkv", projections(theirs.self_attn, "qkv"))
+    put("branches.0.branch.output", theirs.self_attn.out_proj.state_dict())
+    put("branches.0.norm", theirs.self_attn_layer_norm.state_dict())
+    last = 2 if cross else 1
+    if cross:
+        put("branches.1.branch.query", projections(theirs.encoder_attn, "q"))
+        put("branches.1.branch.kv", projections(theirs.encoder_attn, "kv"))
+        put("branches.1.branch.output", theirs.encoder_attn.out_proj.state_dict())
+        put("branches.1.norm", theirs.encoder_attn_layer_norm.state_dict())
+    put(f"branches.{last}.branch.up", theirs.fc1.state_dict())
+    put(f"branches.{last}.branch.down", theirs.fc2.state_dict())
+    put(f"branches.{last}.norm", theirs.final_layer_norm.state_dict())
+    return state
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_layer_equals_fairseq(side: str, pre: bool) -> None:
+    torch.manual_seed(0)
+    rule = PreNorm() if pre else PostNorm()
+    spec = EncoderDecoder(
+        vocab=9,
+        d_model=D,
+        heads=H,
+        dropout=0.0,
+        encoder=Plain((Block((SelfAttention(), FeedForward(F)), rule),), 1),
+        decoder=Plain((Block((SelfAttention(), CrossAttention(), FeedForward(F)), rule),), 1),
+    )
+    model = build(spec).double().eval()
+    theirs = (TransformerEncoderLayer if side == "encoder" else TransformerDecoderLayer)(arguments(pre)).double().eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ours = getattr(model, side).blocks[0]
+    ours.load_state_dict(copied(theirs, cross=side == "decoder"))
+    x, memory = torch.randn(2, T, D, dtype=torch.float64), torch.randn(2, S, D, dtype=torch.float64)
+    device = torch.device("cpu")
+    hidden = torch.tensor([[False] * 4 + [True], [False] * 5])
+    seg, memory_hidden = (~hidden).long(), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    with torch.no_grad():
+        if side == "encoder":
+            expected = theirs(x.transpose(0, 1), hidden).transpose(0, 1)
+            found = ours(x, Context(View(Mask(q_seg=seg, k_seg=seg), T, T, device)))
+        else:
+            future = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+            expected = theirs(
+                x.transpose(0, 1), memory.transpose(0, 1), memory_hidden, self_attn_mask=future
+            )[0].transpose(0, 1)  # fmt: skip
+            cross = View(Mask(k_seg=(~memory_hidden).long()), T, S, device)
+            found = ours(x, Context(View(Mask(causal=True), T, T, device), cross, Memory((memory,))))
+    real = ~hidden if side == "encoder" else torch.ones_like(hidden)
+    # With a mask, fairseq takes the softmax in float32 whatever it is given.
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-9 if side == "encoder" else 1e-6)

@@ -1,0 +1,36 @@
+"""Against Joey NMT, with copied random weights: multi-head attention and label smoothing."""
+
+import pytest
+import torch
+from joeynmt.transformer_layers import MultiHeadedAttention
+
+from regard.models.base import build
+from regard.nn.core import Context, View
+from regard.nn.mask import Mask
+from regard.testing import tiny
+
+pytestmark = pytest.mark.oracle
+
+
+def test_attention_equals_joeynmt() -> None:
+    torch.manual_seed(0)
+    theirs = MultiHeadedAttention(4, 16, dropout=0.0).double().eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model = build(tiny.decoder_only()).double().eval()
+    ours = model.get_submodule("decoder.blocks.0.branches.0.branch")
+    layers = [theirs.q_layer, theirs.k_layer, theirs.v_layer]
+    ours.load_state_dict(
+        {
+            "qkv.weight": torch.cat([layer.weight for layer in layers]),
+            "qkv.bias": torch.cat([layer.bias for layer in layers]),
+            "output.weight": theirs.output_layer.weight,
+            "output.bias": theirs.output_layer.bias,
+        }
+    )
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    seen = torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    with torch.no_grad():
+        expected = theirs(x, x, x, mask=seen)[0]
+        found = ours(x, Context(View(Mask(causal=True), 5, 5, torch.device("cpu"))))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
