@@ -346,6 +346,16 @@ def load(name: str, path: str = "") -> Any:
     return getattr(loaded, attribute)
 
 
+def walk(tree: Spec) -> Iterator[Spec]:
+    """Every part of the tree, the tree itself first."""
+    yield tree
+    for name in hints(type(tree)):
+        value = getattr(tree, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Spec):
+                yield from walk(item)
+
+
 def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:
     """Every path with its plain value; a spec contributes its kind."""
     yield from _leaves(tree, "")

@@ -32,7 +32,7 @@ from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing
 from regard.presets import PRESETS
 from regard.testing import LAWS, around, examine, tiny
-from regard.tree import Spec, swap, to_record
+from regard.tree import Spec, swap, to_record, walk
 
 BLOCK = Block((SelfAttention(), FeedForward(24)))
 
@@ -148,14 +148,7 @@ def test_laws(subject: str) -> None:
 
 
 def test_every_catalogued_part_is_under_law() -> None:
-    seen: set[str] = set()
-
-    def note(part: Spec) -> Spec:
-        seen.add(part.kind)
-        return part
-
-    for subject in SUBJECTS.values():
-        swap(subject, Spec, note)
+    seen = {part.kind for subject in SUBJECTS.values() for part in walk(subject)}
     # An undrawn model has no numbers to compare, and a pooled one answers nothing until it gets a task.
     assert set(PARTS) - seen == {Undrawn.kind, "pooled"}
 
@@ -199,9 +192,7 @@ def test_compile(names: list[str]) -> None:
 def test_branch_is_a_slot_of_its_own() -> None:
     """`around` puts an unknown branch beside the others instead of in place of one."""
     model = around(_Extra())["encoder_decoder"]
-    blocks: list[Block] = []
-    swap(model, Block, lambda block: blocks.append(block) or block)
-    assert [len(block.branches) for block in blocks] == [3, 4]
+    assert [len(part.branches) for part in walk(model) if isinstance(part, Block)] == [3, 4]
 
 
 class _Extra(BranchSpec):

@@ -8,7 +8,7 @@ from regard.catalogue import from_record
 from regard.errors import SpecError
 from regard.nn.norm import Norm, RMSNorm
 from regard.presets import PRESETS
-from regard.tree import Parts, Spec, diff, edit, get_at, hints, leaves, read, replace_at, swap, to_record
+from regard.tree import Parts, Spec, diff, edit, get_at, hints, leaves, read, replace_at, swap, to_record, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,3 +358,7 @@ def test_leaves_give_every_path_once_and_get_at_agrees() -> None:
     for path, value in found.items():
         if not path.endswith("kind"):
             assert get_at(TREE, path) == value
+
+
+def test_walk_meets_every_part_the_tree_first() -> None:
+    assert [type(part) for part in walk(Knot(many=(Leaf(1), Leaf(2))))] == [Knot, Leaf, Leaf, Leaf]

@@ -10,7 +10,7 @@ from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec, build
 from regard.testing.laws import LAWS, LawBroken, NotApplicable, Subject
 from regard.testing.tiny import around
-from regard.tree import Spec
+from regard.tree import Spec, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def examine(
 ) -> list[Verdict]:
     """The verdicts of `laws` on one model. A law in `bends` may be broken, for the reason given there."""
     bends = bends or {}
-    extra = {type(part).kind: type(part) for part in _parts(spec)}
+    extra = {type(part).kind: type(part) for part in walk(spec)}
     clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
     if clash:
         raise SpecError("kind", f"{clash[0]!r} is the kind of a part of regard; give yours another")
@@ -92,12 +92,3 @@ def _instance(part: Spec | type[Spec]) -> Spec:
     if needed:
         raise SpecError("", f"{part.__name__} needs {', '.join(needed)}; check an instance of it instead")
     return part()
-
-
-def _parts(tree: object) -> list[Spec]:
-    if isinstance(tree, tuple):
-        return [part for item in tree for part in _parts(item)]
-    if not isinstance(tree, Spec):
-        return []
-    below = [part for f in fields(tree) for part in _parts(getattr(tree, f.name))]  # type: ignore[reportArgumentType]
-    return [tree, *below]
