@@ -1,0 +1,324 @@
+"""Text files as lazy streams of records: plain, gzip or xz, strictly UTF-8, one record per line.
+
+A line ends at a line feed and nowhere else: counts agree with `wc -l`, and two files stay aligned whatever characters
+they hold.
+"""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count, zip_longest
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from regard.errors import DataError, SpecError, nearest
+from regard.tree import Spec
+
+C = TypeVar("C", bound="Corpus")
+
+MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # how the content of a packed file begins
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+STRETCH = 1 << 20  # bytes looked at together, so that a binary file is refused before it fills the memory
+FASTTEXT = "__label__"
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Anything that gives bytes by the line: a binary file, a packed one, `sys.stdin.buffer`."""
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """The next line with its end, or as much of it as `size` bytes."""
+        ...
+
+
+def lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a text file, without their ends; `.gz` and `.xz` are unpacked on the way."""
+    name = os.fspath(path)
+    line = None
+    with _opened(name) as file, _unpacked(file, name) as stream:
+        for line in decoded_lines(stream, name):
+            yield line
+    if line is None:
+        raise DataError(f"{name}: is empty; give a file with at least one line")
+
+
+def decoded_lines(stream: Stream, name: str) -> Iterator[str]:
+    """The lines of an open binary stream such as `sys.stdin.buffer`, each as soon as it is there.
+
+    A carriage return before the line feed and a byte-order mark before the first line are dropped.
+    """
+    for number in count(1):
+        raw = _raw_line(stream, name, number)
+        if number == 1:
+            raw = raw.removeprefix(BYTE_ORDER_MARK)
+        if not raw:
+            return
+        if raw.endswith(b"\n"):
+            raw = raw[: -2 if raw.endswith(b"\r\n") else -1]
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}: line {number} is not text in UTF-8: byte 0x{raw[error.start]:02x} stands at place "
+                f"{error.start + 1} of the line; convert the file to UTF-8"
+            ) from None
+        yield line
+
+
+def _raw_line(stream: Stream, name: str, number: int) -> bytes:
+    stretches = []
+    while True:
+        try:
+            stretch = stream.readline(STRETCH)
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            raise DataError(f"{name}: is damaged or cut short: line {number} cannot be read ({error})") from None
+        if b"\0" in stretch:
+            raise DataError(f"{name}: line {number} is not text: it has a NUL byte, as binary files and UTF-16 do")
+        stretches.append(stretch)
+        if len(stretch) < STRETCH or stretch.endswith(b"\n"):
+            return b"".join(stretches)
+
+
+def _opened(name: str) -> io.BufferedReader:
+    try:
+        return Path(name).open("rb")
+    except FileNotFoundError:
+        raise DataError(f"{name}: there is no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{name}: is a folder; name a file in it") from None
+    except PermissionError:
+        raise DataError(f"{name}: may not be read; ask for permission") from None
+    except (OSError, ValueError) as error:  # a ValueError is a name that no file can have
+        raise DataError(f"{name!r}: cannot be opened ({error})") from None
+
+
+def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
+    """The stream in the file. Suffix and content must agree: either alone may be a mistake."""
+    head, ending = file.peek(8), Path(name).suffix.lower()
+    for suffix, magic in MAGIC.items():
+        if head.startswith(magic) and ending != suffix:
+            raise DataError(f"{name}: is not text but packed; let its name end in {suffix}")
+        if head and ending == suffix and not head.startswith(magic):
+            raise DataError(f"{name}: ends in {suffix} but is not packed like that; unpack or rename it")
+    if head and ending == ".gz":
+        return gzip.GzipFile(fileobj=file)
+    if head and ending == ".xz":
+        return lzma.LZMAFile(file, format=lzma.FORMAT_XZ)
+    return file
+
+
+class Corpus(Spec):
+    """Slot: files of records. A relative path is relative to the working folder."""
+
+    __slots__ = ()
+    texts: ClassVar[int]  # strings in a record
+    labelled: ClassVar[bool] = False  # whether the first of them is a label
+    paths: ClassVar[tuple[str, ...]] = ("path",)  # the fields that name files
+    weight: float  # how often an epoch sees it
+
+    def check(self) -> None:
+        if self.weight <= 0.0:
+            raise SpecError("weight", f"must be above 0, not {self.weight}; leave out a corpus that is not wanted")
+        for field in self.paths:
+            if not getattr(self, field):
+                raise SpecError(field, "is empty; name a file")
+
+    @abstractmethod
+    def records(self) -> Iterator[tuple[str, ...]]:
+        """The records in order, read as they are asked for."""
+
+    def files(self) -> tuple[str, ...]:
+        """The files that are read."""
+        return tuple(getattr(self, field) for field in self.paths)
+
+    def absolute(self: C, folder: str = "") -> C:
+        """The same corpus from anywhere; relative paths are taken from `folder` (the working folder by default)."""
+        found = {field: os.path.abspath(os.path.join(folder, getattr(self, field))) for field in self.paths}
+        return replace(self, **found)  # type: ignore[type-var]  # every concrete spec is a dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelFiles(Corpus):
+    """Two files that are translations of each other line by line: (source, target)."""
+
+    kind = "parallel"
+    texts = 2
+    paths = ("source", "target")
+    source: str
+    target: str
+    weight: float = 1.0
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        sides = lines(self.source), lines(self.target)
+        for before, (source, target) in enumerate(zip_longest(*sides)):
+            if source is None or target is None:
+                longer = before + 1 + sum(1 for _ in sides[source is None])
+                counts = (before, longer) if source is None else (longer, before)
+                raise DataError(
+                    f"{self.source} has {counts[0]} lines but {self.target} has {counts[1]}; "
+                    "line n of one must be the translation of line n of the other"
+                )
+            yield source, target
+
+
+@dataclass(frozen=True, slots=True)
+class TSV(Corpus):
+    """A file of columns between tabs, two of which are taken: (source, target). Columns are counted from 1."""
+
+    kind = "tsv"
+    texts = 2
+    path: str
+    source_column: int = 1
+    target_column: int = 2
+    header: bool = False  # the first line names the columns
+    weight: float = 1.0
+
+    def check(self) -> None:
+        Corpus.check(self)
+        _check_columns(source_column=self.source_column, target_column=self.target_column)
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        for number, line in _rows(self.path, self.header):
+            yield _columns(line, self.source_column, self.target_column, f"{self.path}: line {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class JSONL(Corpus):
+    """A file with a JSON object on every line, two fields of which are taken: (source, target).
+
+    A dot leads into an inner object: `translation.en`.
+    """
+
+    kind = "jsonl"
+    texts = 2
+    path: str
+    source: str = "source"
+    target: str = "target"
+    weight: float = 1.0
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        for record, where in _objects(self.path):
+            yield _field(record, self.source, where), _field(record, self.target, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Corpus):
+    """A file with a text on every line, or, with `field`, with a JSON object that has the text in that field."""
+
+    kind = "lines"
+    texts = 1
+    path: str
+    field: str | None = None
+    weight: float = 1.0
+
+    def check(self) -> None:
+        Corpus.check(self)
+        name = self.path.lower()
+        if self.field is None and any(name.endswith(f".jsonl{packed}") for packed in ("", *MAGIC)):
+            raise SpecError("field", f"is missing; say which field of {self.path} has the text")
+
+    def records(self) -> Iterator[tuple[str]]:
+        if self.field is None:
+            for line in lines(self.path):
+                yield (line,)
+        else:
+            for record, where in _objects(self.path):
+                yield (_field(record, self.field, where),)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled(Corpus):
+    """A file of labels and texts between tabs: (label, text). Columns are counted from 1.
+
+    A line without a tab may be written as fastText wants it: `__label__sports The match was ...`.
+    """
+
+    kind = "labelled"
+    texts = 2
+    labelled = True
+    path: str
+    label_column: int = 1
+    text_column: int = 2
+    header: bool = False
+    weight: float = 1.0
+
+    def check(self) -> None:
+        Corpus.check(self)
+        _check_columns(label_column=self.label_column, text_column=self.text_column)
+        if self.label_column == self.text_column:
+            raise SpecError("text_column", f"is the column of the label, {self.label_column}; name another")
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        for number, line in _rows(self.path, self.header):
+            where = f"{self.path}: line {number}"
+            if "\t" in line or not line.startswith(FASTTEXT):
+                label, text = _columns(line, self.label_column, self.text_column, where)
+            else:
+                label, _, text = line.partition(" ")
+            yield _label(label, text, where), text
+
+
+def _label(written: str, text: str, where: str) -> str:
+    label = written.removeprefix(FASTTEXT)
+    if not label:
+        raise DataError(f"{where} has an empty label")
+    if text.startswith(FASTTEXT) or (label != written and " " in label):
+        raise DataError(f"{where} has more than a label before its text; give every line one label")
+    return label
+
+
+def _rows(path: str, header: bool) -> Iterator[tuple[int, str]]:
+    """The numbered lines, without the names of the columns."""
+    for number, line in enumerate(lines(path), 1):
+        if number > 1 or not header:
+            yield number, line
+
+
+def _check_columns(**columns: int) -> None:
+    for field, column in columns.items():
+        if column < 1:
+            raise SpecError(field, f"must be at least 1, not {column}: columns are counted from 1")
+
+
+def _columns(line: str, first: int, second: int, where: str) -> tuple[str, str]:
+    cells = line.split("\t")
+    if len(cells) < max(first, second):
+        plural = "" if len(cells) == 1 else "s"
+        raise DataError(f"{where} has {len(cells)} column{plural} between tabs; column {max(first, second)} is missing")
+    return cells[first - 1], cells[second - 1]
+
+
+def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every line's JSON object, and where it stands."""
+    for number, line in enumerate(lines(path), 1):
+        where = f"{path}: line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise DataError(f"{where} is not a JSON object in braces; write one record per line")
+        yield record, where
+
+
+def _field(record: dict[str, Any], key: str, where: str) -> str:
+    """The text under `key`, which is a name as it stands or names joined by dots."""
+    value: Any = record
+    for name in (key,) if key in record else key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            known = nearest(name, value) if isinstance(value, Mapping) else "there is no object to look in"
+            raise DataError(f"{where} has no field {key!r}; {known}")
+        value = value[name]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: field {key!r} needs a string, not {json.dumps(value)[:40]}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: field {key!r} has half a character (a lone surrogate); repair the text") from None
+    return value
