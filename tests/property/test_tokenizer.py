@@ -1,0 +1,76 @@
+"""Every text comes back from ids as it was, and nothing in a text is a control token."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, Words, train
+
+CORPUS = [
+    "the cat sat on the mat; the cat's 1987 hat",
+    "  two  spaces\tand a tab \n</s> <s> <pad> <unk> </s>",
+    "ros\u00e9 rose\u0301 \u0928\u092e\u0938\u094d\u0924\u0947 \u4f60\u597d\u4f60\u597d",
+    "\U0001f469\u200d\U0001f467 \u05e9\u05dc\u05d5\u05dd",
+] * 3
+LOSSLESS = {spec.kind: train(spec, CORPUS) for spec in (BPE(), Bytes(), Characters())}
+WORDS = train(Words(), CORPUS)
+
+# All of Unicode but surrogates, and the strings that a tokenizer might take for its own.
+own = st.sampled_from(["<pad>", "<s>", "</s>", "<unk>", " ", "  ", "\n", "\r\n", "\u2581", "\u0120", "cat", "\u4f60"])
+anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+texts = st.one_of(anything, st.lists(st.one_of(own, anything), max_size=8).map("".join))
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+@settings(max_examples=300)
+@given(text=texts)
+def test_text_comes_back_as_it_was(kind: str, text: str) -> None:
+    tokenizer = LOSSLESS[kind]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(3 <= one < tokenizer.size for one in ids)
+    assert (not ids) == (not text)
+    assert tokenizer.decode([1, *ids, 2, 0, 0]) == text
+
+
+@settings(max_examples=100)
+@given(batch=st.lists(texts, max_size=5))
+def test_batches_and_copies_give_the_same(batch: list[str]) -> None:
+    for tokenizer in (*LOSSLESS.values(), WORDS):
+        ids = [tokenizer.encode(text) for text in batch]
+        copy = Tokenizer.from_json(tokenizer.to_json())
+        assert tokenizer.encode_batch(batch) == copy.encode_batch(batch) == ids
+        assert tokenizer.decode_batch(ids) == [tokenizer.decode(row) for row in ids]
+
+
+@settings(max_examples=300)
+@given(text=texts)
+def test_words_come_back_but_for_spaces_and_the_unknown(text: str) -> None:
+    ids = WORDS.encode(text)
+    assert all(3 <= one < WORDS.size for one in ids)
+    once = WORDS.decode(ids)
+    assert WORDS.decode(WORDS.encode(once)) == once
+    assert len(once.split()) == len([one for one in ids if one != WORDS.encode("\n")[0]])
+    assert once.count("\n") == text.count("\n")
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_any_ids_can_be_decoded_and_shown(kind: str, data: st.DataObject) -> None:
+    """A model may say any ids, whether or not they make characters."""
+    tokenizer = LOSSLESS[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=20))
+    assert isinstance(tokenizer.decode(ids), str)
+    shown = tokenizer.pieces(ids)
+    assert len(shown) == len(ids)
+    assert all(piece.isprintable() and piece and " " not in piece for piece in shown)
+
+
+@settings(max_examples=100)
+@given(text=texts)
+def test_whole_pieces_are_shown_as_they_are(text: str) -> None:
+    """Characters that can be seen, and that the corpus has, are shown as themselves."""
+    tokenizer = LOSSLESS["characters"]
+    known = "".join(c for c in text if c in set("".join(CORPUS)) and c.isprintable())
+    assert "".join(tokenizer.pieces(tokenizer.encode(known))) == known.replace(" ", "\u2581")

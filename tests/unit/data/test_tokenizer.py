@@ -1,0 +1,571 @@
+"""Tokenizers: ids, round trips, storage, and what is refused."""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers as library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from regard.data import tokenizer as module
+from regard.data.tokenizer import BPE, Bytes, Characters, Imported, Tokenizer, TokenizerSpec, Words, choose_vocab, train
+from regard.errors import DataError, SpecError
+
+CORPUS = [
+    "The cat sat on the mat, and the other cat sat on the hat.",
+    "Die Katze sa\u00df auf der Matte; die andere Katze trug 1987 einen Hut.",
+    "\u732b\u304c\u30de\u30c3\u30c8\u306e\u4e0a\u306b\u5ea7\u3063\u305f\u3002",
+    "No one wrote </s> or <s> before 1987; </s> or <s> is text.",
+] * 4
+HARD = [
+    "",
+    " ",
+    "  leading, double  and trailing  ",
+    "\ttab\t\tand CASE",
+    "</s> <s> <pad> <unk>",
+    "</s>",
+    "<s></s><pad><unk></s>",
+    "\u00e9 and e\u0301",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\u4f60\u597d\uff0c\u4e16\u754c",
+    "\u05e9\u05dc\u05d5\u05dd \u200f\u0645\u0631\u062d\u0628\u0627",
+    "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "a\rb\r\nc\n\nd\u2028e\x85f\x0bg\x0ch",
+    "\x00\x01\x1f\x7f\ufeff\ufffd\uffff\U0010ffff",
+    "don't 3.14159 1,000,000",
+    "\u2581\u0120\u010a",
+]
+LEARNED: dict[str, TokenizerSpec] = {
+    "bpe": BPE(),
+    "bpe 270": BPE(270),
+    "bytes": Bytes(),
+    "characters": Characters(),
+    "words": Words(),
+}
+LOSSLESS = [name for name in LEARNED if name != "words"]
+TOKENIZERS = {name: train(spec, CORPUS) for name, spec in LEARNED.items()}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_control_tokens_have_fixed_ids(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    assert (tokenizer.pad, tokenizer.bos, tokenizer.eos) == (0, 1, 2)
+    assert tokenizer.unknown == (3 if name == "words" else None)
+    assert tokenizer.pieces([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
+    assert tokenizer.kind == LEARNED[name].kind
+    assert tokenizer.lossless == (name in LOSSLESS)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("text", HARD)
+def test_text_comes_back_as_it_was(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text)
+    assert (ids == []) == (text == "")
+    assert min(ids, default=3) >= 3, "text is never a control token"
+    assert max(ids, default=0) < tokenizer.size
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_batch_is_its_texts_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[name]
+    single = [tokenizer.encode(text) for text in HARD]
+    for together in (1, 3, 4096):
+        monkeypatch.setattr(module, "TOGETHER", together)
+        assert tokenizer.encode_batch(HARD) == single
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.decode_batch(single) == [tokenizer.decode(ids) for ids in single]
+    assert tokenizer.decode_batch([]) == []
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_storage(name: str, tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS[name]
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == tokenizer.sha256
+    copies = [Tokenizer.load(path), Tokenizer.from_json(tokenizer.to_json()), pickle.loads(pickle.dumps(tokenizer))]
+    for copy in copies:
+        assert copy.sha256 == tokenizer.sha256
+        assert vars(copy).keys() >= {"kind", "why", "size", "pad", "bos", "eos", "unknown"}
+        for field in ("kind", "why", "size", "pad", "bos", "eos", "unknown"):
+            assert getattr(copy, field) == getattr(tokenizer, field)
+        assert copy.encode_batch(HARD) == tokenizer.encode_batch(HARD), "and specials are still text"
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_library_reads_the_file(name: str, plain: bool) -> None:
+    """Whoever has the library alone gets the same ids and texts: an export needs nothing of regard."""
+    tokenizer = TOKENIZERS[name]
+    text = tokenizer.plain_json() if plain else tokenizer.to_json()
+    theirs = library.Tokenizer.from_str(text)
+    assert ("regard" in text) != plain
+    assert theirs.get_vocab_size() == tokenizer.size
+    assert [theirs.token_to_id(piece) for piece in ("<pad>", "<s>", "</s>")] == [0, 1, 2]
+    assert theirs.token_to_id("<unk>") == tokenizer.unknown
+    assert [token.special for token in theirs.get_added_tokens_decoder().values()] == [True] * 3
+    theirs.encode_special_tokens = True
+    for sentence in HARD:
+        ids = theirs.encode(sentence).ids
+        assert ids == tokenizer.encode(sentence)
+        assert theirs.decode([1, *ids, 2]) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_same_texts_give_the_same_file(name: str) -> None:
+    assert train(LEARNED[name], iter(CORPUS)).sha256 == TOKENIZERS[name].sha256
+
+
+def test_the_same_texts_give_the_same_file_in_any_process_with_any_number_of_threads() -> None:
+    """And nothing is printed, neither a bar nor a warning when a process forks; the child encodes alike."""
+    code = (
+        "import os, sys\n"
+        "from regard.data.tokenizer import *\n"
+        "texts = [f'{i % 90:b}{i * 7919 % 1000:x} cats and {i % 13} dogs' for i in range(3000)]\n"
+        "texts = [text.translate(dict(enumerate('klmnopqrst', ord('0')))) for text in texts]\n"
+        "made = [train(spec, texts) for spec in (BPE(), BPE(300), Words(), Characters())]\n"
+        "ids = made[0].encode_batch(texts)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    quiet = os.environ.get('TOKENIZERS_PARALLELISM') == 'false'\n"
+        "    os._exit(0 if quiet and made[0].encode_batch(texts) == ids else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and 'TOKENIZERS_PARALLELISM' not in os.environ\n"
+        "print(*(tokenizer.sha256 for tokenizer in made))\n"
+    )
+    said = set()
+    for threads in ("1", "4"):
+        environment = os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+        environment.pop("TOKENIZERS_PARALLELISM", None)
+        options: dict[str, Any] = {"env": environment, "capture_output": True, "text": True}
+        ran = subprocess.run([sys.executable, "-c", code], **options, check=False, timeout=60)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        said.add(ran.stdout)
+    assert len(said) == 1
+
+
+def test_a_choice_of_threads_is_respected() -> None:
+    code = "import os, regard.data.tokenizer\nif os.fork(): print(os.wait()[1], os.environ['TOKENIZERS_PARALLELISM'])\n"
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "true"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "true"]
+
+
+def test_training_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for spec in LEARNED.values():
+        train(spec, CORPUS)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bpe_joins_what_is_frequent() -> None:
+    """By hand: in `aaab aaab` joined are (a a), then of the equal pairs (aa a) and (a b) the one of lower ids."""
+    tokenizer = train(BPE(261), ["aaab", "aaab"])
+    assert tokenizer.size == 261
+    assert tokenizer.pieces([259, 260]) == ["aa", "ab"]
+    assert tokenizer.pieces(tokenizer.encode("aaab")) == ["aa", "ab"]
+
+
+def test_bpe_keeps_words_marks_digits_and_lines_apart() -> None:
+    texts = ["1987 don't\n\n  \u0928\u092e\u0938\u094d\u0924\u0947 (ok)..."] * 50
+    tokenizer = train(BPE(), texts)
+    shown = ["1", "9", "8", "7", "\u2581don", "'", "t", "\\n", "\\n", "\u2581"]
+    shown += ["\u2581\u0928\u092e\u0938\u094d\u0924\u0947", "\u2581(", "ok", ")..."]
+    assert tokenizer.pieces(tokenizer.encode(texts[0])) == shown
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_control_tokens_in_the_corpus_are_not_learned_as_words(name: str) -> None:
+    tokenizer = train(LEARNED[name], ["no </s> or <s>, and <pad> twice"] * 9)
+    model = json.loads(tokenizer.plain_json())["model"]
+    assert not {"".join(merge) for merge in model["merges"]} & {"<pad>", "<s>", "</s>", "s>", "/s>", "<s", "<p"}
+    assert tokenizer.pieces(tokenizer.encode("</s>"))[-2:] == ["s", ">"]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_line_feed_is_one_piece(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    (feed,) = tokenizer.encode("\n")
+    assert feed > 3
+    assert tokenizer.encode("cat\n\ncat") == [*tokenizer.encode("cat"), feed, feed, *tokenizer.encode("cat")]
+
+
+def test_the_vocabulary_asked_for_is_had_or_refused() -> None:
+    assert TOKENIZERS["bpe 270"].size == 270
+    most = TOKENIZERS["bpe"].size
+    assert train(BPE(most), CORPUS).size == most
+    with pytest.raises(DataError, match=f"^the corpus supports at most {most} pieces; ask for {most} or fewer$"):
+        train(BPE(most + 1), CORPUS)
+    most = TOKENIZERS["words"].size
+    assert train(Words(most), CORPUS).size == most
+    assert train(Words(10), CORPUS).size == 10
+    with pytest.raises(DataError, match=f"^the corpus supports at most {most} pieces; ask for {most} or fewer$"):
+        train(Words(most + 1), CORPUS)
+    assert train(BPE(259), CORPUS).size == 259
+
+
+def test_a_pair_seen_once_is_not_joined() -> None:
+    assert train(BPE(), ["xyzzy"]).size == 259
+    assert train(BPE(), ["xyzzy", "zz"]).size == 260
+
+
+def test_a_chosen_vocabulary_is_what_training_to_that_size_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * 11 % 25)} abc{i % 17}ab" for i in range(2000)]
+    for size in (300, 333, 400):
+        monkeypatch.setattr(module, "choose_vocab", lambda words, size=size: size if words == 4000 else 0)
+        chosen, asked = train(BPE(), texts), train(BPE(size), texts)
+        assert chosen.size == size
+        assert json.loads(chosen.plain_json()) == json.loads(asked.plain_json())
+        assert "4,000 words" in chosen.why
+        assert "as asked" in asked.why
+
+
+def test_the_choice_of_a_vocabulary() -> None:
+    sizes = {0: 300, 1: 400, 10_000: 3_500, 200_000: 7_400, 1_000_000: 11_000, 50_000_000: 29_000, 10**9: 32_000}
+    assert {words: choose_vocab(words) for words in sizes} == sizes
+    assert "all that repeat" in TOKENIZERS["bpe"].why
+    assert f"{sum(len(text.split()) for text in CORPUS)} words" in TOKENIZERS["bpe"].why
+
+
+def test_bytes_are_their_numbers() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    assert tokenizer.size == 259
+    assert tokenizer.encode("A\u00e9\n") == [3 + byte for byte in "A\u00e9\n".encode()]
+    assert tokenizer.pieces(tokenizer.encode("A \u00e9\n")) == ["A", "\u2581", "\\xc3", "\\xa9", "\\n"]
+    assert tokenizer.decode([3 + 0xC3]) == "\ufffd"
+
+
+def test_characters_are_pieces_if_seen() -> None:
+    tokenizer = train(Characters(), ["ros\u00e9 \u4f60\u4f60 e\u0301"])
+    assert tokenizer.size == 259 + 3
+    assert tokenizer.pieces(tokenizer.encode("\u00e9\u4f60\u0301")) == ["\u00e9", "\u4f60", "\u0301"]
+    assert tokenizer.encode("\u4f60") == [259], "the most frequent comes first"
+    assert len(tokenizer.encode("\u597d")) == 3
+    assert tokenizer.pieces(tokenizer.encode("<s>\n")) == ["<", "s", ">", "\\n"]
+
+
+def test_words() -> None:
+    tokenizer = train(Words(), ["the cat </s> <unk>x ros\u00e9 once", "the  cat </s> <unk>x ros\u00e9", "the"])
+    assert tokenizer.size == 5 + 5
+    text = " the\tcat  </s> dog <pad>\n\n ros\u00e9\r\n<unk>x once <unk> "
+    ids = tokenizer.encode(text)
+    assert not {0, 1, 2} & set(ids)
+    assert tokenizer.decode(ids) == "the cat </s> <unk> <unk>\n\nros\u00e9\n<unk>x <unk> <unk>"
+    assert tokenizer.encode(tokenizer.decode(ids)) == ids
+    assert tokenizer.pieces(ids[:3]) == ["\u2581the", "\u2581cat", "\u2581</s>"]
+    assert tokenizer.encode("the")[0] == 5, "the most frequent comes first"
+    assert tokenizer.encode("  ") == []
+    with pytest.raises(DataError, match="no word twice"):
+        train(Words(), ["every word here once"])
+
+
+def test_pieces_group_into_words() -> None:
+    expected = {"bpe": "The cat", "characters": "The cat", "bytes": "The cat", "words": "cat Katze"}
+    for name, text in expected.items():
+        tokenizer = TOKENIZERS[name]
+        words: list[list[int]] = []
+        for one in tokenizer.encode(text):
+            if tokenizer.starts_word(one) or not words:
+                words.append([])
+            words[-1].append(one)
+        assert [tokenizer.decode(word).strip() for word in words] == text.split()
+        assert all(tokenizer.starts_word(one) for one in (0, 1, 2))
+
+
+def test_what_cannot_be_seen_is_shown() -> None:
+    tokenizer = TOKENIZERS["characters"]
+    shown = tokenizer.pieces(tokenizer.encode("\t\x00 \u732b\u00a0"))
+    assert shown == ["\\t", "\\x00", "\u2581", "\u732b", "\\xc2", "\\xa0"]
+
+
+@pytest.mark.parametrize("wrong", [-1, 259, 10**12])
+def test_ids_of_another_tokenizer_are_refused(wrong: int) -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    for call in (tokenizer.decode, tokenizer.pieces, lambda ids: tokenizer.decode_batch([[5], ids])):
+        with pytest.raises(DataError, match=f"id {wrong} is not one of the tokenizer's, 0 .. 258"):
+            call([5, wrong])
+    with pytest.raises(DataError, match="is not one of"):
+        tokenizer.starts_word(wrong)
+
+
+def test_half_characters_are_refused() -> None:
+    for name, tokenizer in TOKENIZERS.items():
+        with pytest.raises(DataError, match="text 1 has half a character"):
+            tokenizer.encode_batch(["fine", "\ud83d"])
+        if name != "bytes":
+            with pytest.raises(DataError, match="half a character"):
+                train(LEARNED[name], ["fine", "\ud83d"])
+
+
+@pytest.mark.parametrize("name", ["bpe", "characters", "words"])
+def test_a_corpus_must_have_text(name: str) -> None:
+    for texts in ([], [""], iter(["", ""])):
+        with pytest.raises(DataError, match="no text"):
+            train(LEARNED[name], texts)
+    with pytest.raises(DataError, match="put it into a list"):
+        train(LEARNED[name], "one text")
+
+
+@pytest.mark.parametrize("name", ["bpe", "characters", "words"])
+def test_an_error_of_the_reader_is_the_error(name: str) -> None:
+    def texts() -> Iterator[str]:
+        yield "fine"
+        raise DataError("file.txt: line 2 is not text")
+
+    with pytest.raises(DataError, match=r"^file.txt: line 2 is not text$"):
+        train(LEARNED[name], texts())
+
+
+@pytest.mark.parametrize(("make", "vocab"), [(BPE, 258), (BPE, 0), (BPE, -5), (Words, 5), (Words, 0)])
+def test_impossible_vocabularies_are_refused(make: Any, vocab: int) -> None:
+    with pytest.raises(SpecError, match="vocab: must be"):
+        make(vocab)
+
+
+def damaged(**changes: Any) -> str:
+    """A stored tokenizer with other values in its note, or without one (None)."""
+    document = json.loads(TOKENIZERS["bpe 270"].to_json())
+    for key, value in changes.items():
+        target = document if key in document else document["model"] if key in document["model"] else None
+        if target is None:
+            document["model"]["regard"][key] = value
+        else:
+            target[key] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not JSON",
+        "[" * 100_000,
+        "[]",
+        "{}",
+        '{"model": 3}',
+        '{"model": {}}',
+        '{"model": {"regard": {}}}',
+        TOKENIZERS["bpe"].plain_json(),
+        TOKENIZERS["bpe"].to_json()[:1000],
+        damaged(regard="x"),
+        damaged(kind=3),
+        damaged(format=2),
+        damaged(pad=5),
+        damaged(eos=True),
+        damaged(unknown=270),
+        damaged(other=1),
+        damaged(vocab={}),
+        damaged(merges=[["x", "y"]]),
+        damaged(added_tokens=[]),
+        damaged(decoder={"type": "Nonsense"}),
+    ],
+    ids=range(21),
+)
+def test_damaged_and_alien_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.json", tmp_path):
+        with pytest.raises(DataError, match="cannot be read"):
+            Tokenizer.load(path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="cannot be read"):
+        Tokenizer.load(tmp_path / "binary.json")
+    with pytest.raises(DataError, match="cannot be written"):
+        TOKENIZERS["bytes"].save(tmp_path / "no folder" / "tokenizer.json")
+
+
+def gpt2() -> library.Tokenizer:
+    """As GPT-2's: bytes, one special token at the end, no padding."""
+    made = library.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens(["<|endoftext|>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", made.get_vocab_size() - 1)]
+    )
+    return made
+
+
+def sentencepiece() -> library.Tokenizer:
+    """As T5's: Unigram with its control tokens among its pieces, which ends every text and pads batches."""
+    made = library.Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    control = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=control, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.enable_padding(pad_id=0, pad_token="<pad>", length=50)
+    made.enable_truncation(5)
+    return made
+
+
+def wordpiece() -> library.Tokenizer:
+    """As BERT's."""
+    made = library.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    control = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=control, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return made
+
+
+def imported(made: library.Tokenizer | str, folder: Path) -> Tokenizer:
+    path = folder / "theirs.json"
+    path.write_text(made if isinstance(made, str) else made.to_str(), encoding="utf-8")
+    return train(Imported(str(path)), [])
+
+
+def test_a_tokenizer_like_gpt2s(tmp_path: Path) -> None:
+    theirs = gpt2()
+    tokenizer = imported(theirs, tmp_path)
+    last = theirs.get_vocab_size() - 1
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.unknown) == (last, last, last + 1, None)
+    assert tokenizer.size == last + 2
+    assert "pad <pad> (added)" in tokenizer.why
+    assert tokenizer.lossless
+    for text in [*HARD, "<|endoftext|>", "a<|endoftext|>b<pad>"]:
+        ids = tokenizer.encode(text)
+        assert not {last, last + 1} & set(ids)
+        assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
+    for text in CORPUS:
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    assert tokenizer.pieces([last, last + 1, *tokenizer.encode(" the")]) == ["<|endoftext|>", "<pad>", "\u2581the"]
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.encode_batch(HARD) == tokenizer.encode_batch(HARD)
+    assert library.Tokenizer.from_str(tokenizer.plain_json()).token_to_id("<pad>") == last + 1
+
+
+def test_a_tokenizer_like_sentencepieces(tmp_path: Path) -> None:
+    theirs = sentencepiece()
+    tokenizer = imported(theirs, tmp_path)
+    added = theirs.get_vocab_size()
+    assert (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unknown) == (0, added, 1, 2)
+    assert "bos <s> (added)" in tokenizer.why
+    assert not tokenizer.lossless
+    theirs.no_padding()
+    theirs.no_truncation()
+    for text in CORPUS:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
+        if "</s>" not in text:
+            assert ids == theirs.encode(text, add_special_tokens=False).ids
+    assert 1 in theirs.encode("or </s> is", add_special_tokens=False).ids, "the library alone reads text as control"
+    assert tokenizer.decode(tokenizer.encode("or </s> is <s>")) == "or </s> is <s>"
+    assert not {0, 1, added} & set(tokenizer.encode("</s> <s> or</s>or <pad>"))
+    assert tokenizer.decode(tokenizer.encode("cat \u0416")) == "cat <unk>"
+    assert tokenizer.pieces(tokenizer.encode("the mat"))[0].startswith("\u2581")
+    starts = [tokenizer.starts_word(one) for one in tokenizer.encode("the mat")]
+    assert starts.count(True) == 2
+    copy = Tokenizer.from_json(tokenizer.to_json())
+    assert copy.sha256 == tokenizer.sha256
+    assert copy.encode_batch(CORPUS) == tokenizer.encode_batch(CORPUS)
+
+
+def test_a_tokenizer_like_berts(tmp_path: Path) -> None:
+    theirs = wordpiece()
+    tokenizer = imported(theirs, tmp_path)
+    assert (tokenizer.pad, tokenizer.unknown, tokenizer.bos, tokenizer.eos) == (0, 1, 2, 3)
+    assert tokenizer.size == theirs.get_vocab_size()
+    ids = tokenizer.encode("The matte cat")
+    assert ids == theirs.encode("The matte cat", add_special_tokens=False).ids
+    assert tokenizer.decode([2, *ids, 3]) == "the matte cat"
+    assert sum(tokenizer.starts_word(one) for one in ids) == 3
+    assert not {0, 2, 3, 4} & set(tokenizer.encode("[CLS] the [MASK] [SEP]"))
+    assert not tokenizer.lossless
+    vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[": 4, "]": 5, "unk": 6}
+    made = library.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = theirs.normalizer, theirs.pre_tokenizer
+    made.add_special_tokens(["[UNK]"])
+    assert imported(made, tmp_path).encode("[UNK] x") == [4, 6, 5, 1]
+
+
+def test_control_tokens_in_the_text_of_any_model_are_text(tmp_path: Path) -> None:
+    """Models that hold them as words, as whole pieces, or as the product of a merge."""
+    vocab = {"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}
+    words = library.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pieces = {symbol: one for one, symbol in enumerate(["</s>", "<", "/", "s", ">", "</", "s>", "a"])}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    merged = library.Tokenizer(models.BPE(pieces, merges))
+    whole = library.Tokenizer(models.BPE(pieces, merges, ignore_merges=True))
+    for made in (words, merged, whole):
+        tokenizer = imported(made, tmp_path)
+        assert tokenizer.eos == made.token_to_id("</s>")
+        assert tokenizer.eos not in tokenizer.encode("</s>")
+        assert tokenizer.encode("a") == [made.token_to_id("a")]
+    assert imported(merged, tmp_path).pieces(imported(merged, tmp_path).encode("</s>a")) == ["</", "s>", "a"]
+    old = json.loads(merged.to_str())
+    old["model"]["merges"] = [" ".join(pair) for pair in merges]
+    assert imported(json.dumps(old), tmp_path).encode("</s>") == [5, 6]
+
+
+def test_an_unknown_token_that_is_also_control_is_no_unknown(tmp_path: Path) -> None:
+    made = library.Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1}, [], unk_token="<|endoftext|>"))
+    made.add_special_tokens(["<|endoftext|>"])
+    tokenizer = imported(made, tmp_path)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.unknown) == (0, 0, None)
+    assert tokenizer.encode("aa") == [1, 1]
+
+
+def test_what_an_imported_file_does_at_random_is_left_out(tmp_path: Path) -> None:
+    document = json.loads(gpt2().to_str())
+    document["model"]["dropout"] = 0.9
+    tokenizer = imported(json.dumps(document), tmp_path)
+    assert len({tuple(tokenizer.encode(CORPUS[0])) for _ in range(20)}) == 1
+
+
+def test_our_own_file_can_be_imported(tmp_path: Path) -> None:
+    tokenizer = imported(TOKENIZERS["bpe"].to_json(), tmp_path)
+    assert tokenizer.encode_batch(HARD) == TOKENIZERS["bpe"].encode_batch(HARD)
+    assert (tokenizer.kind, tokenizer.pad, tokenizer.bos, tokenizer.eos) == ("imported", 0, 1, 2)
+    assert imported(TOKENIZERS["words"].plain_json(), tmp_path).unknown == 3
+
+
+def test_imports_that_cannot_be_used(tmp_path: Path) -> None:
+    strange = gpt2()
+    strange.add_special_tokens(["<fin>"])
+    document = json.loads(strange.to_str())
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] == "<fin>"]
+    gaps = library.Tokenizer(models.BPE({"a": 0, "b": 7}, []))
+    for made, said in [
+        (json.dumps(document), r"none of its special tokens \('<fin>'\)"),
+        (gaps, "have gaps"),
+        ("{}", "has no model"),
+        ('{"model": {"type": "BPE"}}', "theirs.json"),
+        ('{"model": {"type": "BPE", "vocab": "x"}}', "theirs.json"),
+        ('{"model": {"type": "Unigram", "vocab": [[]]}}', "theirs.json"),
+        ('{"model": {"type": "Other", "vocab": {"a": 0}}}', "theirs.json"),
+        ("x", "is not JSON"),
+    ]:
+        with pytest.raises(DataError, match=said) as caught:
+            imported(made, tmp_path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="cannot be read"):
+        train(Imported(str(tmp_path / "nothing.json")), [])
+    unigram = imported(library.Tokenizer(models.Unigram([("a", -1.0), ("b", -2.0)], None)), tmp_path)
+    with pytest.raises(DataError, match="texts 0 to 1 cannot be encoded"):
+        unigram.encode_batch(["ab", "c"])
