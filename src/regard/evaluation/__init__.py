@@ -1,0 +1,1 @@
+"""How good an output is, and whether one is better than another."""

@@ -1,0 +1,77 @@
+"""What every comparison of two outputs keeps."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.evaluation.significance import compare_lines, paired_bootstrap
+
+pairs = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=40)
+words = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=8).map(" ".join)
+corpora = st.lists(st.tuples(words, words, words), min_size=2, max_size=8)
+
+
+@settings(max_examples=60)
+@given(pairs, st.integers(0, 100))
+def test_the_other_way_round_only_the_sign_changes(lines: list[tuple[float, float]], seed: int) -> None:
+    first, second = map(list, zip(*lines, strict=True))
+    one = compare_lines(first, second, "score", resamples=100, seed=seed)
+    other = compare_lines(second, first, "score", resamples=100, seed=seed)
+    assert (one.first, one.second, one.difference) == (other.second, other.first, -other.difference)
+    assert (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-9)
+    assert one.p_value == other.p_value
+
+
+@settings(max_examples=40)
+@given(corpora, st.sampled_from(["bleu", "chrf", "ter", "exact_match"]))
+def test_corpus_scores_too(corpus: list[tuple[str, str, str]], metric: str) -> None:
+    first, second, references = map(list, zip(*corpus, strict=True))
+    one = paired_bootstrap(first, second, references, metric, resamples=100)
+    other = paired_bootstrap(second, first, references, metric, resamples=100)
+    assert (one.first, one.second, one.difference) == (other.second, other.first, -other.difference)
+    assert (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-9)
+    assert one.p_value == other.p_value
+    assert 0 < one.p_value <= 1
+    assert one.low <= one.high
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0.01, 1))
+def test_a_constant_gain_is_certain(first: list[float], gain: float) -> None:
+    made = compare_lines(first, [score + gain for score in first], "score", resamples=100)
+    assert (made.difference, made.low, made.high) == pytest.approx((100 * gain,) * 3)
+    assert made.p_value == 1 / 101
+
+
+@settings(max_examples=60)
+@given(pairs)
+def test_p_below_one_fortieth_and_an_interval_beside_zero_say_the_same(lines: list[tuple[float, float]]) -> None:
+    first, second = map(list, zip(*lines, strict=True))
+    made = compare_lines(first, second, "score", resamples=400)
+    nearer_end = made.low if made.difference > 0 else -made.high
+    if made.p_value < 0.02:
+        assert nearer_end > 0
+    elif made.p_value > 0.03:
+        assert nearer_end <= 1e-9
+
+
+def test_the_interval_holds_the_true_difference_about_19_times_in_20() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(300):
+        first, second = rng.random(60) < 0.5, rng.random(60) < 0.6
+        made = compare_lines(first.tolist(), second.tolist(), "accuracy", resamples=200)
+        hits += made.low <= 10 <= made.high
+        assert made.low <= made.difference <= made.high
+    assert 0.91 <= hits / 300 <= 0.98
+
+
+def test_p_is_below_5_percent_in_10_percent_of_the_cases_without_a_difference() -> None:
+    """One-sided on the side that happens to lead: the documented meaning of p."""
+    rng = np.random.default_rng(1)
+    low = sum(
+        compare_lines(rng.random(80).tolist(), rng.random(80).tolist(), "score", resamples=200).p_value < 0.05
+        for _ in range(400)
+    )
+    assert 0.06 <= low / 400 <= 0.14
