@@ -1,0 +1,206 @@
+"""An attention matrix as a picture: shades in a terminal, or a PNG. Rows are queries (T), columns are keys (S)."""
+
+import os
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.cells import cell_len, set_cell_size
+from torch import Tensor
+
+from regard.errors import DataError, SpecError
+
+SHADES = " \u2591\u2592\u2593\u2588"
+ELLIPSIS = "\u2026"
+NARROWEST = 24
+
+Weights = Float[Tensor, "T S"] | Float[np.ndarray, "T S"]
+
+
+def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], width: int = 100) -> str:
+    """Shades from the lowest weight (or 0) to the highest, in lines of at most `width` cells.
+
+    Column labels stand above their columns where there is room; otherwise columns are numbered, with a legend, and
+    laid out in several panels if they must.
+    """
+    if width < NARROWEST:
+        raise SpecError("width", f"must be at least {NARROWEST} cells, not {width}")
+    matrix, low, high = _matrix(weights, rows, columns)
+    sides = [_fit(readable(row), width // 3) for row in rows]
+    heads = [readable(column) for column in columns]
+    shades = _shades(matrix, low, high)
+    side = max(map(cell_len, sides))
+    wide = [max(2, cell_len(head)) for head in heads]
+    if side + sum(2 + cells for cells in wide) <= width:
+        lines = list(_panel(sides, heads, shades, wide, gap=2))
+    else:
+        lines = list(_numbered(sides, heads, shades, width))
+    return "\n".join(line.rstrip() for line in [*lines, "", *_flow(_scale(low, high), width)])
+
+
+def _shades(matrix: Float[np.ndarray, "T S"], low: float, high: float) -> list[list[str]]:
+    """The shade nearest to each weight."""
+    span = high - low
+    levels = np.rint((matrix - low) / span * (len(SHADES) - 1)).astype(int) if span else np.zeros(matrix.shape, int)
+    return [[SHADES[level] for level in row] for row in levels]
+
+
+def _scale(low: float, high: float) -> list[str]:
+    """What the shades mean."""
+    steps = len(SHADES) - 1
+    named = ("blank", *SHADES[1:])
+    return [f"{name} {low + (high - low) * level / steps:.2g}" for level, name in enumerate(named)]
+
+
+def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
+    """Entries one after the other, in as many lines as they need."""
+    line = ""
+    for entry in (_fit(entry, width) for entry in entries):
+        if line and cell_len(line) + 3 + cell_len(entry) > width:
+            yield line
+            line = ""
+        line = f"{line}   {entry}" if line else entry
+    yield line
+
+
+def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
+    """Labels across, and a line for each row; a cell is as wide as its column, but not more than 3."""
+    side, space = max(map(cell_len, sides)), " " * gap
+    yield " " * side + "".join(space + _pad(head, cells) for head, cells in zip(heads, wide, strict=True))
+    for label, row in zip(sides, shades, strict=True):
+        cells = (space + _pad(shade * min(3, n), n) for shade, n in zip(row, wide, strict=True))
+        yield " " * (side - cell_len(label)) + label + "".join(cells)
+
+
+def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width: int) -> Iterator[str]:
+    """Panels with the numbers of the columns, then the legend."""
+    cells = max(2, len(str(len(heads))))
+    fitting = max(1, (width - max(map(cell_len, sides))) // (cells + 1))
+    for start in range(0, len(heads), fitting):
+        here = slice(start, start + fitting)
+        numbers = [str(number + 1).rjust(cells) for number in range(len(heads))[here]]
+        yield from _panel(sides, numbers, [row[here] for row in shades], [cells] * len(numbers), gap=1)
+        yield ""
+    yield from _flow([f"{number} {head}" for number, head in enumerate(heads, start=1)], width)
+
+
+def png(
+    weights: Weights, rows: Sequence[str], columns: Sequence[str], path: str | os.PathLike[str], title: str = ""
+) -> None:
+    """A heat map with its scale, written at once or not at all; needs matplotlib."""
+    try:
+        # An extra. Figures without pyplot belong to nobody else: no global state, no window.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError:
+        raise SpecError("", "a PNG needs the package matplotlib: pip install 'regard[demo]'") from None
+    matrix, low, high = _matrix(weights, rows, columns)
+    across, down = (_cell_size(len(labels)) for labels in (columns, rows))
+    figure = Figure(figsize=(2 + across * len(columns), 1 + down * len(rows)), dpi=150)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(
+        matrix, cmap="Blues", vmin=low, vmax=high if high > low else 1.0, aspect="auto", interpolation="nearest"
+    )
+    figure.colorbar(image, ax=axes)
+    families, known = _fonts("".join((*rows, *columns, title)))
+    plain: dict[str, Any] = {"fontfamily": families, "parse_math": False, "usetex": False}
+    labels = [[_fit(readable(text, known), 40) for text in texts] for texts in (columns, rows)]
+    axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=_font_size(across), **plain)
+    axes.set_yticks(range(len(rows)), labels[1], fontsize=_font_size(down), **plain)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_title(readable(title, known), **plain)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    _write(Path(path), buffer.getvalue())
+
+
+def _cell_size(count: int) -> float:
+    """Inches of a cell: readable, but no picture is longer than about 40 inches."""
+    return min(0.3, 40 / count)
+
+
+def _font_size(cell: float) -> float:
+    return min(9.0, 72 * 0.7 * cell)
+
+
+def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
+    """Font families that together have the characters of a text, as far as any installed does, and which they have.
+
+    matplotlib warns about a character that no font has and draws a box; such a one is written as its code instead.
+    """
+    from matplotlib import font_manager, get_data_path  # noqa: PLC0415  # an extra
+
+    def characters(family: str) -> set[int]:
+        # Found as matplotlib will find it when it draws: one family can be several files.
+        found = font_manager.findfont(font_manager.FontProperties(family=[family]))
+        return set(font_manager.get_font(found).get_charmap())
+
+    def usable(font: font_manager.FontEntry) -> bool:
+        # matplotlib's others are for formulas and placeholders.
+        return font.style == "normal" and font.weight == 400 and not font.fname.startswith(get_data_path())
+
+    families = ["DejaVu Sans"]  # comes with matplotlib
+    known = characters(families[0])
+    missing = {ord(character) for character in text if character.isprintable()} - known
+    for family in sorted({font.name for font in font_manager.fontManager.ttflist if usable(font)}):
+        if missing & (added := characters(family) if missing else set()):
+            families.append(family)
+            known |= added
+            missing -= added
+    return families, lambda character: ord(character) in known
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from None
+
+
+def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
+    """A label that shows all it holds: what cannot be printed as its code, a lone accent on a dotted circle."""
+    shown = "".join(
+        character if character.isprintable() and known(character) else _code(character) for character in label
+    )
+    lone = shown and unicodedata.category(shown[0]).startswith("M")
+    return ("\u25cc" if known("\u25cc") else " ") + shown if lone else shown
+
+
+def _code(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _fit(text: str, cells: int) -> str:
+    """Cut to a width, with a sign that it was."""
+    return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + ELLIPSIS
+
+
+def _pad(text: str, cells: int) -> str:
+    return text + " " * (cells - cell_len(text))
+
+
+def _matrix(
+    weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Float[np.ndarray, "T S"], float, float]:
+    """The weights as float64 with the ends of their scale: 0, or the lowest if that is negative, and the highest."""
+    tensor = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    if tensor.dim() != 2 or not tensor.numel():
+        raise DataError(f"weights: needs queries by keys (T, S), not {tuple(tensor.shape)}; choose one head of one row")
+    if tuple(tensor.shape) != (len(rows), len(columns)):
+        raise DataError(f"weights: {tuple(tensor.shape)} does not fit {len(rows)} row and {len(columns)} column labels")
+    if not bool(torch.isfinite(tensor).all()):
+        raise DataError("weights: some are not finite numbers; a picture of them would mislead")
+    return tensor.numpy(), min(0.0, float(tensor.min())), max(0.0, float(tensor.max()))
