@@ -1,0 +1,198 @@
+"""The demo's corpus: numbers, dates, clock times and money in English, and the same in another language.
+
+Words come from num2words, digits from Babel. Values are dealt to training or test before anything is rendered, so that
+no form of a held-out value is ever trained on.
+"""
+
+import datetime
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from regard.demo.languages import English, German, Language, Money, load
+from regard.errors import SpecError
+
+HELD_OUT = 16  # one value in so many
+YEARS = range(1900, 2100)
+DAYS = (datetime.date(YEARS.stop, 1, 1) - datetime.date(YEARS.start, 1, 1)).days
+CURRENCIES = ("EUR", "USD", "GBP", "CHF", "JPY")
+MOST_HELD_OUT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A pair, the value that both sides express (4711, 2021-03-05, 14:30, 1234.56 USD) and its kind."""
+
+    kind: str
+    value: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Pairs to train on, and pairs whose values occur in none of them."""
+
+    train: tuple[Example, ...]
+    test: tuple[Example, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A value, and the facts that a pair of it gives away: first the whole, then what it contains."""
+
+    value: Any
+    text: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to express a kind of value, the same way in both languages; `share` is its part of the corpus."""
+
+    kind: str
+    share: float
+    draw: Callable[[random.Random], Drawn]
+    source: Callable[[Any], str]
+    target: Callable[[Any], str]
+
+
+def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 1000) -> Corpus:
+    """`count` pairs for training and `held_out` distinct ones for testing; the same for the same arguments everywhere.
+
+    A larger `count` gives the same pairs and more.
+    """
+    if count < 1:
+        raise SpecError("count", f"must be at least 1, not {count}")
+    if not 1 <= held_out <= MOST_HELD_OUT:
+        raise SpecError("held_out", f"must be from 1 to {MOST_HELD_OUT}, not {held_out}")
+    forms = _forms(English(), load(language))
+    return Corpus(_train(forms, count, seed), _test(forms, held_out, seed))
+
+
+def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
+    """Pairs that give away nothing that is held out; short ones come again."""
+    rng, limits = random.Random(f"train {seed}"), list(accumulate(form.share for form in forms))
+
+    def allowed(drawn: Drawn) -> bool:
+        return not any(held(fact, seed) for fact in drawn.facts)
+
+    return tuple(_example(rng.choices(forms, cum_weights=limits)[0], rng, allowed) for _ in range(count))
+
+
+def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
+    """Distinct held-out pairs: one of every kind first, then as the shares have it."""
+    rng, limits = random.Random(f"test {seed}"), list(accumulate(form.share for form in forms))
+
+    def allowed(drawn: Drawn) -> bool:
+        return bool(drawn.facts) and held(drawn.facts[0], seed)
+
+    queue = list({form.kind: form for form in forms}.values())[:count]
+    found: dict[str, Example] = {}
+    while len(found) < count:
+        form = queue.pop() if queue else rng.choices(forms, cum_weights=limits)[0]
+        example = _example(form, rng, allowed)
+        found.setdefault(example.source, example)
+    examples = list(found.values())
+    rng.shuffle(examples)
+    return tuple(examples)
+
+
+def _example(form: Form, rng: random.Random, allowed: Callable[[Drawn], bool]) -> Example:
+    """Draw until a value is on the right side, then render it."""
+    while not allowed(drawn := form.draw(rng)):
+        pass
+    return Example(form.kind, drawn.text, form.source(drawn.value), form.target(drawn.value))
+
+
+def held(fact: str, seed: int) -> bool:
+    """Whether a fact belongs to the test set: decided by its own hash, so that no other choice can change it."""
+    digest = hashlib.blake2b(f"{seed} {fact}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HELD_OUT == 0
+
+
+def number_facts(number: int) -> tuple[str, ...]:
+    """Numbers below 100 are what others are built of, and years are in dates: neither can be held out."""
+    return () if number < 100 or number in YEARS else (f"number {number}",)
+
+
+def draw_number(rng: random.Random, digits: int) -> Drawn:
+    """A whole number of 1 to `digits` digits, longer ones more often, of which there are more."""
+    length = max(rng.randint(1, digits), rng.randint(1, digits))
+    number = rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)
+    return Drawn(number, str(number), number_facts(number))
+
+
+def draw_integer(rng: random.Random) -> Drawn:
+    """Up to 999,999."""
+    return draw_number(rng, 6)
+
+
+def draw_ordinal(rng: random.Random) -> Drawn:
+    """First to 9,999th."""
+    while not (drawn := draw_number(rng, 4)).value:
+        pass
+    return drawn
+
+
+def draw_date(rng: random.Random) -> Drawn:
+    """A day from 1900 to 2099."""
+    day = datetime.date(YEARS.start, 1, 1) + datetime.timedelta(rng.randrange(DAYS))
+    return Drawn(day, day.isoformat(), (f"date {day}",))
+
+
+def draw_short_month(rng: random.Random) -> Drawn:
+    """A day in a month whose name can be abbreviated: "May 3, 1966" would be two forms at once."""
+    while (drawn := draw_date(rng)).value.month == 5:
+        pass
+    return drawn
+
+
+def draw_time(rng: random.Random) -> Drawn:
+    """A minute of the day."""
+    time = datetime.time(rng.randrange(24), rng.randrange(60))
+    return Drawn(time, f"{time:%H:%M}", (f"time {time}",))
+
+
+def draw_money(rng: random.Random, currencies: Sequence[str]) -> Drawn:
+    """From 1.00 to 9,999.99, one in four without cents (yen always)."""
+    whole = max(1, draw_number(rng, 4).value)
+    currency = rng.choice(currencies)
+    cents = 0 if currency == "JPY" or rng.random() < 0.25 else rng.randrange(1, 100)
+    money = Money(100 * whole + cents, currency)
+    # An amount is held out in every currency; without cents it is the whole number itself.
+    facts = (*((f"amount {money.hundredths}",) if cents else ()), *number_facts(whole))
+    return Drawn(money, f"{money.amount:.2f} {currency}", facts)
+
+
+def _forms(english: English, other: Language) -> list[Form]:
+    """All forms that both languages have; of a whole corpus two thirds are spoken English.
+
+    No two give the same English text, so that a source has one translation.
+    """
+    currencies = [currency for currency in other.spoken_currencies() if currency in english.spoken_currencies()]
+    forms = [
+        Form("integer", 0.28, draw_integer, english.cardinal, other.cardinal),
+        Form("integer", 0.07, draw_integer, english.digits, other.digits),
+        Form("date", 0.05, draw_date, english.spoken_date, other.spoken_date),
+        Form("date", 0.05, draw_date, english.spoken_full_date, other.full_date),
+        Form("date", 0.03, draw_date, english.full_date, other.full_date),
+        Form("date", 0.03, draw_date, english.long_date, other.long_date),
+        Form("date", 0.03, draw_short_month, english.medium_date, other.medium_date),
+        Form("date", 0.05, draw_date, english.short_date, other.short_date),
+        Form("time", 0.06, draw_time, english.spoken_clock, other.spoken_clock),
+        Form("time", 0.05, draw_time, english.told_clock, other.clock),
+        Form("time", 0.06, draw_time, english.clock, other.clock),
+        Form("money", 0.05, partial(draw_money, currencies=CURRENCIES), english.money, other.money),
+    ]
+    if currencies:
+        draw = partial(draw_money, currencies=currencies)
+        forms.append(Form("money", 0.12, draw, english.spoken_money, other.spoken_money))
+    if isinstance(other, German):
+        forms.append(Form("ordinal", 0.05, draw_ordinal, english.ordinal, other.ordinal))
+        forms.append(Form("ordinal", 0.02, draw_ordinal, english.ordinal_digits, other.ordinal_digits))
+    return forms
