@@ -1,0 +1,204 @@
+"""Batching slot: which examples stand together. A plan of an epoch is a pure function of the lengths and a generator.
+
+Every plan is a list of batches, a batch a list of rows, a row a list of examples laid end to end: a padded batch is a
+packed one with one example a row.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from regard.errors import DataError, SpecError
+from regard.tree import Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Examples in order, cut into rows, cut into batches."""
+
+    examples: np.ndarray  # numbers of examples
+    rows: np.ndarray  # where rows begin in `examples`, and its end
+    batches: np.ndarray  # where batches begin in `rows`, and its end
+
+    def __len__(self) -> int:
+        return len(self.batches) - 1
+
+    def batch(self, number: int) -> list[np.ndarray]:
+        """The rows of a batch, each an array of examples."""
+        first, last = self.batches[number], self.batches[number + 1]
+        return [self.examples[self.rows[row] : self.rows[row + 1]] for row in range(first, last)]
+
+
+def shuffled(items: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    """The items in an order drawn from `rng`, or as they are."""
+    return items if rng is None else rng.permutation(items)
+
+
+class Batching(Spec):
+    """Slot: how the examples of an epoch are put together."""
+
+    __slots__ = ()
+    packed: ClassVar[bool] = False
+
+    @abstractmethod
+    def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        """The batches of `examples`, whose lengths stand in `lengths` by column; shuffled by `rng`, if there is one."""
+
+    def shape(self) -> tuple[int, int] | None:
+        """Rows and width of every batch, where they are always the same."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets(Batching):
+    """Examples of like length together: at most `tokens` tokens a batch, counted with padding on the longer side.
+
+    The epoch is shuffled, sorted by length (ties stay shuffled), cut, and the batches are shuffled.
+    """
+
+    kind = "buckets"
+    tokens: int | None = None  # None: chosen from the corpus
+
+    def check(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise SpecError("tokens", f"must be at least 1, not {self.tokens}")
+
+    def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        assert self.tokens is not None, "resolved before planning"
+        order = shuffled(examples, rng)
+        columns = [lengths[name][order] for name in lengths]
+        longest = np.maximum.reduce(columns)
+        if len(order) and (most := int(longest.max())) > self.tokens:
+            raise DataError(f"data.batching.tokens: {self.tokens} tokens do not hold an example of {most}; allow more")
+        by_length = np.lexsort((*columns, longest))  # stable, so that ties stay shuffled; the last key is the first
+        order, longest = order[by_length], longest[by_length]
+        cuts = _cuts(longest, self.tokens)
+        batches = shuffled(np.arange(len(cuts) - 1), rng)
+        sizes = np.diff(cuts)[batches]
+        examples = np.concatenate([order[cuts[n] : cuts[n + 1]] for n in batches]) if len(order) else order
+        return Plan(examples, np.arange(len(examples) + 1), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
+    """Where batches begin so that rows x longest stays within `tokens`; lengths ascend, so the last is the longest."""
+    cuts, begin = [0], 0
+    while begin < len(ascending):
+        # The largest end with (end - begin) * ascending[end - 1] <= tokens; the product ascends with end.
+        room = min(len(ascending), begin + tokens // max(1, int(ascending[begin])))
+        sizes = np.arange(1, room - begin + 1) * ascending[begin:room]
+        begin += max(1, int(np.searchsorted(sizes, tokens, side="right")))
+        cuts.append(begin)
+    return np.asarray(cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing(Batching):
+    """Several examples a row, rows of one fixed `length`: hardly any padding, and every batch has the same shape.
+
+    Each batch holds `tokens` / `length` rows. An example goes to the first open row with room for it on every side.
+    """
+
+    kind = "packing"
+    packed = True
+    tokens: int | None = None
+    length: int = 512
+    open_rows: int = 64  # how many rows wait for a fitting example
+
+    def check(self) -> None:
+        for name in ("length", "open_rows"):
+            if getattr(self, name) < 1:
+                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.tokens is not None and self.tokens < self.length:
+            raise SpecError("tokens", f"{self.tokens} tokens do not hold a row of length {self.length}")
+
+    def shape(self) -> tuple[int, int] | None:
+        return None if self.tokens is None else (self.tokens // self.length, self.length)
+
+    def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        shape = self.shape()
+        assert shape is not None, "resolved before planning"
+        order = shuffled(examples, rng)
+        columns = np.stack([lengths[name][order] for name in lengths], 1)
+        if len(order) and int(columns.max()) > self.length:
+            raise DataError(
+                f"data.batching.length: an example of {int(columns.max())} tokens does not fit a row of {self.length}; "
+                "allow more"
+            )
+        rows = self._fill(columns)
+        rows = [rows[n] for n in shuffled(np.arange(len(rows)), rng)]
+        begin = np.cumsum([0, *(len(row) for row in rows)])
+        flat = order[np.concatenate(rows)] if rows else order
+        return Plan(flat, begin, np.append(np.arange(0, len(rows), shape[0]), len(rows)))
+
+    def _fill(self, sizes: np.ndarray) -> list[list[int]]:
+        """First fit into a few open rows; the fullest closes when there are too many. `sizes` is (examples, sides)."""
+        rows: list[list[int]] = []
+        room = np.full((self.open_rows, sizes.shape[1]), self.length)
+        waiting: list[list[int]] = [[] for _ in range(self.open_rows)]
+        for example, size in enumerate(sizes):
+            fits = (room >= size).all(1)
+            place = int(fits.argmax())
+            if not fits[place]:
+                place = int(room.min(1).argmin())
+                rows.append(waiting[place])
+                waiting[place], room[place] = [], self.length
+            waiting[place].append(example)
+            room[place] -= size
+        return rows + [held for held in waiting if held]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(Batching):
+    """A text as one stream, cut into windows of `length` tokens, `tokens` / `length` of them a batch.
+
+    Each epoch cuts at another offset, so that windows differ; what is left at both ends is not used in that epoch.
+    """
+
+    kind = "windows"
+    tokens: int | None = None
+    length: int = 256
+
+    def check(self) -> None:
+        if self.length < 1:
+            raise SpecError("length", f"must be at least 1, not {self.length}")
+        if self.tokens is not None and self.tokens < self.length:
+            raise SpecError("tokens", f"{self.tokens} tokens do not hold a window of length {self.length}")
+
+    def shape(self) -> tuple[int, int] | None:
+        return None if self.tokens is None else (self.tokens // self.length, self.length)
+
+    def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        """An example is here the token at which a window begins, in a stream of `lengths["target"].sum()` tokens."""
+        shape = self.shape()
+        assert shape is not None, "resolved before planning"
+        offset = 0 if rng is None else int(rng.integers(self.length))
+        starts = shuffled(self.starts(lengths["target"], examples, offset, tails=rng is None), rng)
+        return Plan(
+            starts,
+            np.arange(len(starts) + 1),
+            np.append(np.arange(0, len(starts), shape[0]), len(starts)),
+        )
+
+    def starts(self, lengths: np.ndarray, streams: np.ndarray, offset: int, tails: bool) -> np.ndarray:
+        """Where the windows of the given streams begin; a window needs one token more than it reads.
+
+        What is left at the end of a stream is a shorter window if `tails`, and not used otherwise.
+        """
+        ends = np.cumsum(lengths).tolist()
+        last = 1 if tails else self.length
+        found = [
+            np.arange(ends[stream] - int(lengths[stream]) + offset, ends[stream] - last, self.length)
+            for stream in streams.tolist()
+        ]
+        starts = np.concatenate(found) if found else np.zeros(0, np.int64)
+        if len(starts):
+            return starts
+        if offset:
+            return self.starts(lengths, streams, 0, tails)
+        raise DataError(
+            f"data.batching.length: a text of {int(lengths.sum())} tokens has no window of {self.length}; "
+            "choose a shorter length"
+        )

@@ -1,0 +1,216 @@
+"""Objective slot: what is learned from a record. Texts become columns of ids once, columns batches every step."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.data.store import Column
+from regard.data.tokenizer import Tokenizer
+from regard.errors import DataError
+from regard.tree import Spec
+
+Record = tuple[str, ...]
+Row = dict[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A batch, and what is known of it on the host: labels that count, and places that hold padding."""
+
+    batch: Batch
+    labels: int
+    places: int  # all places of both sides
+    padding: int
+
+    def to(self, device: torch.device) -> "Item":
+        """The item with its batch on a device; from pinned memory the copy does not wait."""
+        return Item(self.batch.to(device, non_blocking=True), self.labels, self.places, self.padding)
+
+
+class Objective(Spec):
+    """Slot: from records to columns, and from columns to batches."""
+
+    __slots__ = ()
+    columns: ClassVar[tuple[str, ...]]
+    texts: ClassVar[tuple[str, ...]]  # the names of a record's texts, in order
+    read: ClassVar[int] = 0  # which of them the model reads, by which a corpus is split
+    said: ClassVar[int] = 0  # which of them it says
+    encoded: ClassVar[dict[str, int]]  # columns that a tokenizer makes, and the texts they are made from
+    measured: ClassVar[tuple[str, ...]]  # the columns whose length counts for batching
+
+    @property
+    def stream(self) -> bool:
+        """Whether a text is one long row."""
+        return False
+
+    @abstractmethod
+    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+        """The columns of records, in ids."""
+
+    @abstractmethod
+    def fitted(self, row: Row, max_len: int) -> list[Row]:
+        """The row as it is, cut, or not at all if a side is longer than `max_len`; bos and eos do not count."""
+
+    @abstractmethod
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+        """A batch of the given rows of examples; packed rows are `width` wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translation(Objective):
+    """From a source to a target text. The source ends with eos; the model reads `bos t1 .. tn`, says `t1 .. tn eos`."""
+
+    kind = "translation"
+    columns = ("source", "target")
+    texts = ("source", "target")
+    said = 1
+    encoded = {"source": 0, "target": 1}  # noqa: RUF012
+    measured = ("source", "target")
+
+    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+        source, target = tokenizers["source"], tokenizers["target"]
+        sources = source.encode_batch([record[0] for record in records])
+        targets = target.encode_batch([record[1] for record in records])
+        return [
+            {"source": [*s, source.eos], "target": [target.bos, *t, target.eos]}
+            for s, t in zip(sources, targets, strict=True)
+        ]
+
+    def fitted(self, row: Row, max_len: int) -> list[Row]:
+        return [row] if len(row["source"]) - 1 <= max_len and len(row["target"]) - 2 <= max_len else []
+
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+        source = Laid(columns["source"], rows, width=width)
+        read = Laid(columns["target"], rows, end=1, width=width)
+        said = Laid(columns["target"], rows, begin=1, width=width)
+        batch = Batch(
+            read.ids,
+            said.ids,
+            read.seg,
+            source.ids,
+            source.seg,
+            target_pos=read.pos if packed else None,
+            source_pos=source.pos if packed else None,
+            packed=packed,
+            segments=read.segments if packed else 1,
+            longest=max(source.longest, read.longest) if packed else None,
+        )
+        places = source.ids.numel() + read.ids.numel()
+        return Item(batch, read.total, places, places - source.total - read.total)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelling(Objective):
+    """One text, said token by token: as one endless `stream` (with its line ends), or every line as its own text."""
+
+    kind = "language_model"
+    columns = ("target",)
+    texts = ("target",)
+    encoded = {"target": 0}  # noqa: RUF012
+    measured = ("target",)
+    unit: Literal["stream", "lines"] = "stream"
+
+    @property
+    def stream(self) -> bool:
+        return self.unit == "stream"
+
+    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+        tokenizer = tokenizers["target"]
+        if self.unit == "stream":
+            return [{"target": ids} for ids in tokenizer.encode_batch([record[0] + "\n" for record in records])]
+        encoded = tokenizer.encode_batch([record[0] for record in records])
+        return [{"target": [tokenizer.bos, *ids, tokenizer.eos]} for ids in encoded]
+
+    def fitted(self, row: Row, max_len: int) -> list[Row]:
+        ids = row["target"]
+        if self.stream or len(ids) - 2 <= max_len:
+            return [row]
+        # Neighbouring pieces share a token: the last label of one is the first that the next reads.
+        return [{"target": ids[i : i + max_len + 2]} for i in range(0, len(ids) - 1, max_len + 1)]
+
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+        column = columns["target"]
+        read, said = Laid(column, rows, end=1, width=width), Laid(column, rows, begin=1, width=width)
+        batch = Batch(
+            read.ids,
+            said.ids,
+            read.seg if packed or read.total < read.ids.numel() else None,
+            target_pos=read.pos if packed else None,
+            packed=packed,
+            segments=read.segments if packed else 1,
+            longest=read.longest if packed else None,
+        )
+        return Item(batch, read.total, read.ids.numel(), read.ids.numel() - read.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Classification(Objective):
+    """From a text to one of `labels`. The text follows bos, whose place a classifier may read the answer from."""
+
+    kind = "classification"
+    columns = ("text", "label")
+    texts = ("label", "text")
+    read = 1
+    encoded = {"text": 1}  # noqa: RUF012
+    measured = ("text",)
+    labels: tuple[str, ...] = ()  # (): those of the training text, sorted
+
+    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+        tokenizer = tokenizers["text"]
+        numbers = {label: n for n, label in enumerate(self.labels)}
+        unknown = [label for label, _ in records if label not in numbers]
+        if unknown:
+            known = ", ".join(self.labels)
+            raise DataError(f"label {unknown[0]!r} does not occur in the training text; known labels: {known}")
+        encoded = tokenizer.encode_batch([text for _, text in records])
+        return [
+            {"text": [tokenizer.bos, *ids], "label": [numbers[label]]}
+            for (label, _), ids in zip(records, encoded, strict=True)
+        ]
+
+    def fitted(self, row: Row, max_len: int) -> list[Row]:
+        return [row | {"text": row["text"][: max_len + 1]}]
+
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+        if packed:
+            raise DataError("data.batching: a packed row has no label of its own; classify with kind 'buckets'")
+        text, label = Laid(columns["text"], rows, width=width), Laid(columns["label"], rows)
+        batch = Batch(text.ids, label.ids[:, 0], text.seg)
+        return Item(batch, len(rows), text.ids.numel(), text.ids.numel() - text.total)
+
+
+class Laid:
+    """Examples laid into rows: ids, the segment of each and its position in it."""
+
+    def __init__(
+        self, column: Column, rows: Sequence[np.ndarray], begin: int = 0, end: int = 0, width: int | None = None
+    ) -> None:
+        """`begin` and `end` leave out that many ids at either end of every example; `width` is that of the rows."""
+        examples = np.concatenate(rows)
+        first, last = column.offsets[examples] + begin, column.offsets[examples + 1] - end
+        lengths = last - first
+        per_row = np.asarray([len(row) for row in rows])
+        ends = np.cumsum(per_row)
+        totals = np.add.reduceat(lengths, ends - per_row)
+        self.total, self.longest, self.segments = int(totals.sum()), int(lengths.max()), int(per_row.max())
+        shape = (len(rows), width or int(totals.max()))
+        real = np.arange(shape[1]) < totals[:, None]
+        # Where each id comes from: its place in its example, after the example's beginning.
+        within = np.arange(self.total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        self._real, self._shape = real, shape
+        self.ids = self._rows(column.ids[within + np.repeat(first, lengths)])
+        numbers = np.arange(len(examples)) - np.repeat(ends - per_row, per_row) + 1
+        self.seg = self._rows(np.repeat(numbers, lengths))
+        self.pos = self._rows(within)
+
+    def _rows(self, values: np.ndarray) -> Tensor:
+        """Values in reading order as rows, 0 where there is padding."""
+        filled = np.zeros(self._shape, np.int64)
+        filled[self._real] = values
+        return torch.from_numpy(filled)

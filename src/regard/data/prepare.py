@@ -1,0 +1,371 @@
+"""From text files to token tables: survey, split, tokenizer, store. What is left out is counted and said."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from regard.data import tokenizer as tokenizers_
+from regard.data.batching import Batching, Buckets, Windows
+from regard.data.objectives import Classification, Objective, Record, Row, Translation
+from regard.data.store import Table, Writer, chunks
+from regard.data.text import Corpus
+from regard.data.tokenizer import BPE, Tokenizer, TokenizerSpec
+from regard.errors import DataError, SpecError
+from regard.tree import Spec
+
+CHUNK = 4096  # records that are encoded at once
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec(Spec):
+    """What is learned from: the objective, the texts, and how they become batches of ids."""
+
+    kind = "data"
+    train: tuple[Corpus, ...]
+    valid: tuple[Corpus, ...] = ()  # (): split off from the training text
+    objective: Objective = Translation()
+    held_out: int | None = None  # how many records are split off; None: 2 %, at most 1,000; 0: none
+    tokenizer: TokenizerSpec = BPE()
+    joint: bool = True  # one tokenizer for both sides of a translation
+    max_len: int = 256  # tokens on a side; longer translations are left out, other texts are cut
+    batching: Batching | None = None  # None: buckets, or windows of a stream
+
+    def check(self) -> None:
+        if not self.train:
+            raise SpecError("train", "is empty; name at least one corpus")
+        if self.max_len < 1:
+            raise SpecError("max_len", f"must be at least 1, not {self.max_len}")
+        if self.held_out is not None and self.held_out < 0:
+            raise SpecError("held_out", f"must be at least 0, not {self.held_out}")
+        if self.held_out and self.valid:
+            raise SpecError("held_out", "a validation text is given, so nothing is split off; leave one of the two out")
+        self._check_corpora()
+        if self.batching is not None and isinstance(self.batching, Windows) != self.objective.stream:
+            raise SpecError("batching", "windows are cut from a stream, and from nothing else")
+        if self.batching is not None and self.batching.packed and isinstance(self.objective, Classification):
+            raise SpecError("batching", "a packed row has no label of its own; classify with kind 'buckets'")
+
+    def _check_corpora(self) -> None:
+        wanted = len(self.objective.texts)
+        for name, corpora in (("train", self.train), ("valid", self.valid)):
+            for i, corpus in enumerate(corpora):
+                if corpus.texts != wanted or corpus.labelled != isinstance(self.objective, Classification):
+                    raise SpecError(
+                        f"{name}[{i}]",
+                        f"a corpus of kind {type(corpus).kind!r} does not fit the objective {self.objective.kind!r}",
+                    )
+        for i, corpus in enumerate(self.train):
+            if self.objective.stream and corpus.weight % 1:
+                raise SpecError(
+                    f"train[{i}].weight", f"a stream is seen a whole number of times an epoch, not {corpus.weight}"
+                )
+        for i, corpus in enumerate(self.valid):
+            if corpus.weight != 1.0:
+                raise SpecError(f"valid[{i}].weight", "every validation record is measured once; leave it out")
+
+    @property
+    def batches(self) -> Batching:
+        """How examples are put together, chosen or given."""
+        return self.batching or (Windows() if self.objective.stream else Buckets())
+
+
+@dataclass
+class Survey:
+    """What was found in a text."""
+
+    records: int = 0
+    kept: int = 0
+    empty: int = 0  # left out: a side without text
+    long: int = 0  # left out: a side longer than max_len
+    cut: int = 0  # cut to max_len, or into pieces of it
+    identical: int = 0  # target equals source
+    leaked: int = 0  # also in the validation text
+    words: dict[str, int] = field(default_factory=dict)  # per text of a record
+    ids: dict[str, int] = field(default_factory=dict)  # per column
+    characters: int = 0
+    bytes: int = 0  # of the text that is to be said
+
+    def sentences(self, name: str, max_len: int) -> list[str]:
+        """The survey in words, one line for each thing that a user should know."""
+        said = [f"{name}: {self.kept:,} of {self.records:,} records kept"]
+        if self.empty:
+            said.append(f"{name}: {self.empty:,} left out because a side is empty")
+        if self.long:
+            said.append(f"{name}: {self.long:,} left out because a side is longer than {max_len} tokens (data.max_len)")
+        if self.cut:
+            said.append(f"{name}: {self.cut:,} longer than {max_len} tokens (data.max_len) were cut there")
+        if self.leaked:
+            said.append(f"warning: {self.leaked:,} records of {name} have a source that is also in the validation text")
+        if self.identical > self.kept / 2:
+            said.append(
+                f"warning: in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
+            )
+        return said
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data of a run, ready to be batched."""
+
+    objective: Objective
+    train: list[Table]
+    weights: list[float]
+    valid: Table | None
+    valid_texts: list[Record]
+    tokenizers: dict[str, Tokenizer]
+    survey: Survey
+    valid_survey: Survey
+    report: list[str]
+
+
+def prepare(
+    spec: DataSpec,
+    folder: Path,
+    seed: int,
+    tokenizers: dict[str, Tokenizer] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Prepared:
+    """Read all text, train the tokenizers unless they are given, and leave the token tables in `folder`.
+
+    The folder appears whole or not at all.
+    """
+    try:
+        return _prepare(spec, folder, seed, tokenizers, say)
+    except OSError as error:
+        raise DataError(f"cannot write the prepared data to {folder}: {error.strerror or error}; make room") from None
+
+
+def _prepare(
+    spec: DataSpec,
+    folder: Path,
+    seed: int,
+    tokenizers: dict[str, Tokenizer] | None,
+    say: Callable[[str], None],
+) -> Prepared:
+    making = folder.with_name(f".{folder.name}-making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    say("reading the text")
+    split = _split(spec, seed)
+    objective = _with_labels(spec.objective, spec.train, split.said)
+    spec = replace(spec, objective=objective)
+    say("training the tokenizer" if tokenizers is None else "taking the tokenizer as it is")
+    tokenizers = tokenizers or _tokenizers(spec, split)
+    say("encoding the text")
+    survey = Survey()
+    for i, _ in enumerate(spec.train):
+        _write(spec, tokenizers, split.training(i), making / f"train-{i}", survey, split.leaked)
+    valid_survey = Survey()
+    kept: list[Record] = []
+    if split.any_valid:
+        _write(spec, tokenizers, split.validation(), making / "valid", valid_survey, None, kept)
+    if not survey.kept:
+        raise DataError("no record of the training text is left to learn from: " + _why_none(survey, spec.max_len))
+    if split.any_valid and not valid_survey.kept:
+        why = _why_none(valid_survey, spec.max_len)
+        raise DataError(f"no record of the validation text is left to measure on: {why}")
+    report = [*split.said, *survey.sentences("training text", spec.max_len)]
+    if valid_survey.records:
+        report += valid_survey.sentences("validation text", spec.max_len)
+    surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": report}
+    (making / "survey.json").write_text(json.dumps(surveys, indent=2), encoding="utf-8")
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+    (making / "valid.jsonl").write_text(lines, encoding="utf-8")
+    for name, tokenizer in tokenizers.items():
+        tokenizer.save(making / f"tokenizer.{name}.json")
+    labels = list(objective.labels) if isinstance(objective, Classification) else []
+    (making / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    making.rename(folder)
+    return opened(spec, folder)
+
+
+def opened(spec: DataSpec, folder: Path) -> Prepared:
+    """What `prepare` left in `folder`."""
+    try:
+        surveys = json.loads((folder / "survey.json").read_text(encoding="utf-8"))
+        labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+        with open(folder / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
+            texts = [tuple(json.loads(line)) for line in lines]
+        survey, valid_survey, report = Survey(**surveys["train"]), Survey(**surveys["valid"]), surveys["report"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} is not prepared data ({error}); train again from the text") from None
+    objective = (
+        replace(spec.objective, labels=tuple(labels)) if isinstance(spec.objective, Classification) else spec.objective
+    )
+    tables = [Table.open(folder / f"train-{i}") for i in range(len(spec.train))]
+    valid = Table.open(folder / "valid") if valid_survey.records else None
+    tokenizers = {path.name.split(".")[1]: Tokenizer.load(path) for path in sorted(folder.glob("tokenizer.*.json"))}
+    weights = [corpus.weight for corpus in spec.train]
+    return Prepared(objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)
+
+
+def _why_none(survey: Survey, max_len: int) -> str:
+    return f"of {survey.records:,} records {survey.empty:,} are empty and {survey.long:,} longer than {max_len} tokens"
+
+
+def _with_labels(objective: Objective, corpora: Sequence[Corpus], said: list[str]) -> Objective:
+    """A classification knows its labels: those of the training text, sorted, unless given."""
+    if not isinstance(objective, Classification) or objective.labels:
+        return objective
+    counts = Counter(record[0] for corpus in corpora for record in corpus.records())
+    for i, corpus in enumerate(corpora):
+        first = next(iter(corpus.records()))[0]
+        if counts[first] == 1 and len(counts) > 2:
+            said.append(
+                f"warning: the label {first!r} of the first line occurs nowhere else; if that line names the columns, "
+                f"set data.train[{i}].header=true"
+            )
+    if len(counts) < 2:
+        raise DataError(f"the training text has only the label {next(iter(counts))!r}; a classifier needs two or more")
+    return replace(objective, labels=tuple(sorted(counts)))
+
+
+class _Split:
+    """Which records are for training and which for validation."""
+
+    def __init__(self, spec: DataSpec, held: Callable[[int, int, Record], bool] | None, leaked: set[bytes]) -> None:
+        self.spec, self.held, self.leaked = spec, held, leaked
+        self.any_valid = bool(spec.valid) or held is not None
+        self.said: list[str] = []
+
+    def training(self, corpus: int) -> Iterator[Record]:
+        """The records of a corpus to learn from."""
+        for number, record in enumerate(self.spec.train[corpus].records()):
+            if self.held is None or not self.held(corpus, number, record):
+                yield record
+
+    def validation(self) -> Iterator[Record]:
+        """The records to measure on."""
+        for corpus in self.spec.valid:
+            yield from corpus.records()
+        if self.held is not None:
+            for i, corpus in enumerate(self.spec.train):
+                for number, record in enumerate(corpus.records()):
+                    if self.held(i, number, record):
+                        yield record
+
+
+def _split(spec: DataSpec, seed: int) -> _Split:
+    """Read all text once: find what is wrong with it before anything is trained, and choose what is held out.
+
+    Records are split by a hash of their source, so that no source is on both sides; a stream gives its end away.
+    """
+    read = spec.objective.read
+    if spec.valid:
+        leaked = {_hash(record[read], 0) for corpus in spec.valid for record in corpus.records()}
+        for corpus in spec.train:
+            for _ in corpus.records():
+                pass
+        return _Split(spec, None, set() if spec.objective.stream else leaked)
+    if spec.objective.stream:
+        return _stream_split(spec)
+    # Records with an empty side are left out later; held out, they would take the place of others.
+    full = ((record for record in corpus.records() if _full(record)) for corpus in spec.train)
+    hashes = [np.frombuffer(b"".join(_hash(record[read], seed) for record in some), ">u8") for some in full]
+    count = sum(len(h) for h in hashes)
+    wanted = min(1000, max(1, round(0.02 * count))) if spec.held_out is None else spec.held_out
+    if wanted == 0 or not count:
+        return _Split(spec, None, set())
+    values, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
+    if enough >= len(values):
+        raise DataError(
+            f"data.held_out: {count} records with {len(values)} different sources are too few to hold out {wanted}; "
+            "give a validation set, or hold out fewer (0: none)"
+        )
+    chosen = {int(value).to_bytes(8, "big") for value in values[:enough]}
+    split = _Split(spec, lambda _c, _n, record: _hash(record[read], seed) in chosen, set())
+    taken = int(counts[:enough].sum())
+    split.said.append(f"validation text: {taken:,} records split off, no source of which is in the training text")
+    return split
+
+
+def _stream_split(spec: DataSpec) -> _Split:
+    """The last tenth of every stream, or its last `held_out` lines."""
+    begins = []
+    for corpus in spec.train:
+        ends = np.cumsum([len(record[0]) + 1 for record in corpus.records()])
+        if spec.held_out is None:
+            begins.append(int(np.searchsorted(ends, 0.9 * ends[-1])))
+        else:
+            begins.append(len(ends) - spec.held_out)
+    if spec.held_out == 0:
+        return _Split(spec, None, set())
+    if min(begins) < 1:
+        raise DataError("data.held_out: nothing would be left to learn from; hold out less, or give a validation text")
+    split = _Split(spec, lambda corpus, number, _: number >= begins[corpus], set())
+    lines = "a tenth" if spec.held_out is None else f"{spec.held_out:,} lines"
+    split.said.append(f"validation text: the end of the text, {lines} of it, is split off")
+    return split
+
+
+def _full(record: Record) -> bool:
+    return all(text.strip() for text in record)
+
+
+def _hash(text: str, seed: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8, key=seed.to_bytes(8, "big", signed=True)).digest()
+
+
+def _tokenizers(spec: DataSpec, split: _Split) -> dict[str, Tokenizer]:
+    """A tokenizer for each side, or one for both; trained on what is learned from, not on what is held out."""
+    names = spec.objective.encoded
+
+    def texts(*columns: int) -> Iterator[str]:
+        for i, _ in enumerate(spec.train):
+            for record in split.training(i):
+                yield from (record[column] for column in columns)
+
+    if len(names) == 1 or spec.joint:
+        tokenizer = tokenizers_.train(spec.tokenizer, texts(*names.values()))
+        return dict.fromkeys(names, tokenizer)
+    return {name: tokenizers_.train(spec.tokenizer, texts(column)) for name, column in names.items()}
+
+
+def _write(
+    spec: DataSpec,
+    tokenizers: dict[str, Tokenizer],
+    records: Iterator[Record],
+    folder: Path,
+    survey: Survey,
+    leaked: set[bytes] | None,
+    keep: list[Record] | None = None,
+) -> Table:
+    """Encode records into a table, leaving out what cannot be learned from, and count."""
+    objective = spec.objective
+    stream, read, said = objective.stream, objective.read, objective.said
+    vocab = max(tokenizer.size for tokenizer in tokenizers.values())
+    with Writer(folder, objective.columns, vocab, stream) as writer:
+        for chunk in chunks(records, CHUNK):
+            survey.records += len(chunk)
+            full = [record for record in chunk if stream or _full(record)]
+            survey.empty += len(chunk) - len(full)
+            fitting: list[Row] = []
+            for record, row in zip(full, objective.rows(full, tokenizers), strict=True):
+                rows = objective.fitted(row, spec.max_len)
+                if not rows:
+                    survey.long += 1
+                    continue
+                fitting += rows
+                survey.kept += 1
+                survey.cut += rows != [row]
+                survey.identical += record[read] == record[said] and read != said
+                survey.leaked += bool(leaked) and _hash(record[read], 0) in leaked
+                survey.characters += len(record[said])
+                survey.bytes += len(record[said].encode()) + stream
+                for name, text in zip(objective.texts, record, strict=True):
+                    survey.words[name] = survey.words.get(name, 0) + len(text.split())
+                if keep is not None:
+                    keep.append(record)
+            for row in fitting:
+                for name, ids in row.items():
+                    survey.ids[name] = survey.ids.get(name, 0) + len(ids)
+            writer.add(fitting)
+        return writer.close()

@@ -1,0 +1,185 @@
+"""Batching for random lengths: nothing is lost, nothing is too large, nothing depends on more than the seed."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data.batching import Batching, Buckets, Packing, Plan, Windows
+from regard.errors import DataError
+
+LIMIT = 12
+Pairs = list[tuple[int, int]]
+pairs = st.lists(st.tuples(st.integers(1, LIMIT), st.integers(1, LIMIT)), min_size=1, max_size=60)
+seeds = st.integers(0, 2**32)
+
+
+def lengths_of(given_pairs: Pairs) -> dict[str, np.ndarray]:
+    array = np.asarray(given_pairs)
+    return {"source": array[:, 0], "target": array[:, 1]}
+
+
+def planned(batching: Batching, lengths: dict[str, np.ndarray], seed: int | None, examples: np.ndarray) -> Plan:
+    return batching.plan(lengths, examples, None if seed is None else np.random.default_rng(seed))
+
+
+def batches_of(plan: Plan) -> list[list[list[int]]]:
+    return [[row.tolist() for row in plan.batch(number)] for number in range(len(plan))]
+
+
+def flat(batches: list[list[list[int]]]) -> list[int]:
+    return [example for batch in batches for row in batch for example in row]
+
+
+@given(pairs, seeds | st.none(), st.integers(LIMIT, 5 * LIMIT), st.data())
+def test_both_see_every_example_as_often_as_it_is_given(
+    given_pairs: Pairs, seed: int | None, tokens: int, data: st.DataObject
+) -> None:
+    lengths = lengths_of(given_pairs)
+    examples = np.asarray(data.draw(st.lists(st.integers(0, len(given_pairs) - 1), min_size=1, max_size=80)))
+    for batching in (Buckets(tokens), Packing(tokens, LIMIT, open_rows=3)):
+        batches = batches_of(planned(batching, lengths, seed, examples))
+        assert Counter(flat(batches)) == Counter(examples.tolist())
+        assert all(row for batch in batches for row in batch)
+        assert all(batches)
+
+
+@given(pairs, seeds | st.none(), st.integers(LIMIT, 8 * LIMIT))
+def test_buckets_stay_within_their_tokens_and_hold_like_lengths(
+    given_pairs: Pairs, seed: int | None, tokens: int
+) -> None:
+    lengths, longest = lengths_of(given_pairs), np.max(given_pairs, axis=1)
+    batches = batches_of(planned(Buckets(tokens), lengths, seed, np.arange(len(given_pairs))))
+    spans = []
+    for batch in batches:
+        assert all(len(row) == 1 for row in batch)
+        here = longest[[row[0] for row in batch]]
+        assert len(here) * here.max() <= tokens
+        assert (np.diff(here) >= 0).all()
+        spans.append((int(here.min()), int(here.max())))
+    # Like lengths: the batches, sorted, cover the lengths one after the other.
+    spans.sort()
+    assert all(high <= low for (_, high), (low, _) in zip(spans, spans[1:], strict=False))
+
+
+@given(pairs, st.integers(LIMIT, 8 * LIMIT))
+def test_buckets_in_order_are_as_full_as_can_be(given_pairs: Pairs, tokens: int) -> None:
+    longest = np.max(given_pairs, axis=1)
+    batches = batches_of(planned(Buckets(tokens), lengths_of(given_pairs), None, np.arange(len(given_pairs))))
+    for batch, following in zip(batches, batches[1:], strict=False):
+        assert (len(batch) + 1) * longest[following[0][0]] > tokens
+
+
+@given(pairs, seeds)
+def test_an_order_is_a_function_of_the_seed(given_pairs: Pairs, seed: int) -> None:
+    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+    for batching in (Buckets(30), Packing(30, LIMIT, open_rows=3), Windows(30, 5)):
+        streams = {"target": lengths["target"] + 5}
+        first, second = (
+            batches_of(planned(batching, streams if isinstance(batching, Windows) else lengths, seed, examples))
+            for _ in range(2)
+        )
+        assert first == second
+
+
+def first_fit(sizes: Pairs, length: int, open_rows: int) -> list[list[int]]:
+    """As the paper on bin packing says it: the first open bin with room; if there is none, the fullest is closed."""
+    bins: list[list[int]] = [[] for _ in range(open_rows)]
+    closed = []
+
+    def room(held: list[int]) -> list[int]:
+        return [length - sum(sizes[example][side] for example in held) for side in (0, 1)]
+
+    for example, size in enumerate(sizes):
+        fitting = [n for n, held in enumerate(bins) if all(r >= s for r, s in zip(room(held), size, strict=True))]
+        if fitting:
+            place = fitting[0]
+        else:
+            place = min(range(open_rows), key=lambda n: min(room(bins[n])))
+            closed.append(bins[place])
+            bins[place] = []
+        bins[place].append(example)
+    return closed + [held for held in bins if held]
+
+
+@given(pairs, st.integers(1, 5), st.integers(1, 3))
+def test_packing_is_first_fit(given_pairs: Pairs, open_rows: int, rows: int) -> None:
+    batching = Packing(rows * LIMIT + LIMIT // 2, LIMIT, open_rows)
+    batches = batches_of(planned(batching, lengths_of(given_pairs), None, np.arange(len(given_pairs))))
+    assert [row for batch in batches for row in batch] == first_fit(given_pairs, LIMIT, open_rows)
+    assert [len(batch) for batch in batches[:-1]] == [rows] * (len(batches) - 1)
+    assert 1 <= len(batches[-1]) <= rows
+
+
+@given(pairs, seeds)
+def test_no_packed_row_is_too_long_on_either_side(given_pairs: Pairs, seed: int) -> None:
+    lengths = lengths_of(given_pairs)
+    batches = batches_of(planned(Packing(3 * LIMIT, LIMIT), lengths, seed, np.arange(len(given_pairs))))
+    for batch in batches:
+        assert len(batch) <= 3
+        for row in batch:
+            assert max(lengths["source"][row].sum(), lengths["target"][row].sum()) <= LIMIT
+
+
+@given(pairs, st.integers(1, LIMIT - 1))
+def test_what_is_too_long_is_refused(given_pairs: Pairs, most: int) -> None:
+    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+    for batching in (Buckets(most), Packing(2 * most, most)):
+        if np.max(given_pairs) > most:
+            with pytest.raises(DataError, match="allow more"):
+                planned(batching, lengths, 0, examples)
+        else:
+            planned(batching, lengths, 0, examples)
+
+
+streams = st.lists(st.integers(0, 60), min_size=1, max_size=4)
+
+
+@given(streams, seeds, st.integers(1, 9), st.integers(1, 4))
+def test_windows_lie_apart_inside_their_streams(given_streams: list[int], seed: int, length: int, rows: int) -> None:
+    lengths, ends = np.asarray(given_streams), np.cumsum(given_streams)
+    batching = Windows(rows * length + length - 1, length)
+    if max(given_streams) <= length:
+        with pytest.raises(DataError, match="choose a shorter length"):
+            planned(batching, {"target": lengths}, seed, np.arange(len(lengths)))
+        return
+    batches = batches_of(planned(batching, {"target": lengths}, seed, np.arange(len(lengths))))
+    assert [len(batch) for batch in batches[:-1]] == [rows] * (len(batches) - 1)
+    starts = sorted(flat(batches))
+    for start in starts:
+        stream = int(np.searchsorted(ends, start, side="right"))
+        assert ends[stream] - lengths[stream] <= start
+        assert start + length + 1 <= ends[stream]  # one token more than is read
+    assert all(before + length <= after for before, after in zip(starts, starts[1:], strict=False))
+
+
+@given(streams, st.integers(1, 9))
+def test_in_evaluation_every_label_is_said_once(given_streams: list[int], length: int) -> None:
+    lengths = np.asarray(given_streams)
+    if max(given_streams) < 2:
+        with pytest.raises(DataError, match="choose a shorter length"):
+            planned(Windows(length, length), {"target": lengths}, None, np.arange(len(lengths)))
+        return
+    starts = flat(batches_of(planned(Windows(length, length), {"target": lengths}, None, np.arange(len(lengths)))))
+    said = []
+    begin = 0
+    for size in given_streams:
+        here = [start for start in starts if begin <= start < begin + size]
+        said += [at for start in here for at in range(start + 1, min(start + length, begin + size - 1) + 1)]
+        begin += size
+    begins = np.cumsum([0, *given_streams])[:-1]
+    wanted = [begin + at for begin, size in zip(begins, given_streams, strict=True) for at in range(1, size)]
+    assert said == wanted
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 20))
+def test_windows_of_other_epochs_lie_elsewhere(seed: int) -> None:
+    lengths = {"target": np.asarray([1000])}
+    starts = {
+        min(flat(batches_of(planned(Windows(64, 64), lengths, seed + epoch, np.arange(1))))) for epoch in range(20)
+    }
+    assert len(starts) > 5
+    assert all(0 <= start < 64 for start in starts)

@@ -1,0 +1,278 @@
+"""Objectives: columns of ids as batches, against a construction by hand; what is too long; losses packed and padded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard import batch as batches
+from regard.batch import Batch, pack, pad
+from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Record, Row, Translation
+from regard.data.store import Table
+from regard.data.tokenizer import Bytes, train
+from regard.errors import DataError
+from regard.models.base import build
+from regard.presets import preset
+
+BYTES = train(Bytes(), [])
+BOS, EOS = 1, 2
+PAIRS: list[tuple[list[int], list[int]]] = [
+    ([5, 6, 7, EOS], [8, 9]),
+    ([4, EOS], [5, 6, 7, 8]),
+    ([10, 11, 12, 13, 14, EOS], [9]),
+    ([3, 4, EOS], [11, 12, 13]),
+]
+FIELDS = ("target", "labels", "target_seg", "source", "source_seg", "target_pos", "source_pos", "weights", "types")
+
+
+def same(found: Batch, wanted: Batch) -> None:
+    for name in FIELDS:
+        a, b = getattr(found, name), getattr(wanted, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            assert a.dtype == torch.int64, name
+            assert a.tolist() == b.tolist(), name
+    for name in ("packed", "segments", "longest", "prefix"):
+        assert getattr(found, name) == getattr(wanted, name), name
+
+
+def translation_table(pairs: Sequence[tuple[list[int], list[int]]] = PAIRS) -> Table:
+    return Table.of(source=[s for s, _ in pairs], target=[[BOS, *t, EOS] for _, t in pairs])
+
+
+def rows(*numbers: Sequence[int]) -> list[np.ndarray]:
+    return [np.asarray(row) for row in numbers]
+
+
+def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int | None = None) -> Item:
+    return objective.item(table.columns, lines, width is not None, width)
+
+
+def test_a_padded_translation_is_that_of_the_batch_module() -> None:
+    found = item(Translation(), translation_table(), rows([2], [0], [3]))
+    same(found.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)]))
+    assert found.labels == 2 + 3 + 4
+    assert found.places == 3 * (6 + 4)
+    assert found.padding == found.places - (6 + 4 + 3) - (2 + 3 + 4)
+
+
+def test_a_packed_translation_is_that_of_the_batch_module() -> None:
+    order = [1, 3, 0, 2]
+    found = item(Translation(), translation_table(), rows(order), width=15)
+    wanted = batches.translation([PAIRS[n] for n in order], packed=True)
+    assert (wanted.source is not None) and wanted.source.shape == (1, 15)
+    assert wanted.target.shape == (1, 14)  # ours has a place of padding at the end
+    for name in FIELDS:
+        a, b = getattr(found.batch, name), getattr(wanted, name)
+        assert (a is None) == (b is None), name
+        if b is not None:
+            assert a[:, : b.shape[1]].tolist() == b.tolist(), name
+            assert not a[:, b.shape[1] :].any(), name
+    assert (found.batch.packed, found.batch.segments, found.batch.longest) == (True, 4, wanted.longest)
+    assert (found.labels, found.places, found.padding) == (14, 30, 1)
+
+
+def test_packed_rows_of_several_translations() -> None:
+    lines = rows([1, 0], [3], [2])
+    found = item(Translation(), translation_table(), lines, width=12)
+    sources = [[PAIRS[n][0] for n in row] for row in lines]
+    read = [[[BOS, *PAIRS[n][1]] for n in row] for row in lines]
+    said = [[[*PAIRS[n][1], EOS] for n in row] for row in lines]
+    source, source_seg, source_pos = pack(sources, 12)
+    target, target_seg, target_pos = pack(read, 12)
+    wanted = Batch(
+        target,
+        pack(said, 12)[0],
+        target_seg,
+        source,
+        source_seg,
+        target_pos=target_pos,
+        source_pos=source_pos,
+        packed=True,
+        segments=2,
+        longest=6,
+    )
+    same(found.batch, wanted)
+    assert (found.labels, found.places, found.padding) == (14, 72, 72 - 15 - 14)
+
+
+def test_labels_are_the_next_token() -> None:
+    for width in (None, 20):
+        batch = item(Translation(), translation_table(), rows([0], [1]), width).batch
+        assert batch.labels is not None and batch.target_seg is not None
+        for row, (_, target) in zip(range(2), PAIRS, strict=False):
+            n = len(target) + 1
+            assert batch.target[row, :n].tolist() == [BOS, *target]
+            assert batch.labels[row, :n].tolist() == [*target, EOS]
+            assert batch.labels[row, : n - 1].tolist() == batch.target[row, 1:n].tolist()
+            assert batch.target_seg[row].sum() == n
+
+
+LINES = [[BOS, 5, 6, 7, EOS], [BOS, 9, EOS], [BOS, EOS]]
+
+
+def test_a_language_model_reads_and_says_its_lines() -> None:
+    found = item(LanguageModelling("lines"), Table.of(target=LINES), rows([2], [0], [1]))
+    read, seg = pad([LINES[n][:-1] for n in (2, 0, 1)])
+    same(found.batch, Batch(read, pad([LINES[n][1:] for n in (2, 0, 1)])[0], seg))
+    assert (found.labels, found.places, found.padding) == (7, 12, 5)
+
+
+def test_rows_without_padding_have_no_segments() -> None:
+    found = item(LanguageModelling(), Table.of(target=[[4, 5, 6], [7, 8, 9]]), rows([0], [1]))
+    assert found.batch.target_seg is None
+    assert (found.labels, found.places, found.padding) == (4, 4, 0)
+
+
+def test_packed_lines_of_a_language_model() -> None:
+    found = item(LanguageModelling("lines"), Table.of(target=LINES), rows([0, 1], [2]), width=7)
+    ids, seg, pos = pack([[LINES[0][:-1], LINES[1][:-1]], [LINES[2][:-1]]], 7)
+    said = pack([[LINES[0][1:], LINES[1][1:]], [LINES[2][1:]]], 7)[0]
+    same(found.batch, Batch(ids, said, seg, target_pos=pos, packed=True, segments=2, longest=4))
+    assert (found.labels, found.places, found.padding) == (7, 14, 7)
+
+
+def test_a_classification_has_a_label_a_row() -> None:
+    table = Table.of(text=[[BOS, 5, 6], [BOS, 7], [BOS, 8, 9, 10]], label=[[2], [0], [1]])
+    found = item(Classification(("a", "b", "c")), table, rows([1], [2]))
+    ids, seg = pad([[BOS, 7], [BOS, 8, 9, 10]])
+    same(found.batch, Batch(ids, torch.tensor([0, 1]), seg))
+    assert (found.labels, found.places, found.padding) == (2, 8, 2)
+    with pytest.raises(DataError, match="packed row has no label"):
+        item(Classification(("a", "b", "c")), table, rows([1, 2]), width=9)
+
+
+def test_ids_may_be_any_unsigned_type_on_disk() -> None:
+    wide = Table.of(target=[[70000, 5, 2**31]])
+    batch = item(LanguageModelling(), wide, rows([0])).batch
+    assert batch.labels is not None
+    assert batch.target.tolist() == [[70000, 5]]
+    assert batch.labels.tolist() == [[5, 2**31]]
+
+
+def test_moving_an_item_keeps_what_is_known() -> None:
+    found = item(Translation(), translation_table(), rows([0], [1]))
+    moved = found.to(torch.device("cpu"))
+    same(moved.batch, found.batch)
+    assert (moved.labels, moved.places, moved.padding) == (found.labels, found.places, found.padding)
+
+
+def test_pinning_a_batch_pins_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Tensor] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    batch = batches.translation(PAIRS, packed=True)
+    same(batch.pinned(), batch)
+    held = [getattr(batch, name) for name in FIELDS if getattr(batch, name) is not None]
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}
+
+
+# -- the loss does not know how its examples were laid out
+
+
+def tiny(name: str, **changes: Any) -> Any:
+    sizes = {"vocab": 20, "d_model": 16, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+    return build(preset(name, **sizes, **changes), seed=1)
+
+
+def losses(model: Any, items: Sequence[Item]) -> tuple[float, float]:
+    totals = [model.loss(one.batch) for one in items]
+    assert [float(loss.tokens) for loss in totals] == [one.labels for one in items]
+    return sum(float(loss.total.detach()) for loss in totals), sum(float(loss.nll.detach()) for loss in totals)
+
+
+def test_a_translation_costs_the_same_alone_padded_and_packed() -> None:
+    model = tiny("transformer_small", **{"encoder.depth": 1, "decoder.depth": 1})
+    table, objective = translation_table(), Translation()
+    alone = losses(model, [item(objective, table, rows([n])) for n in range(4)])
+    padded = losses(model, [item(objective, table, rows([0], [1], [2], [3]))])
+    packed = losses(model, [item(objective, table, rows([2, 0, 1], [3]), width=16)])
+    assert padded == pytest.approx(alone, abs=1e-6)
+    assert packed == pytest.approx(alone, abs=1e-6)
+
+
+def test_a_line_costs_the_same_alone_padded_and_packed() -> None:
+    depth: dict[str, Any] = {"decoder.depth": 1, "decoder.pattern[0].branches[1].d_hidden": 32}
+    model = tiny("gpt2_small", **depth)
+    table, objective = Table.of(target=LINES), LanguageModelling("lines")
+    alone = losses(model, [item(objective, table, rows([n])) for n in range(3)])
+    padded = losses(model, [item(objective, table, rows([0], [1], [2]))])
+    packed = losses(model, [item(objective, table, rows([1, 0, 2]), width=10)])
+    assert padded == pytest.approx(alone, abs=1e-6)
+    assert packed == pytest.approx(alone, abs=1e-6)
+
+
+# -- from text to columns
+
+
+def encoded(text: str) -> list[int]:
+    return BYTES.encode(text)
+
+
+def test_rows_of_a_translation() -> None:
+    records: list[Record] = [("ab", "c"), ("d", "ef")]
+    assert Translation().rows(records, {"source": BYTES, "target": BYTES}) == [
+        {"source": [*encoded("ab"), EOS], "target": [BOS, *encoded("c"), EOS]},
+        {"source": [*encoded("d"), EOS], "target": [BOS, *encoded("ef"), EOS]},
+    ]
+
+
+def test_rows_of_a_language_model() -> None:
+    records: list[Record] = [("ab",), ("",)]
+    assert LanguageModelling().rows(records, {"target": BYTES}) == [
+        {"target": encoded("ab\n")},
+        {"target": encoded("\n")},
+    ]
+    assert LanguageModelling("lines").rows(records, {"target": BYTES}) == [
+        {"target": [BOS, *encoded("ab"), EOS]},
+        {"target": [BOS, EOS]},
+    ]
+
+
+def test_rows_of_a_classification() -> None:
+    objective = Classification(("no", "yes"))
+    assert objective.rows([("yes", "ab"), ("no", "c")], {"text": BYTES}) == [
+        {"text": [BOS, *encoded("ab")], "label": [1]},
+        {"text": [BOS, *encoded("c")], "label": [0]},
+    ]
+    with pytest.raises(DataError, match="label 'maybe' does not occur in the training text; known labels: no, yes"):
+        objective.rows([("yes", "ab"), ("maybe", "c")], {"text": BYTES})
+
+
+# -- what is too long
+
+
+@pytest.mark.parametrize(("source", "target", "kept"), [(4, 4, True), (5, 4, False), (4, 5, False), (1, 1, True)])
+def test_a_long_translation_is_left_out(source: int, target: int, kept: bool) -> None:
+    row: Row = {"source": [*range(10, 10 + source), EOS], "target": [BOS, *range(20, 20 + target), EOS]}
+    assert Translation().fitted(row, 4) == ([row] if kept else [])
+
+
+@pytest.mark.parametrize("length", range(14))
+@pytest.mark.parametrize("max_len", [1, 2, 3, 5])
+def test_pieces_of_a_line_say_every_label_once(length: int, max_len: int) -> None:
+    ids = [BOS, *range(10, 10 + length), EOS]
+    pieces = [list(piece["target"]) for piece in LanguageModelling("lines").fitted({"target": ids}, max_len)]
+    assert (len(pieces) == 1) == (length <= max_len)
+    assert [token for piece in pieces for token in piece[1:]] == ids[1:]
+    read = [token for piece in pieces for token in piece[:-1]]
+    assert read == ids[:-1]
+    assert all(2 <= len(piece) <= max_len + 2 for piece in pieces)
+
+
+def test_a_stream_is_never_cut() -> None:
+    row: Row = {"target": list(range(10, 40))}
+    assert LanguageModelling().fitted(row, 4) == [row]
+
+
+def test_a_long_text_is_cut_to_be_classified() -> None:
+    row: Row = {"text": [BOS, 10, 11, 12, 13], "label": [1]}
+    assert Classification().fitted(row, 4) == [row]
+    assert Classification().fitted(row, 3) == [{"text": [BOS, 10, 11, 12], "label": [1]}]

@@ -1,0 +1,448 @@
+"""Preparation: what is held out, what is left out, what the tokenizers see, and what is left on disk."""
+
+import errno
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.data.batching import Buckets, Packing, Windows
+from regard.data.objectives import Classification, LanguageModelling, Translation
+from regard.data.prepare import DataSpec, Prepared, Survey, opened, prepare
+from regard.data.store import Table
+from regard.data.text import TSV, Corpus, Labelled, Lines, ParallelFiles
+from regard.data.tokenizer import BPE, Bytes, Characters, Words
+from regard.errors import DataError, SpecError
+
+Pair = tuple[str, str]
+
+
+def tsv(path: Path, pairs: list[Pair], weight: float = 1.0) -> TSV:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return TSV(str(path), weight=weight)
+
+
+def text(path: Path, lines: list[str]) -> Lines:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return Lines(str(path))
+
+
+def labelled(path: Path, records: list[Pair]) -> Labelled:
+    path.write_text("".join(f"{label}\t{line}\n" for label, line in records), encoding="utf-8")
+    return Labelled(str(path))
+
+
+def spec_of(*train: Corpus, **settings: Any) -> DataSpec:
+    return DataSpec(**{"train": train, "tokenizer": Bytes()} | settings)
+
+
+def pairs_of(count: int) -> list[Pair]:
+    return [(f"source {n}", f"target {n}") for n in range(count)]
+
+
+def decoded(prepared: Prepared, table: Table, column: str) -> list[str]:
+    tokenizer = prepared.tokenizers[column]
+    return [tokenizer.decode(table[column][row].tolist()) for row in range(table.rows)]
+
+
+def training(prepared: Prepared) -> list[Pair]:
+    sides = ([line for table in prepared.train for line in decoded(prepared, table, side)] for side in SIDES)
+    return list(zip(*sides, strict=True))
+
+
+def held_out(prepared: Prepared) -> list[Pair]:
+    assert prepared.valid is not None
+    return list(zip(*(decoded(prepared, prepared.valid, side) for side in SIDES), strict=True))
+
+
+SIDES = ("source", "target")
+
+
+# -- the split
+
+
+def test_a_split_loses_nothing_and_shares_no_source(tmp_path: Path) -> None:
+    # Sources come one to four times, with other targets.
+    pairs = [(f"source {n}", f"target {n} {k}") for n in range(100) for k in range(n % 4 + 1)]
+    prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=30), tmp_path / "data", seed=1)
+    learned, held = training(prepared), held_out(prepared)
+    assert Counter(learned + held) == Counter(pairs)
+    assert not {source for source, _ in learned} & {source for source, _ in held}
+    assert 30 <= len(held) < 30 + 4
+    assert prepared.valid_texts == held
+    assert (prepared.survey.records, prepared.valid_survey.records) == (len(learned), len(held))
+    assert prepared.report[0] == (
+        f"validation text: {len(held)} records split off, no source of which is in the training text"
+    )
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(20, 1), (100, 2), (549, 11)])
+def test_two_in_a_hundred_are_held_out(tmp_path: Path, count: int, wanted: int) -> None:
+    prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(count))), tmp_path / "data", seed=1)
+    assert len(held_out(prepared)) == wanted
+
+
+def test_the_seed_chooses_what_is_held_out(tmp_path: Path) -> None:
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(200)), held_out=20)
+    held = [set(held_out(prepare(spec, tmp_path / "data", seed))) for seed in (1, 1, 2, -1)]
+    assert held[0] == held[1]
+    assert all(len(a & b) < 10 for a, b in [(held[0], held[2]), (held[0], held[3]), (held[2], held[3])])
+
+
+def test_a_source_of_two_corpora_stays_on_one_side(tmp_path: Path) -> None:
+    one, other = tsv(tmp_path / "a.tsv", pairs_of(60)), tsv(tmp_path / "b.tsv", [(s, "other") for s, _ in pairs_of(60)])
+    prepared = prepare(spec_of(one, other, held_out=20), tmp_path / "data", seed=1)
+    held = held_out(prepared)
+    assert Counter(source for source, _ in held) == dict.fromkeys({source for source, _ in held}, 2)
+    assert not {source for source, _ in training(prepared)} & {source for source, _ in held}
+    assert [table.rows for table in prepared.train] == [50, 50]
+
+
+def test_empty_records_take_no_place_in_the_validation_text(tmp_path: Path) -> None:
+    pairs = pairs_of(60) + [("", f"target {n}") for n in range(60)]
+    for seed in range(20):  # the empty source would be drawn sooner or later
+        prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=20), tmp_path / "data", seed)
+        assert (len(held_out(prepared)), prepared.valid_survey.empty, prepared.survey.empty) == (20, 0, 60)
+
+
+def test_nothing_is_held_out_if_nothing_is_wanted(tmp_path: Path) -> None:
+    prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
+    assert training(prepared) == pairs_of(10)
+    assert prepared.valid is None
+    assert prepared.valid_texts == []
+
+
+def test_a_split_that_would_leave_nothing_is_refused(tmp_path: Path) -> None:
+    same = tsv(tmp_path / "a.tsv", [("the same", f"target {n}") for n in range(50)])
+    with pytest.raises(DataError, match="50 records with 1 different sources are too few to hold out 1"):
+        prepare(spec_of(same), tmp_path / "data", seed=1)
+    with pytest.raises(DataError, match="too few to hold out 10"):
+        prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=10), tmp_path / "data", seed=1)
+
+
+def test_a_given_validation_text_is_taken_and_nothing_is_split(tmp_path: Path) -> None:
+    train = tsv(tmp_path / "a.tsv", pairs_of(50))
+    valid = tsv(tmp_path / "b.tsv", [("source 3", "x"), ("new", "y"), ("source 7", "z"), ("", "w")])
+    prepared = prepare(spec_of(train, valid=(valid,)), tmp_path / "data", seed=1)
+    assert training(prepared) == pairs_of(50)
+    assert held_out(prepared) == prepared.valid_texts == [("source 3", "x"), ("new", "y"), ("source 7", "z")]
+    assert prepared.survey.leaked == 2
+    assert "warning: 2 records of training text have a source that is also in the validation text" in prepared.report
+    assert prepared.valid_survey.leaked == 0
+
+
+def test_a_validation_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    train, valid = tsv(tmp_path / "a.tsv", pairs_of(50)), tsv(tmp_path / "b.tsv", [("", "y"), ("long " * 9, "z")])
+    with pytest.raises(DataError, match="validation text is left to measure on: of 2 records 1 are empty and 1 longer"):
+        prepare(spec_of(train, valid=(valid,), max_len=20), tmp_path / "data", seed=1)
+
+
+# -- what is left out
+
+
+def test_what_is_left_out_is_counted_and_said(tmp_path: Path) -> None:
+    pairs = [("", "a"), ("b", "  "), ("c", "c"), ("d", "d"), ("e" * 11, "e"), ("f", "f" * 11), ("g", "g"), ("h", "i")]
+    prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=10), tmp_path / "data", seed=1)
+    assert training(prepared) == [("c", "c"), ("d", "d"), ("g", "g"), ("h", "i")]
+    survey = prepared.survey
+    assert (survey.records, survey.kept, survey.empty, survey.long, survey.identical) == (8, 4, 2, 2, 3)
+    assert prepared.report == [
+        "training text: 4 of 8 records kept",
+        "training text: 2 left out because a side is empty",
+        "training text: 2 left out because a side is longer than 10 tokens (data.max_len)",
+        "warning: in 3 of 4 records of training text the target is the source itself",
+    ]
+
+
+def test_a_text_without_faults_is_said_in_a_line(tmp_path: Path) -> None:
+    prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
+    assert prepared.report == ["training text: 10 of 10 records kept"]
+    survey = prepared.survey
+    assert survey.words == {"source": 20, "target": 20}
+    assert survey.ids == {"source": 10 * 9, "target": 10 * 10}
+    assert (survey.characters, survey.bytes) == (80, 80)
+
+
+def test_only_what_is_kept_is_counted(tmp_path: Path) -> None:
+    pairs = [("ab", "\u00e9\u00e9"), ("", "not counted"), ("x" * 50, "nor this")]
+    survey = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=20), tmp_path / "data", seed=1).survey
+    assert (survey.words, survey.characters, survey.bytes) == ({"source": 1, "target": 1}, 2, 4)
+    assert survey.ids == {"source": 3, "target": 6}
+
+
+def test_a_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tsv(tmp_path / "a.tsv", [("a" * 30, "b"), ("", "c")]), held_out=0, max_len=10)
+    with pytest.raises(DataError, match="of 2 records 1 are empty and 1 longer than 10 tokens"):
+        prepare(spec, tmp_path / "data", seed=1)
+    with pytest.raises(DataError, match="no record of the training text is left"):
+        prepare(spec_of(tsv(tmp_path / "a.tsv", [("", "c")] * 9)), tmp_path / "data", seed=1)
+
+
+# -- tokenizers
+
+
+def test_one_tokenizer_for_both_sides_or_one_for_each(tmp_path: Path) -> None:
+    corpus = tsv(tmp_path / "a.tsv", [(f"\u4e00\u4e01 {n}", f"\u00e4\u00f6 {n}") for n in range(10)])
+    joint = prepare(spec_of(corpus, held_out=0, tokenizer=Characters()), tmp_path / "joint", seed=1)
+    assert joint.tokenizers["source"].sha256 == joint.tokenizers["target"].sha256
+    assert len(joint.tokenizers["source"].encode("\u4e00\u00e4")) == 2
+    separate = prepare(spec_of(corpus, held_out=0, tokenizer=Characters(), joint=False), tmp_path / "separate", seed=1)
+    source, target = separate.tokenizers["source"], separate.tokenizers["target"]
+    assert len(source.encode("\u4e00\u00e4")) == 1 + 2  # what a side has not seen is bytes
+    assert len(target.encode("\u4e00\u00e4")) == 3 + 1
+    assert training(separate) == training(joint)
+
+
+def test_tokenizers_see_nothing_that_is_held_out(tmp_path: Path) -> None:
+    letters = [chr(0x4E00 + n) for n in range(60)]
+    corpus = tsv(tmp_path / "a.tsv", [(f"source {letter}", f"target {letter}") for letter in letters])
+    prepared = prepare(spec_of(corpus, held_out=20, tokenizer=Characters()), tmp_path / "data", seed=1)
+    held = {source[-1] for source, _ in held_out(prepared)}
+    assert len(held) == 20
+    tokenizer = prepared.tokenizers["source"]
+    assert {letter: len(tokenizer.encode(letter)) for letter in letters} == {
+        letter: 3 if letter in held else 1 for letter in letters
+    }
+
+
+def test_given_tokenizers_are_taken_as_they_are(tmp_path: Path) -> None:
+    first = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0, tokenizer=BPE()), tmp_path / "a", seed=1)
+    said: list[str] = []
+    other = tsv(tmp_path / "b.tsv", [("quite other", "words")] * 3)
+    second = prepare(spec_of(other, held_out=0), tmp_path / "b", 1, first.tokenizers, said.append)
+    assert {n: t.sha256 for n, t in second.tokenizers.items()} == {n: t.sha256 for n, t in first.tokenizers.items()}
+    assert said == ["reading the text", "taking the tokenizer as it is", "encoding the text"]
+    assert training(second) == [("quite other", "words")] * 3
+
+
+# -- the folder
+
+
+def test_what_is_opened_is_what_was_prepared(tmp_path: Path) -> None:
+    corpora = tsv(tmp_path / "a.tsv", pairs_of(40), 2.0), tsv(tmp_path / "b.tsv", [("", "x"), ("y", "y")], 0.5)
+    spec = spec_of(*corpora, held_out=5, tokenizer=BPE())
+    prepared, found = prepare(spec, tmp_path / "data", seed=1), opened(spec, tmp_path / "data")
+    assert found.weights == prepared.weights == [2.0, 0.5]
+    assert (found.objective, found.valid_texts, found.report) == (
+        prepared.objective,
+        prepared.valid_texts,
+        prepared.report,
+    )
+    assert (asdict(found.survey), asdict(found.valid_survey)) == (
+        asdict(prepared.survey),
+        asdict(prepared.valid_survey),
+    )
+    assert training(found) == training(prepared)
+    assert held_out(found) == held_out(prepared)
+    assert {n: t.sha256 for n, t in found.tokenizers.items()} == {n: t.sha256 for n, t in prepared.tokenizers.items()}
+
+
+class KilledError(BaseException):
+    """As if the process had ended."""
+
+
+@pytest.mark.parametrize("at", ["reading the text", "training the tokenizer", "encoding the text"])
+def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(20)))
+
+    def say(sentence: str) -> None:
+        if sentence == at:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        prepare(spec, tmp_path / "run" / "data", 1, say=say)
+    assert not (tmp_path / "run" / "data").exists()
+    (tmp_path / "run" / ".data-making" / "train-0").mkdir(exist_ok=True)
+    (tmp_path / "run" / ".data-making" / "train-7").mkdir()
+    prepared = prepare(spec, tmp_path / "run" / "data", 1)
+    assert len(training(prepared)) == 19
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+    assert not (tmp_path / "run" / "data" / "train-7").exists()
+
+
+def test_data_appear_only_when_all_of_them_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(self: Path, to: Path) -> Path:
+        assert {path.name for path in self.iterdir()} >= {"survey.json", "valid.jsonl", "labels.json", "train-0"}
+        raise KilledError
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KilledError):
+        prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(20))), tmp_path / "data", 1)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(self: object, rows: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("regard.data.store.Writer.add", add)
+    with pytest.raises(DataError, match="cannot write the prepared data to .*: No space left on device; make room"):
+        prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(20))), tmp_path / "data", 1)
+
+
+@pytest.mark.parametrize("name", ["survey.json", "labels.json", "valid.jsonl", "valid", "train-0/manifest.json"])
+def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(20)))
+    prepare(spec, tmp_path / "data", seed=1)
+    (tmp_path / "data" / name).rename(tmp_path / "gone")
+    with pytest.raises(DataError):
+        opened(spec, tmp_path / "data")
+    if name == "survey.json":
+        (tmp_path / "data" / name).write_text("{}")
+        with pytest.raises(DataError, match="not prepared data"):
+            opened(spec, tmp_path / "data")
+    with pytest.raises(DataError, match="not prepared data"):
+        opened(spec, tmp_path / "nowhere")
+
+
+def test_a_wrong_text_is_found_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (tmp_path / "b").write_text("eins\n")
+    said: list[str] = []
+    train, valid = ParallelFiles(str(tmp_path / "a"), str(tmp_path / "b")), tsv(tmp_path / "v.tsv", pairs_of(2))
+    for spec in (spec_of(train), spec_of(train, valid=(valid,)), spec_of(valid, valid=(train,))):
+        with pytest.raises(DataError, match="has 2 lines but"):
+            prepare(spec, tmp_path / "data", 1, say=said.append)
+    assert set(said) == {"reading the text"}
+
+
+# -- streams and lines of text
+
+
+def language(*corpora: Lines, **settings: Any) -> DataSpec:
+    return spec_of(*corpora, **{"objective": LanguageModelling()} | settings)
+
+
+def streamed(prepared: Prepared, table: Table) -> str:
+    (found,) = decoded(prepared, table, "target")
+    return found
+
+
+def test_a_stream_gives_its_end_away(tmp_path: Path) -> None:
+    lines = [f"line {n:03}" for n in range(100)]
+    prepared = prepare(language(text(tmp_path / "a", lines)), tmp_path / "data", seed=1)
+    assert prepared.valid is not None
+    assert streamed(prepared, prepared.train[0]) == "".join(f"{line}\n" for line in lines[:89])
+    assert streamed(prepared, prepared.valid) == "".join(f"{line}\n" for line in lines[89:])
+    assert prepared.report[0] == "validation text: the end of the text, a tenth of it, is split off"
+    assert prepared.valid_survey.bytes == 11 * 9
+    assert prepared.survey.ids == {"target": 89 * 9}
+
+
+def test_a_stream_gives_away_so_many_lines_as_are_asked(tmp_path: Path) -> None:
+    one = text(tmp_path / "a", ["one", "", "two", "three"])
+    other = text(tmp_path / "b", ["four", "five", "six", "", "seven"])
+    prepared = prepare(language(one, other, held_out=2), tmp_path / "data", seed=1)
+    assert prepared.valid is not None
+    assert [streamed(prepared, table) for table in prepared.train] == ["one\n\n", "four\nfive\nsix\n"]
+    assert streamed(prepared, prepared.valid) == "two\nthree\n\nseven\n"
+    assert prepared.report[0] == "validation text: the end of the text, 2 lines of it, is split off"
+    assert prepared.survey.empty == 0  # an empty line is part of a stream
+    whole = prepare(language(one, held_out=0), tmp_path / "data", seed=1)
+    assert streamed(whole, whole.train[0]) == "one\n\ntwo\nthree\n"
+    assert whole.valid is None
+    with pytest.raises(DataError, match="nothing would be left to learn from"):
+        prepare(language(one, other, held_out=4), tmp_path / "data", seed=1)
+
+
+def test_a_stream_with_a_given_validation_text_is_whole(tmp_path: Path) -> None:
+    one, other = text(tmp_path / "a", ["one", "two"]), text(tmp_path / "b", ["one", "three"])
+    prepared = prepare(language(one, valid=(other,)), tmp_path / "data", seed=1)
+    assert prepared.valid is not None
+    assert streamed(prepared, prepared.train[0]) == "one\ntwo\n"
+    assert streamed(prepared, prepared.valid) == "one\nthree\n"
+    assert prepared.survey.leaked == 0
+
+
+def test_long_lines_become_pieces(tmp_path: Path) -> None:
+    lines = text(tmp_path / "a", ["abcdefghij", "", "klm"])
+    spec = language(lines, objective=LanguageModelling("lines"), held_out=0, max_len=4)
+    prepared = prepare(spec, tmp_path / "data", seed=1)
+    table, tokenizer = prepared.train[0], prepared.tokenizers["target"]
+    assert [table["target"][row].tolist() for row in range(table.rows)] == [
+        [1, *tokenizer.encode("abcde")],
+        tokenizer.encode("efghij"),
+        [*tokenizer.encode("j"), 2],
+        [1, *tokenizer.encode("klm"), 2],
+    ]
+    assert (prepared.survey.kept, prepared.survey.cut, prepared.survey.empty) == (2, 1, 1)
+    assert "training text: 1 longer than 4 tokens (data.max_len) were cut there" in prepared.report
+
+
+# -- classification
+
+
+def test_labels_are_those_of_the_training_text_sorted(tmp_path: Path) -> None:
+    corpus = labelled(tmp_path / "a.tsv", [("spam", f"text {n}") for n in range(9)] + [("ham", "z"), ("eggs", "y")])
+    spec = spec_of(corpus, objective=Classification(), held_out=0)
+    prepared = prepare(spec, tmp_path / "data", seed=1)
+    assert isinstance(prepared.objective, Classification)
+    assert prepared.objective.labels == ("eggs", "ham", "spam")
+    assert prepared.train[0]["label"].ids[:].tolist() == [2] * 9 + [1, 0]
+    assert opened(spec, tmp_path / "data").objective == prepared.objective
+    given = prepare(
+        spec_of(corpus, objective=Classification(("spam", "ham", "eggs")), held_out=0), tmp_path / "data", 1
+    )
+    assert given.train[0]["label"].ids[:].tolist() == [0] * 9 + [1, 2]
+
+
+def test_classified_texts_are_split_by_their_text(tmp_path: Path) -> None:
+    records = [(label, f"text {n}") for n in range(60) for label in ("a", "b")]
+    prepared = prepare(
+        spec_of(labelled(tmp_path / "a.tsv", records), objective=Classification(), held_out=20), tmp_path / "data", 1
+    )
+    held = {line for _, line in prepared.valid_texts}
+    assert (len(prepared.valid_texts), len(held)) == (20, 10)
+    assert not held & set(decoded(prepared, prepared.train[0], "text"))
+
+
+def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
+    only = labelled(tmp_path / "a.tsv", [("spam", "x"), ("spam", "y")])
+    with pytest.raises(DataError, match="only the label 'spam'; a classifier needs two or more"):
+        prepare(spec_of(only, objective=Classification(), held_out=0), tmp_path / "data", 1)
+    two = labelled(tmp_path / "b.tsv", [("spam", "x"), ("ham", "y")])
+    other = labelled(tmp_path / "c.tsv", [("eggs", "x")])
+    with pytest.raises(DataError, match="label 'eggs' does not occur in the training text"):
+        prepare(spec_of(two, valid=(other,), objective=Classification()), tmp_path / "data", 1)
+
+
+# -- the spec
+
+
+def test_a_spec_chooses_its_batching(tmp_path: Path) -> None:
+    corpus = tsv(tmp_path / "a.tsv", pairs_of(3))
+    assert spec_of(corpus).batches == Buckets()
+    assert spec_of(corpus, batching=Packing(length=64)).batches == Packing(length=64)
+    assert language(text(tmp_path / "b", ["x"])).batches == Windows()
+    assert language(text(tmp_path / "b", ["x"]), objective=LanguageModelling("lines")).batches == Buckets()
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"train": ()}, "train"),
+        ({"max_len": 0}, "max_len"),
+        ({"held_out": -1}, "held_out"),
+        ({"held_out": 5, "valid": (TSV("v"),)}, "held_out"),
+        ({"train": (TSV("t"), Lines("l"))}, "train[1]"),
+        ({"valid": (Labelled("l"),)}, "valid[0]"),
+        ({"valid": (TSV("v", weight=2.0),)}, "valid[0].weight"),
+        ({"batching": Windows()}, "batching"),
+        ({"objective": LanguageModelling(), "train": (Lines("l"),), "batching": Buckets()}, "batching"),
+        ({"objective": LanguageModelling(), "train": (Lines("l", weight=0.5),)}, "train[0].weight"),
+        ({"objective": Classification(), "train": (Labelled("l"),), "batching": Packing()}, "batching"),
+        ({"objective": Classification()}, "train[0]"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        DataSpec(**{"train": (TSV("t"),), "objective": Translation(), "tokenizer": Words()} | settings)
+    assert raised.value.path == path
+
+
+def test_a_survey_without_faults_says_one_sentence() -> None:
+    assert Survey(records=1200, kept=1200).sentences("training text", 9) == [
+        "training text: 1,200 of 1,200 records kept"
+    ]
