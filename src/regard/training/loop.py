@@ -1,0 +1,363 @@
+"""The trainer: steps, validation, checkpoints, stopping; and going on exactly where it stopped.
+
+What is random in a step is drawn from (seed, step) alone, and the data from (seed, epoch, position), so a checkpoint
+needs no generator's state, and neither validation nor an interruption changes what is learned.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.objectives import Item
+from regard.data.stream import Place, Prefetch, Stream
+from regard.errors import DataError, RegardError
+from regard.models.base import Loss, Model
+from regard.training.checkpoint import RunFolder, mean, read_tensors, weights_digest
+from regard.training.optim import clip
+from regard.training.spec import TrainSpec
+
+Metrics = dict[str, float]
+Event = Mapping[str, Any]
+HIGHER_IS_BETTER = {"loss": False, "bleu": True, "chrf": True, "exact_match": True, "accuracy": True}
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Somebody who is told what happens: the log, TensorBoard, the live view."""
+
+    def note(self, event: Event) -> None:
+        """Take note of an event; `event["event"]` is start, step, valid, save, final or end."""
+        ...
+
+
+class DivergedError(RegardError, ArithmeticError):
+    """The loss is no number any more."""
+
+
+@dataclass
+class Progress:
+    """How far training is: all of its state besides weights and optimizer."""
+
+    step: int = 0
+    place: Place = Place()
+    labels: int = 0  # learned from so far
+    seconds: float = 0.0
+    saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
+    scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
+    best: list[int] = field(default_factory=list)  # validated steps, best first
+    stale: int = 0  # validations since the last improvement
+    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Progress":
+        """From JSON."""
+        values = {name: record[name] for name in cls.__dataclass_fields__}
+        scores = {int(step): scores for step, scores in values["scores"].items()}
+        return cls(**values | {"place": Place(**values["place"]), "scores": scores})
+
+
+@dataclass
+class Window:
+    """What happened since the last line of the log."""
+
+    loss: list[Tensor] = field(default_factory=list)
+    nll: list[Tensor] = field(default_factory=list)
+    norm: list[Tensor] = field(default_factory=list)
+    labels: int = 0
+    places: int = 0
+    padding: int = 0
+    steps: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, items: Sequence[Item], losses: Sequence[Loss], norm: Tensor) -> None:
+        """Note a step. Tensors stay on their device: reading them would wait for it."""
+        self.loss += [loss.total.detach() for loss in losses]
+        self.nll += [loss.nll.detach() for loss in losses]
+        self.norm.append(norm.detach())
+        self.labels += sum(item.labels for item in items)
+        self.places += sum(item.places for item in items)
+        self.padding += sum(item.padding for item in items)
+        self.steps += 1
+
+    def metrics(self) -> Metrics:
+        """Means over the window."""
+        seconds = time.perf_counter() - self.began
+        return {
+            "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
+            "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
+            "gradient": float(torch.stack(self.norm).double().mean()),
+            "tokens_per_second": self.labels / seconds,
+            "padding": self.padding / self.places,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    finished: bool
+    why: str
+    step: int
+
+
+class Trainer:
+    """Trains a model on a stream, into a run folder."""
+
+    def __init__(
+        self,
+        model: Model,
+        spec: TrainSpec,
+        stream: Stream,
+        folder: RunFolder,
+        measure: Callable[[Model], Metrics] | None = None,
+        watchers: Sequence[Watcher] = (),
+        criterion: str = "loss",
+    ) -> None:
+        """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured."""
+        assert spec.steps, "resolved before training"
+        self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
+        self.measure, self.watchers, self.criterion = measure, watchers, criterion
+        self.device = next(model.parameters()).device
+        self.steps = spec.steps
+        self.optimizer = spec.optimizer.build(model)
+        self.dtype = precision(spec, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        self.loss = torch.compile(model.loss, dynamic=False) if spec.compile else model.loss
+        self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if spec.ema else None
+        self.progress = Progress()
+        self.window = Window()
+        self.prefetch: Prefetch | None = None
+
+    def resume(self) -> bool:
+        """Go on from the latest checkpoint, if there is one."""
+        checkpoint = self.folder.latest()
+        if checkpoint is None:
+            return False
+        weights, trainer = self.folder.load(checkpoint)
+        self.progress = Progress.of(checkpoint.state)
+        if self.ema is not None:
+            for name, tensor in weights.items():
+                if name in self.ema:
+                    self.ema[name].copy_(tensor)
+            weights = {name.removeprefix("raw."): t for name, t in trainer.items() if name.startswith("raw.")}
+        self.model.load_state_dict(weights)
+        states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
+        self.optimizer.load(states)
+        if self.progress.scaler:
+            self.scaler.load_state_dict(self.progress.scaler)
+        return True
+
+    def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
+        """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
+        progress = self.progress
+        self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
+        self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
+        self.window = Window()
+        try:
+            while progress.step < self.steps and not self.exhausted():
+                self.step()
+                if progress.step % self.spec.log_every == 0:
+                    self.note_window()
+                self.validate_and_save()
+                why = stop()
+                if why and progress.step < self.steps and not self.exhausted():
+                    self.note_window()  # what has diverged is not saved
+                    self.save(regular=False)
+                    self.tell("end", finished=False, why=why)
+                    return Outcome(False, why, progress.step)
+        finally:
+            self.prefetch.close()
+        why = f"no better for {progress.stale} validations" if self.exhausted() else f"all {self.steps} steps done"
+        self.finish()
+        self.tell("end", finished=True, why=why)
+        return Outcome(True, why, progress.step)
+
+    def exhausted(self) -> bool:
+        """Whether validation has not improved for too long."""
+        return bool(self.spec.patience) and self.progress.stale >= (self.spec.patience or 0)
+
+    def step(self) -> None:
+        """One change of the weights: the gradient of the mean loss over all labels of `accumulate` batches."""
+        progress, started = self.progress, time.perf_counter()
+        progress.step += 1
+        torch.manual_seed(step_seed(self.spec.seed, progress.step))
+        self.model.train()
+        items = [self.fetch() for _ in range(self.spec.accumulate)]
+        labels = sum(item.labels for item in items)
+        losses = [self.backward(item, labels) for item in items]
+        for part in self.optimizer.parts.values():
+            self.scaler.unscale_(part)
+        norm = clip(self.model.parameters(), self.spec.clip)
+        self.change(self.spec.schedule.factor(progress.step, self.steps))
+        self.window.add(items, losses, norm)
+        progress.labels += labels
+        progress.seconds += time.perf_counter() - started
+
+    def fetch(self) -> Item:
+        """The next batch, on the device."""
+        assert self.prefetch is not None
+        item, self.progress.place = self.prefetch.next()
+        return item if self.device.type == "cpu" else item.to(self.device)
+
+    def backward(self, item: Item, labels: int) -> Loss:
+        """Add the gradient of one batch: its share of the mean over all `labels` of the step."""
+        cast = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+        with cast:
+            loss = self.loss(item.batch)
+        self.scaler.scale(loss.total / labels + loss.aux * (item.labels / labels)).backward()
+        return loss
+
+    def change(self, factor: float) -> None:
+        """Step the optimizer, unless a float16 gradient overflowed, and the moving average."""
+        if self.scaler.is_enabled():
+            self.optimizer.set_rates(factor)
+            for part in self.optimizer.parts.values():
+                self.scaler.step(part)
+            self.scaler.update()
+        else:
+            self.optimizer.step(factor)
+        self.optimizer.zero()
+        if self.ema is not None:
+            # A short memory at first, so that the untrained weights are soon forgotten.
+            kept = min(self.spec.ema, (1 + self.progress.step) / (10 + self.progress.step))
+            parameters = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, average in self.ema.items():
+                    average.lerp_(parameters[name].detach(), 1 - kept)
+
+    def note_window(self) -> None:
+        """Tell what happened since the last time; stop if the loss or its gradient is no number."""
+        if not self.window.steps:
+            return
+        waited = time.perf_counter()
+        metrics = self.window.metrics()  # waits for the device
+        self.progress.seconds += time.perf_counter() - waited
+        rate = next(iter(self.optimizer.parts.values())).param_groups[0]["lr"]
+        if self.device.type == "cuda":
+            metrics["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        self.tell("step", rate=rate, epoch=self.progress.place.epoch, labels=self.progress.labels, **metrics)
+        self.window = Window()
+        # A float16 gradient may overflow: that step is left out and the next one scaled down.
+        for name in ("loss",) if self.scaler.is_enabled() else ("loss", "gradient"):
+            if not math.isfinite(metrics[name]):
+                raise DivergedError(
+                    f"the {name} is {metrics[name]} at step {self.progress.step}: training diverged; lower "
+                    "train.optimizer.rate or lengthen train.schedule.warmup (the last checkpoint is intact)"
+                )
+
+    def validate_and_save(self) -> None:
+        """What is due after this step."""
+        step, last = self.progress.step, self.progress.step == self.steps
+        due = last or step % (self.spec.validate_every or self.steps) == 0
+        if due and self.measure is not None:
+            self.note_window()
+            self.validate()
+        if due or (self.spec.save_every and step % self.spec.save_every == 0):
+            self.note_window()
+            self.save()
+            self.window = Window()  # whose time begins now: validating and saving is not training
+
+    def validate(self) -> None:
+        """Measure the model, and note whether it is the best so far."""
+        assert self.measure is not None
+        progress, began = self.progress, time.perf_counter()
+        self.model.eval()
+        with self.averaged(), torch.no_grad():
+            metrics = self.measure(self.model)
+        progress.scores[progress.step] = metrics
+        before = progress.best[0] if progress.best else None
+        progress.best = sorted(progress.scores, key=self.rank)[: self.spec.average]
+        progress.stale = 0 if progress.best[0] != before else progress.stale + 1
+        self.tell("valid", best=progress.best[0], seconds=time.perf_counter() - began, **metrics)
+
+    def rank(self, step: int) -> tuple[float, int]:
+        """Orders validated steps, the best first; of equals the earlier is better, and no number is the worst."""
+        score = self.progress.scores[step][self.criterion] * (-1 if HIGHER_IS_BETTER[self.criterion] else 1)
+        return (math.inf if math.isnan(score) else score), step
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The moving average in place of the weights, if there is one."""
+        if self.ema is None:
+            yield
+            return
+        raw = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._set(self.ema)
+        try:
+            yield
+        finally:
+            self._set(raw)
+
+    @torch.no_grad()
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+
+    def save(self, regular: bool = True) -> None:
+        """Write a checkpoint. One that is written only to stop is never averaged, so that stopping changes nothing."""
+        progress = self.progress
+        if regular:
+            progress.saved = [*(s for s in progress.saved if s != progress.step), progress.step][-self.spec.keep :]
+            kept = {*progress.saved, *progress.best}
+            progress.scores = {step: scores for step, scores in progress.scores.items() if step in kept}
+        if self.scaler.is_enabled():
+            progress.scaler = self.scaler.state_dict()
+        trainer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.ema is not None:
+            # Copies: the moving average takes the place of the weights while it is written.
+            trainer |= {f"raw.{name}": tensor.clone() for name, tensor in self.model.state_dict().items()}
+        with self.averaged():
+            self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
+        self.folder.prune({*progress.saved, *progress.best}, progress.step)
+        self.tell("save")
+
+    def finish(self) -> None:
+        """Write the weights that the run is for."""
+        progress = self.progress
+        steps = progress.saved[-self.spec.average :]
+        if self.spec.choose == "best" and progress.best:
+            steps = progress.best
+        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
+        scores = progress.scores.get(steps[0], {})
+        if len(steps) > 1 and self.measure is not None:
+            self.model.load_state_dict(weights)
+            self.model.eval()
+            with torch.no_grad():
+                scores = self.measure(self.model)
+            self.tell("final", steps=steps, **scores)
+        about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
+        self.folder.save_final(weights, about)
+
+    def tell(self, event: str, **values: Any) -> None:
+        """Tell all watchers."""
+        note = {"event": event, "step": self.progress.step, "time": self.progress.seconds} | values
+        for watcher in self.watchers:
+            watcher.note(note)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of what is random in a step: dropout."""
+    return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def precision(spec: TrainSpec, device: torch.device) -> torch.dtype | None:
+    """What products are computed in; None: float32 as it is."""
+    if spec.precision == "float32" or (spec.precision == "auto" and device.type != "cuda"):
+        return None
+    if spec.precision == "auto":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if device.type == "cpu":
+        raise DataError(f"train.precision: a CPU trains in float32, not {spec.precision}; leave it at auto")
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}[spec.precision]

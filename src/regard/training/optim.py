@@ -1,0 +1,222 @@
+"""Optimizer slot: torch's optimizers, and the rule that says which parameter goes where."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import DataError, SpecError
+from regard.tree import Spec
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+class OptimizerSpec(Spec):
+    """Slot: how gradients change weights."""
+
+    __slots__ = ()
+    rate: float | None  # the highest learning rate; None: chosen from the size of the model
+
+    @abstractmethod
+    def build(self, model: nn.Module) -> "Optimizer":
+        """The optimizer of a model's parameters."""
+
+
+class Optimizer:
+    """One or several of torch's optimizers, driven as one. Their groups cover every parameter exactly once."""
+
+    def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
+        wanted = [id(p) for p in model.parameters() if p.requires_grad]
+        assert sorted(covered) == sorted(wanted), "the groups must cover every parameter once"
+        self.rates = {name: [group["lr"] for group in part.param_groups] for name, part in parts.items()}
+
+    def step(self, factor: float) -> None:
+        """Change the weights, with `factor` of the highest rates."""
+        self.set_rates(factor)
+        for part in self.parts.values():
+            part.step()
+
+    def set_rates(self, factor: float) -> None:
+        """Use `factor` of the highest rates from now on."""
+        for name, part in self.parts.items():
+            for group, rate in zip(part.param_groups, self.rates[name], strict=True):
+                group["lr"] = rate * factor
+
+    def zero(self) -> None:
+        """Forget the gradients."""
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """What the optimizers remember, as tensors by name."""
+        saved: dict[str, Tensor] = {}
+        for name, part in self.parts.items():
+            for number, entries in part.state_dict()["state"].items():
+                for key, value in entries.items():
+                    saved[f"{name}.{number}.{key}"] = torch.as_tensor(value)
+        return saved
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Remember again."""
+        if any(key.split(".", 1)[0] not in self.parts for key in saved):
+            raise DataError(f"the saved optimizer is another one than {' and '.join(self.parts)}")
+        for name, part in self.parts.items():
+            known = part.state_dict()
+            states: dict[int, dict[str, Any]] = {}
+            for key, value in saved.items():
+                part_name, number, entry = key.split(".", 2)
+                if part_name == name:
+                    states.setdefault(int(number), {})[entry] = value
+            count = sum(len(group["params"]) for group in known["param_groups"])
+            if states and (min(states) < 0 or max(states) >= count):
+                raise DataError("the saved optimizer has other parameters than this model")
+            part.load_state_dict({"state": states, "param_groups": known["param_groups"]})
+
+
+def named(model: nn.Module) -> Named:
+    """The parameters that are trained."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices; none for biases, norms and other vectors, nor for tables of embeddings."""
+    decayed = [p for name, p in parameters if _is_matrix(name, p)]
+    others = [p for name, p in parameters if not _is_matrix(name, p)]
+    found = [
+        {"params": decayed, "lr": rate, "weight_decay": decay},
+        {"params": others, "lr": rate, "weight_decay": 0.0},
+    ]
+    return [group for group in found if group["params"]]
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() >= 2 and not is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Whether a parameter is a table, of words or positions, by the name that models give those."""
+    return any(part in ("tables", "inputs", "position") for part in name.split("."))
+
+
+def check_rate(spec: Any) -> None:
+    """Refuse rates and decays that cannot be meant."""
+    if spec.rate is not None and not 0 < spec.rate < 100:
+        raise SpecError("rate", f"must lie above 0, not {spec.rate}")
+    if spec.decay < 0:
+        raise SpecError("decay", f"must be at least 0, not {spec.decay}")
+
+
+def resolved(rate: float | None) -> float:
+    """The rate, which must be chosen by now."""
+    if rate is None:
+        raise SpecError("train.optimizer.rate", "is not chosen yet; give a number")
+    return rate
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(OptimizerSpec):
+    """Kingma and Ba 2015 with decoupled decay (Loshchilov and Hutter 2019); torch's, fused."""
+
+    kind = "adamw"
+    rate: float | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    decay: float = 0.0
+
+    def check(self) -> None:
+        check_rate(self)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise SpecError("betas", f"must lie in [0, 1), not {list(self.betas)}")
+
+    def build(self, model: nn.Module) -> Optimizer:
+        return Optimizer(model, {"adamw": self.over(named(model))})
+
+    def over(self, parameters: Named) -> torch.optim.Optimizer:
+        """AdamW over some of the parameters."""
+        rate = resolved(self.rate)
+        # The fused kernel knows float32 and float64 on the CPU, which are what a CPU trains in.
+        return torch.optim.AdamW(
+            groups(parameters, rate, self.decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adafactor(OptimizerSpec):
+    """Shazeer and Stern 2018: the second moment as a product of a row and a column; torch's.
+
+    Differs from the paper: torch's takes the rate as given, scaled by the size of the weights and clipped at `clip`.
+    """
+
+    kind = "adafactor"
+    rate: float | None = None
+    decay: float = 0.0
+    beta2_decay: float = -0.8
+    clip: float = 1.0
+
+    def check(self) -> None:
+        check_rate(self)
+
+    def build(self, model: nn.Module) -> Optimizer:
+        rate = resolved(self.rate)
+        parts = groups(named(model), rate, self.decay)
+        return Optimizer(
+            model, {"adafactor": torch.optim.Adafactor(parts, lr=rate, beta2_decay=self.beta2_decay, d=self.clip)}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Muon(OptimizerSpec):
+    """Jordan et al. 2024: orthogonalised momentum for the matrices inside the model, `rest` for everything else."""
+
+    kind = "muon"
+    rate: float | None = None
+    momentum: float = 0.95
+    decay: float = 0.0
+    rest: AdamW = AdamW()
+
+    def check(self) -> None:
+        check_rate(self)
+        if not 0 <= self.momentum < 1:
+            raise SpecError("momentum", f"must lie in [0, 1), not {self.momentum}")
+
+    def build(self, model: nn.Module) -> Optimizer:
+        if next(model.parameters()).device.type == "cpu":
+            raise SpecError(
+                "train.optimizer", "torch's muon multiplies in bfloat16, which kills some CPUs; use a GPU, or adamw"
+            )
+        muon = _torch_muon()
+        matrices = [(name, p) for name, p in named(model) if p.dim() == 2 and not is_table(name)]
+        held = {id(p) for _, p in matrices}
+        others = [(name, p) for name, p in named(model) if id(p) not in held]
+        rate = resolved(self.rate)
+        # match_rms_adamw: the same rates suit Muon and AdamW (Liu et al. 2025).
+        parts: dict[str, torch.optim.Optimizer] = {
+            "muon": muon(
+                [p for _, p in matrices],
+                lr=rate,
+                weight_decay=self.decay,
+                momentum=self.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        }
+        if others:
+            parts["adamw"] = self.rest.over(others)
+        return Optimizer(model, parts)
+
+
+def _torch_muon() -> Callable[..., torch.optim.Optimizer]:
+    found = getattr(torch.optim, "Muon", None)
+    if found is None:
+        raise SpecError("train.optimizer", f"torch {torch.__version__} has no Muon; choose adamw, or a newer torch")
+    return found
+
+
+def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
+    """Scale the gradients so that their norm is at most `most` (0: never); the norm before."""
+    found = [p for p in parameters if p.grad is not None]
+    return nn.utils.clip_grad_norm_(found, most if most > 0 else float("inf"), foreach=True)

@@ -1,0 +1,122 @@
+"""Schedule slot: the learning rate of every step, as a factor of the highest. Pure functions, so nothing to save."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from regard.errors import SpecError
+from regard.tree import Spec
+
+
+class Schedule(Spec):
+    """Slot: how the rate rises and falls. Steps are counted from 1."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The part of the highest rate used at `step` of `steps`."""
+
+
+def warm(step: int, warmup: int | None) -> float:
+    """The linear rise to 1 over `warmup` steps."""
+    return min(1.0, step / warmup) if warmup else 1.0
+
+
+def check_warmup(warmup: int | None) -> None:
+    """Refuse a warm-up of less than no steps."""
+    if warmup is not None and warmup < 0:
+        raise SpecError("warmup", f"must be at least 0, not {warmup}")
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuse a share that is not one."""
+    if not 0.0 <= share <= 1.0:
+        raise SpecError(name, f"must lie in [0, 1], not {share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Schedule):
+    """The highest rate, after the warm-up."""
+
+    kind = "constant"
+    warmup: int | None = None  # None: chosen from the number of steps
+
+    def check(self) -> None:
+        check_warmup(self.warmup)
+
+    def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
+        return warm(step, self.warmup)
+
+
+@dataclass(frozen=True, slots=True)
+class InverseSqrt(Schedule):
+    """Vaswani et al. 2017: min(step / warmup, sqrt(warmup / step))."""
+
+    kind = "inverse_sqrt"
+    warmup: int | None = None
+
+    def check(self) -> None:
+        check_warmup(self.warmup)
+
+    def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
+        warmup = max(1, self.warmup or 1)
+        return min(step / warmup, math.sqrt(warmup / step))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearDecay(Schedule):
+    """Up over the warm-up, then in a straight line down to `floor`, which would be reached one step after the last."""
+
+    kind = "linear"
+    warmup: int | None = None
+    floor: float = 0.0
+
+    def check(self) -> None:
+        check_warmup(self.warmup)
+        check_share("floor", self.floor)
+
+    def factor(self, step: int, steps: int) -> float:
+        done = _progress(step, self.warmup or 0, steps)
+        return warm(step, self.warmup) * (1 - done * (1 - self.floor))
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine(Schedule):
+    """Up over the warm-up, then half a cosine down to `floor` (Loshchilov and Hutter 2017)."""
+
+    kind = "cosine"
+    warmup: int | None = None
+    floor: float = 0.0
+
+    def check(self) -> None:
+        check_warmup(self.warmup)
+        check_share("floor", self.floor)
+
+    def factor(self, step: int, steps: int) -> float:
+        done = _progress(step, self.warmup or 0, steps)
+        return warm(step, self.warmup) * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStableDecay(Schedule):
+    """Up, level, then down to `floor` in a straight line over the last `decay` of all steps (Hu et al. 2024)."""
+
+    kind = "warmup_stable_decay"
+    warmup: int | None = None
+    decay: float = 0.2
+    floor: float = 0.0
+
+    def check(self) -> None:
+        check_warmup(self.warmup)
+        check_share("decay", self.decay)
+        check_share("floor", self.floor)
+
+    def factor(self, step: int, steps: int) -> float:
+        begin = max(round((1 - self.decay) * steps), self.warmup or 0)
+        return warm(step, self.warmup) * (1 - _progress(step, begin, steps) * (1 - self.floor))
+
+
+def _progress(step: int, begin: int, steps: int) -> float:
+    """How much of the way from `begin` to the last step is done. The last step still has a rate above the floor."""
+    return min(1.0, max(0, step - begin - 1) / max(1, steps - begin)) if step > begin else 0.0

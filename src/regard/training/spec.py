@@ -1,0 +1,61 @@
+"""TrainSpec: everything that training is told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.errors import SpecError
+from regard.training.optim import AdamW, OptimizerSpec
+from regard.training.schedule import InverseSqrt, Schedule
+from regard.tree import Spec
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Criterion = Literal["auto", "loss", "bleu", "chrf", "exact_match", "accuracy"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec(Spec):
+    """How a model is trained. What is None is chosen from the corpus, and said."""
+
+    kind = "train"
+    steps: int | None = None
+    seed: int = 1
+    optimizer: OptimizerSpec = AdamW()
+    schedule: Schedule = InverseSqrt()
+    accumulate: int = 1  # batches a step; their gradients are those of one large batch
+    clip: float = 1.0  # the largest norm of the gradient; 0: any
+    precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere
+    ema: float = 0.0  # decay of a moving average of the weights, which is then what is measured and kept; 0: none
+    validate_every: int | None = None
+    save_every: int | None = None  # None: when validating
+    log_every: int = 50
+    keep: int = 5  # how many of the last checkpoints keep their weights
+    choose: Literal["best", "last"] = "best"  # which checkpoints make the final weights: by validation, or by age
+    average: int = 1  # how many of them are averaged
+    criterion: Criterion = "auto"  # auto: bleu for translation, accuracy for classification, loss otherwise
+    decode: int = 500  # how many validation records are translated each time
+    bleu_tokenize: str = "13a"  # sacreBLEU's: "none" for text that is tokenised already, "zh", "ja-mecab", "char", ...
+    patience: int | None = None  # validations without improvement after which training stops; 0: never stops early
+    compile: bool = False  # torch.compile; worth it on a GPU with packed rows or windows of one shape
+
+    def check(self) -> None:
+        for name in ("steps", "validate_every", "save_every"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise SpecError(name, f"must be at least 1, not {number}")
+        for name in ("accumulate", "log_every", "keep", "average"):
+            if getattr(self, name) < 1:
+                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.patience is not None and self.patience < 0:
+            raise SpecError("patience", f"must be at least 0, not {self.patience}")
+        if self.decode < 0:
+            raise SpecError("decode", f"must be at least 0, not {self.decode}")
+        if not 0 <= self.ema < 1:
+            raise SpecError("ema", f"must lie in [0, 1), not {self.ema}")
+        if self.clip < 0:
+            raise SpecError("clip", f"must be at least 0, not {self.clip}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SpecError("seed", "must fit in 64 bits")
+        if self.choose == "last" and self.average > self.keep:
+            raise SpecError(
+                "average", f"the last {self.average} checkpoints cannot be averaged if {self.keep} are kept"
+            )

@@ -1,0 +1,91 @@
+"""What a person sees of training: a live line on a terminal, a few plain lines elsewhere. All of it goes to stderr."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from regard.training.loop import Event
+
+NAMES = {"loss": "loss", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "accuracy": "accuracy"}
+
+
+class View:
+    """Progress with loss, speed, memory and time left; a line for every validation."""
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True)
+        self.quiet = quiet
+        self.live: Progress | None = None
+        self.task: TaskID | None = None
+
+    def say(self, sentence: str) -> None:
+        """A line above the live one."""
+        if not self.quiet:
+            self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def note(self, event: Event) -> None:
+        """Show an event."""
+        if self.quiet:
+            return
+        getattr(self, f"on_{event['event']}", lambda _: None)(event)
+        if self.live is not None and self.task is not None:
+            self.live.update(self.task, completed=event["step"])
+
+    def on_start(self, event: Event) -> None:
+        """Begin the live line, on a terminal."""
+        if event["step"]:
+            self.say(f"going on from step {event['step']:,}")
+        if not self.console.is_terminal:
+            return
+        self.live = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.live.add_task("training", total=event["steps"], facts="")
+        self.live.start()
+
+    def on_step(self, event: Event) -> None:
+        """Refresh the facts of the live line."""
+        facts = [f"loss {event['loss']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
+        if "memory_gb" in event:
+            facts.append(f"{event['memory_gb']:.1f} GB")
+        if self.live is not None and self.task is not None:
+            self.live.update(self.task, facts="  ".join(facts))
+
+    def on_valid(self, event: Event) -> None:
+        """A line that stays."""
+        star = " *" if event["best"] == event["step"] else ""
+        shown = "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
+        self.say(f"step {event['step']:>7,}  {_time(event['time']):>8}  validation: {shown}{star}")
+
+    def on_final(self, event: Event) -> None:
+        """What the mean of several checkpoints is worth."""
+        shown = "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
+        self.say(f"mean of {len(event['steps'])} checkpoints: {shown}")
+
+    def on_end(self, event: Event) -> None:
+        """The last line."""
+        self.close()
+        self.say(f"{'done' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,381 @@
+"""The run folder: what is saved comes back, what is half written does not exist, what is damaged is refused."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.errors import DataError, RegardError
+from regard.training import checkpoint as module
+from regard.training.checkpoint import (
+    FORMAT,
+    RunFolder,
+    SaveError,
+    file_digest,
+    mean,
+    newer,
+    read_about,
+    read_json,
+    read_tensors,
+    weights_digest,
+    write_json,
+    write_tensors,
+)
+
+Tensors = dict[str, Tensor]
+
+
+def weights_of(step: int) -> Tensors:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "b": torch.randn(3, 2, generator=generator, dtype=torch.float32),
+        "a": torch.randn(4, generator=generator, dtype=torch.float64),
+        "half": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "whole": torch.tensor(step),
+        "none": torch.zeros(0, 3),
+    }
+
+
+def trainer_of(step: int) -> Tensors:
+    return {"optimizer.adamw.0.exp_avg": torch.full((2, 2), float(step))}
+
+
+def saved(path: Path, *steps: int) -> RunFolder:
+    folder = RunFolder(path)
+    for step in steps:
+        folder.save(step, weights_of(step), trainer_of(step), {"epoch": step // 10})
+    return folder
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype for n in a)
+
+
+def intact(folder: RunFolder, step: int) -> bool:
+    checkpoint = folder.latest()
+    assert checkpoint is not None
+    weights, trainer = folder.load(checkpoint)
+    return checkpoint.step == step and same(weights, weights_of(step)) and same(trainer, trainer_of(step))
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10)
+    checkpoint = folder.latest()
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.state["epoch"], checkpoint.state["format"]) == (10, 1, FORMAT)
+    assert intact(folder, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "trainer-00000010.json",
+        "trainer-00000010.safetensors",
+        "weights-00000010.safetensors",
+    ]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*.safetensors")} == {0o644}
+
+
+def test_the_newest_checkpoint_is_the_latest(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10, 9, 100, 20)
+    assert intact(folder, 100)
+    assert folder.steps() == [9, 10, 20, 100]
+    assert RunFolder(tmp_path / "nowhere").latest() is None
+    assert RunFolder(tmp_path / "nowhere").steps() == []
+
+
+def test_a_checkpoint_exists_once_its_json_does(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10, 20)
+    folder.trainer(20, "json").unlink()
+    assert intact(folder, 10)
+    folder.trainer(10, "json").unlink()
+    assert folder.latest() is None
+
+
+def test_the_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    rename, sync = Path.rename, module.sync
+
+    def noted(self: Path, to: Path) -> Path:
+        order.append(to.name)
+        return rename(self, to)
+
+    def synced(path: Path) -> None:
+        order.append(f"sync {path.name}")
+        sync(path)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    monkeypatch.setattr(module, "sync", synced)
+    saved(tmp_path, 3)
+    here = f"sync {tmp_path.name}"
+    assert order == [
+        *("sync weights", "sync trainer"),
+        *("weights-00000003.safetensors", "trainer-00000003.safetensors", here, "trainer-00000003.json", here),
+    ]
+
+
+@pytest.mark.parametrize(
+    "at", ["weights-00000020.safetensors", "trainer-00000020.safetensors", "trainer-00000020.json"]
+)
+def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    class KilledError(BaseException):
+        """As if the process had ended."""
+
+    folder = saved(tmp_path, 10)
+    rename = Path.rename
+
+    def killed(self: Path, to: Path) -> Path:
+        if to.name == at:
+            raise KilledError
+        return rename(self, to)
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(Path, "rename", killed)
+        saved(tmp_path, 20)
+    assert intact(folder, 10)
+    saved(tmp_path, 20)
+    assert intact(folder, 20)
+
+
+def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
+    (tmp_path / ".saving").mkdir()
+    (tmp_path / ".saving" / "weights").write_bytes(b"half")
+    (tmp_path / ".saving" / "else").write_bytes(b"of another version")
+    folder = saved(tmp_path, 10)
+    assert intact(folder, 10)
+    assert not (tmp_path / ".saving").exists()
+
+
+def test_old_checkpoints_are_pruned(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10, 20, 30, 40)
+    folder.prune({20, 99}, 40)
+    assert folder.steps() == [20, 40]
+    assert sorted(path.name for path in tmp_path.glob("trainer-*")) == [
+        "trainer-00000040.json",
+        "trainer-00000040.safetensors",
+    ]
+    assert same(read_tensors(folder.weights(20)), weights_of(20))
+    assert intact(folder, 40)
+
+
+def test_what_a_killed_save_left_is_pruned(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10, 20)
+    folder.trainer(20, "json").unlink()
+    saved(tmp_path, 15)
+    folder.prune({10}, 15)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("trainer-00000015.json", "trainer-00000015.safetensors"),
+        *("weights-00000010.safetensors", "weights-00000015.safetensors"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["weights-00000010.safetensors", "trainer-00000010.safetensors"])
+@pytest.mark.parametrize("place", [0, 9, -1])
+def test_a_flipped_bit_is_found(tmp_path: Path, name: str, place: int) -> None:
+    folder = saved(tmp_path, 10)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[place] ^= 1
+    (tmp_path / name).write_bytes(data)
+    checkpoint = folder.latest()
+    assert checkpoint is not None
+    with pytest.raises(DataError, match="is not what was saved"):
+        folder.load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["weights-00000010.safetensors", "trainer-00000010.safetensors"])
+def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path, 10)
+    (tmp_path / name).unlink()
+    checkpoint = folder.latest()
+    assert checkpoint is not None
+    with pytest.raises(DataError, match="is missing; the checkpoint of step 10 is damaged"):
+        folder.load(checkpoint)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"step": 10}', "\xff"])
+def test_a_damaged_json_is_found(tmp_path: Path, text: str) -> None:
+    folder = saved(tmp_path, 10)
+    folder.trainer(10, "json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"trainer-00000010\.json"):
+        folder.latest()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10)
+    state = read_json(folder.trainer(10, "json")) | {"format": FORMAT + 1}
+    write_json(folder.trainer(10, "json"), state)
+    with pytest.raises(DataError, match="by a newer regard; this one reads up to 1: upgrade regard"):
+        folder.latest()
+    assert str(tmp_path) in newer(tmp_path, 7)
+
+
+def test_final_weights_carry_their_notes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_final(weights_of(1), {"steps": "[1]", "sha256": "x"})
+    assert folder.final.name == "weights-final.safetensors"
+    assert same(read_tensors(folder.final), weights_of(1))
+    assert read_about(folder.final) == {"format": "pt", "steps": "[1]", "sha256": "x"}
+    assert folder.steps() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", b"\xff" * 100])
+def test_what_is_no_tensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    for reader in (read_tensors, read_about):
+        with pytest.raises(DataError, match="damaged or no safetensors file"):
+            reader(path)
+    with pytest.raises(DataError, match="does not exist"):
+        read_tensors(tmp_path / "nowhere")
+    with pytest.raises(DataError):
+        read_about(tmp_path / "nowhere")
+
+
+# -- a full disk
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_full_disk_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, which: int
+) -> None:
+    folder = saved(tmp_path, 10)
+    calls: list[Any] = []
+
+    def failing(tensors: Tensors, path: Path, **settings: Any) -> None:
+        calls.append(path)
+        if len(calls) == which:
+            Path(path).write_bytes(b"half")
+            raise error
+        save_file(tensors, path, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", failing)
+        with pytest.raises(SaveError, match="the disk is full; make room, the last checkpoint is intact"):
+            saved(tmp_path, 20)
+        calls[:] = [None] * (which - 1)
+        with pytest.raises(SaveError, match="the disk is full"):
+            folder.save_final(weights_of(1), {})
+    assert intact(folder, 10)
+    assert not folder.final.exists()
+    assert not (tmp_path / ".saving").exists()
+    assert issubclass(SaveError, RegardError)
+
+
+def test_a_disk_that_fills_up_leaves_the_one_before(tmp_path: Path) -> None:
+    """In a process whose files may not grow beyond 20 kB, which the system enforces."""
+    folder = saved(tmp_path, 10)
+    code = """
+        import resource, sys, torch
+        from regard.training.checkpoint import RunFolder, SaveError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        folder = RunFolder(sys.argv[1])
+        small, large = {"a": torch.zeros(10)}, {"a": torch.zeros(10_000)}
+        for weights, trainer in ((large, small), (small, large)):
+            try:
+                folder.save(20, weights, trainer, {})
+            except SaveError as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"cannot save to {tmp_path}: ") and "File too large" in line for line in lines)
+    assert intact(folder, 10)
+    assert not (tmp_path / ".saving").exists()
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="cannot save to"):
+        saved(tmp_path / "nowhere", 10)
+    with pytest.raises(SaveError, match="cannot write"):
+        write_json(tmp_path / "nowhere" / "recipe.json", {})
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "recipe.json"
+    write_json(path, {"a": "\u00e9", "b": [1, None]})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "\u00e9", "b": [1, None]}
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(SaveError, match="No space left on device"):
+        write_json(path, {"a": "other"})
+    assert read_json(path)["a"] == "\u00e9"
+    assert [found.name for found in tmp_path.iterdir()] == ["recipe.json"]
+
+
+# -- digests and means
+
+
+def test_a_digest_is_of_names_types_shapes_and_values(tmp_path: Path) -> None:
+    base = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.zeros(2, dtype=torch.float32)}
+    one = weights_digest(base)
+    assert weights_digest(dict(reversed(base.items()))) == one
+    assert weights_digest({name: tensor.clone() for name, tensor in base.items()}) == one
+    assert weights_digest(base | {"a": base["a"].T.contiguous().T}) == one  # however it lies in memory
+    write_tensors(tmp_path / "x", base, {"other": "notes"})
+    write_tensors(tmp_path / "y", dict(reversed(base.items())))
+    assert file_digest(tmp_path / "x") != file_digest(tmp_path / "y")
+    assert weights_digest(read_tensors(tmp_path / "x")) == weights_digest(read_tensors(tmp_path / "y")) == one
+    changed = base["a"].clone()
+    changed[1, 2] += 1e-6
+    others = [
+        {"a": base["a"], "c": base["b"]},
+        {"a": base["b"], "b": base["a"]},
+        base | {"a": base["a"].reshape(3, 2)},
+        base | {"a": base["a"].view(torch.int32)},
+        base | {"a": changed},
+        base | {"c": torch.zeros(0)},
+        {"a": base["a"]},
+    ]
+    digests = [weights_digest(other) for other in others]
+    assert len({one, *digests}) == 1 + len(others)
+
+
+def test_a_mean_is_taken_in_float64() -> None:
+    values = [1.0, 1e-8, 1e-8, 1e-8]  # float32 would lose the small ones
+    found = mean({"a": torch.tensor([value], dtype=torch.float32)} for value in values)
+    assert found["a"].dtype == torch.float32
+    assert torch.equal(found["a"], torch.tensor([sum(values) / 4], dtype=torch.float64).float())
+    large = [2.0**24, 1.0, 1.0]  # summed in float32, the ones vanish
+    assert float(mean({"a": torch.tensor(value, dtype=torch.float32)} for value in large)["a"]) == float(
+        torch.tensor(sum(large) / 3, dtype=torch.float64).float()
+    )
+
+
+def test_a_mean_of_one_is_itself() -> None:
+    weights = weights_of(3)
+    assert same(mean([weights]), weights)
+
+
+def test_a_mean_leaves_what_it_is_of() -> None:
+    weights = [weights_of(3), weights_of(4)]
+    found = mean(weights)
+    assert same(weights[0], weights_of(3))
+    torch.testing.assert_close(found["a"], (weights_of(3)["a"] + weights_of(4)["a"]) / 2, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(
+    "other", [{"a": torch.ones(1)}, {"b": torch.ones(3)}, {"a": torch.ones(3), "b": torch.ones(3)}]
+)
+def test_weights_of_different_models_have_no_mean(other: Tensors) -> None:
+    with pytest.raises(DataError, match="weights of different models cannot be averaged"):
+        mean([{"a": torch.ones(3)}, other])

@@ -1,0 +1,145 @@
+"""What is written about a run: its log, TensorBoard events, its environment."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.training import log as module
+from regard.training.log import Log, TensorBoard, environment
+
+EVENTS: list[dict[str, Any]] = [
+    {"event": "start", "step": 0, "steps": 9},
+    {"event": "step", "step": 2, "loss": 2.5},
+    {"event": "valid", "step": 4, "loss": 2.25, "bleu": 3.0},
+    {"event": "step", "step": 5, "loss": 2.0},
+]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def written(path: Path) -> Path:
+    log = Log(path)
+    for event in EVENTS:
+        log.note(event)
+    return path
+
+
+def test_every_event_is_a_line_at_once(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    for count, event in enumerate(EVENTS, start=1):
+        log.note(event)
+        assert lines_of(tmp_path / "log.jsonl") == EVENTS[:count]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (99, 4)])
+def test_the_lost_future_is_taken_out(tmp_path: Path, step: int, kept: int) -> None:
+    path = written(tmp_path / "log.jsonl")
+    log = Log(path, step)
+    assert lines_of(path) == EVENTS[:kept]
+    log.note({"event": "start", "step": step})
+    assert lines_of(path) == [*EVENTS[:kept], {"event": "start", "step": step}]
+    assert [found.name for found in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"event": "step", "st', '{"event": "step", "step": 3}', '{"other": 1}\n'])
+def test_a_line_that_was_not_finished_is_taken_out(tmp_path: Path, left: str) -> None:
+    path = written(tmp_path / "log.jsonl")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(left)
+    Log(path, 99).note({"event": "end", "step": 9})
+    assert lines_of(path) == [*EVENTS, {"event": "end", "step": 9}]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """What a SummaryWriter is told, without the package."""
+    told: list[tuple[Any, ...]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: Path, purge_step: int | None) -> None:
+            told.append(("open", folder, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            told.append((name, value, step))
+
+        def flush(self) -> None:
+            told.append(("flush",))
+
+        def close(self) -> None:
+            told.append(("close",))
+
+    fake = type(json)("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    yield told
+
+
+def test_tensorboard_shows_what_is_measured(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
+    board = TensorBoard(tmp_path)
+    for event in (
+        *EVENTS[:1],
+        {"event": "step", "step": 2, "time": 1.5, "loss": 2.5, "rate": 0.1},
+        {"event": "save", "step": 2, "time": 2.0},
+        {"event": "valid", "step": 4, "time": 2.5, "bleu": 3.0, "best": 4},
+        {"event": "end", "step": 4, "finished": True},
+    ):
+        board.note(event)
+    assert recorded == [
+        ("open", tmp_path, None),
+        *(("step/loss", 2.5, 2), ("step/rate", 0.1, 2)),
+        *(("valid/bleu", 3.0, 4), ("valid/best", 4, 4), ("flush",)),
+        ("close",),
+    ]
+
+
+def test_tensorboard_forgets_the_lost_future(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
+    TensorBoard(tmp_path, 7)
+    assert recorded == [("open", tmp_path, 8)]
+
+
+def test_tensorboard_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (None, object()):
+        monkeypatch.setattr(module, "find_spec", lambda name, found=found: found if name == "tensorboard" else 1)
+        assert TensorBoard.installed() == (found is not None)
+
+
+def test_the_environment_says_what_a_result_depends_on() -> None:
+    found = environment(torch.device("cpu"))
+    assert found["device"] == "cpu"
+    assert found["packages"]["torch"] == metadata.version("torch")
+    assert set(found) == {
+        *("python", "platform", "packages", "device", "threads", "cuda", "command", "commit", "diff"),
+    }
+    assert len(found["commit"] or "0" * 40) == 40
+    json.dumps(found)
+
+
+def test_a_version_that_is_not_installed_is_none() -> None:
+    assert module._version("no-such-package-at-all") is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert module._commit() == {"commit": None, "diff": None}
+
+
+def test_the_commit_of_another_project_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """regard installed inside somebody's checkout has no commit of its own."""
+
+    class Done:
+        stdout = "/somewhere/else\n"
+
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: Done)
+    assert module._commit() == {"commit": None, "diff": None}

@@ -1,0 +1,271 @@
+"""Optimizers: which parameter goes where, rates, and going on from what was saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.batch import translation
+from regard.errors import DataError, SpecError
+from regard.models.base import Model, build
+from regard.presets import preset
+from regard.training.checkpoint import read_tensors, write_tensors
+from regard.training.optim import Adafactor, AdamW, Muon, Optimizer, OptimizerSpec, clip, groups, is_table, named
+from regard.variants import apply
+
+BATCH = translation([([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8])])
+SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "dropout": 0.0}
+
+
+def tiny(*variants: str, seed: int = 1) -> Model:
+    spec = preset("transformer_small", **SIZES, **{"encoder.depth": 1, "decoder.depth": 1})
+    for variant in variants:
+        spec = apply(variant, spec)
+    return build(spec, seed=seed)
+
+
+def backward(model: Model) -> None:
+    loss = model.loss(BATCH)
+    (loss.total / loss.tokens).backward()
+
+
+def trained(model: Model, optimizer: Optimizer, *steps: int) -> None:
+    for step in steps:
+        backward(model)
+        optimizer.step(1 / step)
+        optimizer.zero()
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("variants", [(), ("untied", "learned"), ("shaw",), ("t5_bias",), ("block_sharing",)])
+def test_only_matrices_that_are_no_tables_decay(variants: tuple[str, ...]) -> None:
+    model = tiny(*variants)
+    decayed, others = groups(named(model), 0.1, 0.01)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert {group["lr"] for group in (decayed, others)} == {0.1}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [{names[id(p)] for p in group["params"]} for group in (decayed, others)]
+    assert sum(len(group["params"]) for group in (decayed, others)) == len(names)
+    assert found[0] | found[1] == set(names.values())
+    assert not found[0] & found[1]
+    # By hand: what multiplies a stream inside a block, and nothing else.
+    ends = ("qkv.weight", "query.weight", "kv.weight", "output.weight", "up.weight", "down.weight")
+    wanted = {name for name in names.values() if ".branch." in name and name.endswith(ends)}
+    assert found[0] == wanted
+    assert len(wanted) == 4 + 7
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("tables.tables.source.weight", True),
+        ("inputs.inputs.target.position.weight", True),
+        ("encoder.position.keys", True),
+        ("decoder.blocks.0.branches.0.branch.position.weight", True),
+        ("decoder.blocks.0.branches.0.branch.qkv.weight", False),
+        ("task.classify.weight", False),
+    ],
+)
+def test_tables_are_known_by_their_names(name: str, table: bool) -> None:
+    assert is_table(name) == table
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    model = tiny()
+    frozen = next(parameter for name, parameter in model.named_parameters() if "qkv" in name)
+    frozen.requires_grad_(False)
+    before = frozen.clone()
+    optimizer = AdamW(rate=0.1).build(model)
+    trained(model, optimizer, 1)
+    assert torch.equal(frozen, before)
+    assert len(named(model)) == len(list(model.parameters())) - 1
+
+
+def test_every_parameter_must_be_covered_once() -> None:
+    model = tiny()
+    parameters = list(model.parameters())
+    for wrong in (parameters[1:], [*parameters, nn.Parameter(torch.zeros(1))]):
+        with pytest.raises(AssertionError, match="cover every parameter once"):
+            Optimizer(model, {"sgd": torch.optim.SGD(wrong, lr=0.1)})
+    with pytest.raises(AssertionError, match="cover every parameter once"):
+        Optimizer(model, {n: torch.optim.SGD(parameters, lr=0.1) for n in ("one", "other")})
+
+
+def test_adamw_is_the_formula() -> None:
+    model = tiny()
+    spec = AdamW(rate=0.01, betas=(0.8, 0.9), eps=1e-6, decay=0.1)
+    optimizer = spec.build(model)
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    first = {name: torch.zeros_like(p) for name, p in wanted.items()}
+    second = {name: torch.zeros_like(p) for name, p in wanted.items()}
+    for step, factor in enumerate((1.0, 0.5, 0.25), start=1):
+        backward(model)
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            rate = 0.01 * factor
+            if gradient.dim() == 2 and not name.startswith("tables"):
+                wanted[name] -= rate * 0.1 * wanted[name]
+            first[name] = 0.8 * first[name] + 0.2 * gradient
+            second[name] = 0.9 * second[name] + 0.1 * gradient**2
+            mean, square = first[name] / (1 - 0.8**step), second[name] / (1 - 0.9**step)
+            wanted[name] -= rate * mean / (square.sqrt() + 1e-6)
+        optimizer.step(factor)
+        optimizer.zero()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), wanted[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", [AdamW(rate=0.01, decay=0.1), Adafactor(rate=0.05, decay=0.1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.set_default_dtype(dtype)
+    straight = tiny()
+    optimizer = spec.build(straight)
+    trained(straight, optimizer, 1, 2, 3)
+    write_tensors(tmp_path / "state", optimizer.state())
+    resumed = tiny(seed=2)
+    resumed.load_state_dict(straight.state_dict())
+    trained(straight, optimizer, 4, 5, 6)
+    again = spec.build(resumed)
+    again.load(read_tensors(tmp_path / "state"))
+    trained(resumed, again, 4, 5, 6)
+    assert same(straight, resumed)
+    forgetful = tiny(seed=2)
+    forgetful.load_state_dict(resumed.state_dict())
+    trained(forgetful, spec.build(forgetful), 7)
+    trained(resumed, again, 7)
+    assert not same(forgetful, resumed)  # what is remembered matters
+
+
+def test_an_optimizer_can_load_in_the_middle_of_its_work() -> None:
+    model, other = tiny(), tiny()
+    optimizer, wanted = AdamW(rate=0.01).build(model), AdamW(rate=0.01).build(other)
+    trained(model, optimizer, 5)
+    optimizer.load(wanted.state())
+    model.load_state_dict(other.state_dict())
+    trained(model, optimizer, 1, 2)
+    trained(other, wanted, 1, 2)
+    assert same(model, other)
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    model, optimizer = tiny(), AdamW(rate=0.01)
+    large = build(preset("transformer_small", **SIZES))
+    state = optimizer.build(large)
+    trained(large, state, 1)
+    with pytest.raises(DataError, match="other parameters"):
+        optimizer.build(model).load(state.state())
+    with pytest.raises(DataError, match="another one than adafactor"):
+        Adafactor(rate=0.01).build(large).load(state.state())
+
+
+def test_a_state_names_its_entries() -> None:
+    model = tiny()
+    optimizer = AdamW(rate=0.01).build(model)
+    assert optimizer.state() == {}
+    trained(model, optimizer, 1)
+    state = optimizer.state()
+    assert len(state) == 3 * len(list(model.parameters()))
+    assert {name.split(".")[2] for name in state} == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(isinstance(value, Tensor) for value in state.values())
+
+
+@pytest.mark.parametrize("spec", [AdamW(rate=0.02), Adafactor(rate=0.02)])
+def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
+    model = tiny()
+    optimizer = spec.build(model)
+    for factor in (0.5, 0.1, 1.0):  # of the highest, not of the last
+        backward(model)
+        optimizer.step(factor)
+        assert {group["lr"] for part in optimizer.parts.values() for group in part.param_groups} == {0.02 * factor}
+    before = [p.detach().clone() for p in model.parameters()]
+    backward(model)
+    optimizer.step(0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_gradients_are_forgotten() -> None:
+    model = tiny()
+    optimizer = AdamW(rate=0.02).build(model)
+    backward(model)
+    optimizer.zero()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_muon_refuses_a_cpu() -> None:
+    with pytest.raises(SpecError, match=r"train\.optimizer: .*use a GPU, or adamw"):
+        Muon(rate=0.01, rest=AdamW(rate=0.01)).build(tiny())
+
+
+class Stub(torch.optim.SGD):
+    """Stands for Muon, which no CPU runs: takes its arguments and remembers its parameters."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float, **settings: Any) -> None:
+        assert all(p.dim() == 2 for p in params)
+        super().__init__(params, lr=lr)
+        self.settings = settings
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.training.optim._torch_muon", lambda: Stub)
+    spec = apply("t5_bias", preset("transformer_small", **SIZES))
+    model = build(spec, device="meta")
+    optimizer = Muon(rate=0.01, momentum=0.9, decay=0.1, rest=AdamW(rate=0.003)).build(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    muon = {names[id(p)] for group in optimizer.parts["muon"].param_groups for p in group["params"]}
+    assert muon == {name for name, p in named(model) if p.dim() == 2 and "blocks" in name}
+    assert optimizer.parts["muon"].settings == {  # type: ignore[attr-defined]
+        "weight_decay": 0.1,
+        "momentum": 0.9,
+        "adjust_lr_fn": "match_rms_adamw",
+    }
+    assert {group["lr"] for group in optimizer.parts["muon"].param_groups} == {0.01}
+    assert {group["lr"] for group in optimizer.parts["adamw"].param_groups} == {0.003}
+
+
+def test_a_rate_must_be_chosen_before_building() -> None:
+    for spec in (AdamW(), Adafactor()):
+        with pytest.raises(SpecError, match=r"train\.optimizer\.rate: is not chosen yet"):
+            spec.build(tiny())
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: AdamW(rate=0.0), "rate"),
+        (lambda: AdamW(rate=-1.0), "rate"),
+        (lambda: AdamW(rate=100.0), "rate"),
+        (lambda: AdamW(decay=-0.1), "decay"),
+        (lambda: AdamW(betas=(0.9, 1.0)), "betas"),
+        (lambda: Adafactor(rate=0.0), "rate"),
+        (lambda: Muon(momentum=1.0), "momentum"),
+        (lambda: Muon(rate=0.0), "rate"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make: Any, path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        make()
+    assert raised.value.path == path
+
+
+def test_gradients_are_clipped_by_their_common_norm() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+
+    def set_gradients() -> None:
+        parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+
+    set_gradients()
+    assert float(clip(parameters, 1.0)) == pytest.approx(5.0)
+    assert parameters[0].grad is not None and parameters[1].grad is not None
+    assert [*parameters[0].grad.tolist(), *parameters[1].grad.tolist()] == pytest.approx([0.6, 0.0, 0.8], rel=1e-5)
+    for most in (0.0, 5.1):
+        set_gradients()
+        assert float(clip(parameters, most)) == pytest.approx(5.0)
+        assert [*parameters[0].grad.tolist(), *parameters[1].grad.tolist()] == [3.0, 0.0, 4.0]

@@ -1,0 +1,85 @@
+"""What a person sees of training, on a terminal and in a file."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from regard.training.view import View
+
+START = {"event": "start", "step": 0, "time": 0.0, "steps": 200}
+STEP = {"event": "step", "step": 50, "time": 5.0, "loss": 2.3456, "tokens_per_second": 12345.6}
+VALID = {"event": "valid", "step": 100, "time": 65.0, "best": 100, "loss": 1.23456, "bleu": 31.4159, "chrf": 50.0}
+END = {"event": "end", "step": 200, "time": 130.0, "finished": True, "why": "all 200 steps done"}
+
+
+def told(*events: dict[str, Any], terminal: bool = False, quiet: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=None, legacy_windows=False)
+    view = View(console, quiet)
+    for event in events:
+        view.note(event)
+    view.close()
+    return file.getvalue()
+
+
+def test_a_file_gets_a_line_for_what_matters() -> None:
+    again = VALID | {"step": 150, "time": 3725.4, "best": 100, "bleu": 9.5}
+    lines = told(START, STEP, VALID, {"event": "save", "step": 100}, again, END).splitlines()
+    assert lines == [
+        "step     100      1:05  validation: loss 1.235  BLEU 31.42  chrF 50.00 *",
+        "step     150   1:02:05  validation: loss 1.235  BLEU 9.500  chrF 50.00",
+        "done at step 200: all 200 steps done",
+    ]
+
+
+def test_going_on_and_stopping_are_said() -> None:
+    stop = END | {"finished": False, "step": 1234, "why": "interrupted; regard resume runs/[a] goes on"}
+    assert told(START | {"step": 1000}, stop).splitlines() == [
+        "going on from step 1,000",
+        "stopped at step 1,234: interrupted; regard resume runs/[a] goes on",
+    ]
+
+
+def test_a_mean_of_checkpoints_is_said() -> None:
+    final = {"event": "final", "step": 200, "time": 1.0, "steps": [100, 150], "loss": 0.5, "accuracy": 97.0}
+    assert told(final) == "mean of 2 checkpoints: loss 0.500  accuracy 97.00\n"
+
+
+def test_a_terminal_shows_progress_and_takes_it_away() -> None:
+    file = io.StringIO()
+    view = View(Console(file=file, force_terminal=True, width=100, color_system=None, legacy_windows=False))
+    view.note(START)
+    assert view.live is not None
+    view.note(STEP | {"memory_gb": 1.26})
+    view.live.refresh()
+    shown = file.getvalue()
+    assert "50/200" in shown
+    assert "loss 2.346  12,346 tokens/s  1.3 GB" in shown
+    view.note(VALID)
+    view.note(END)
+    assert view.live is None
+    assert "done at step 200" in file.getvalue()
+
+
+def test_a_long_line_is_not_broken() -> None:
+    sentence = "warning: " + "a long sentence " * 20
+    file = io.StringIO()
+    View(Console(file=file, width=40)).say(sentence)
+    assert file.getvalue() == sentence + "\n"
+
+
+def test_quiet_is_quiet() -> None:
+    assert told(START, STEP, VALID, END, quiet=True) == ""
+    assert told(START, STEP, VALID, END, terminal=True, quiet=True) == ""
+
+
+def test_it_all_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    View().say("a sentence")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "a sentence\n")
+
+
+def test_events_without_a_picture_are_passed_over() -> None:
+    assert told({"event": "save", "step": 3}, {"event": "something new", "step": 4}) == ""
