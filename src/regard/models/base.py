@@ -1,7 +1,7 @@
 """What all families share: Model, Generator, Classifier, Loss, Decoding, tables and sites; build and count."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from regard.nn.init import Init, Undrawn
 from regard.nn.input import Input, InputSpec
 from regard.nn.linear import Linear
 from regard.nn.mask import Mask
-from regard.nn.state import Rows
+from regard.nn.state import Droppable, Rows
 from regard.nn.vocab.heads import Head
 from regard.nn.vocab.tables import Table, TableSpec
 from regard.tree import Spec
@@ -76,8 +76,33 @@ class Decoding:
         self.rows.reorder(parent)
         if self.prefix is not None:
             self.prefix.copy_(self.prefix.index_select(0, parent))
-        for call in self.states:
-            reorder(call, parent)
+        for state in flat(self.states):
+            state.reorder(parent)
+
+    def droppable(self) -> bool:
+        """Whether `keep` is possible: every state can forget rows, and shapes may change."""
+        return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
+
+    def keep(self, sources: Int[Tensor, " s"]) -> None:
+        """Only these sources go on, each with all its beams and in this order; the others are forgotten."""
+        if self.rows.static:
+            raise DataError("sources: a static decoding keeps its shapes and cannot drop any; start it anew")
+        stuck = next((state for state in flat(self.states) if not isinstance(state, Droppable)), None)
+        if stuck is not None:
+            raise DataError(f"sources: {type(stuck).__name__} cannot forget rows; let all of them run to the end")
+        rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
+        for state in flat(self.states):
+            state.keep(rows, sources)
+        self.rows.keep(rows)
+        if self.prefix is not None:
+            self.prefix = self.prefix.index_select(0, rows)
+        if self.memory is not None:
+            seg = None if self.memory.seg is None else self.memory.seg.index_select(0, sources)
+            self.memory = Memory(tuple(x.index_select(0, sources) for x in self.memory.x), seg)
+        if self.cross is not None:
+            seen = self.cross.mask.k_seg
+            mask = replace(self.cross.mask, k_seg=None if seen is None else seen.index_select(0, sources))
+            self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
 
     def cross_view(self, T: int) -> View | None:
         """How T new tokens of every beam look at the memory; lowered once for all steps of the same T."""
@@ -87,13 +112,13 @@ class Decoding:
         return self.cross
 
 
-def reorder(state: Any, parent: Int[Tensor, " B"]) -> None:
-    """Reorder a state, or a tuple of them."""
-    if isinstance(state, tuple):
-        for each in state:
-            reorder(each, parent)
-    elif state is not None:
-        state.reorder(parent)
+def flat(states: Iterable[Any]) -> Iterator[Any]:
+    """Every state of a decoding: a call has none, one, or a tuple of them."""
+    for state in states:
+        if isinstance(state, tuple):
+            yield from flat(state)
+        elif state is not None:
+            yield state
 
 
 class Generator(Model):

@@ -58,6 +58,10 @@ class Rows:
         """Row i continues what row parent[i] has read."""
         self.lengths.copy_(self.lengths.index_select(0, parent))
 
+    def keep(self, rows: Int[Tensor, " n"]) -> None:
+        """Only these rows go on, in this order."""
+        self.lengths = self.lengths.index_select(0, rows)
+
 
 @runtime_checkable
 class State(Protocol):
@@ -65,6 +69,15 @@ class State(Protocol):
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues row parent[i]."""
+        ...
+
+
+@runtime_checkable
+class Droppable(State, Protocol):
+    """A state that can also forget rows. One that cannot is carried through to the end of its decoding."""
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
+        """Only these rows go on, in this order; they are the beams of these sources."""
         ...
 
 
@@ -100,8 +113,17 @@ class KVCache:
         for cache in (self.keys, self.values):  # in place: a captured graph keeps its addresses
             cache[:, :, :live] = cache[:, :, :live].index_select(0, parent)
 
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """The rows move to the front of the storage, of which only that part is used from now on."""
+        if self.keys is None or self.values is None:
+            return
+        n, live = rows.shape[0], self.rows.reach(0)
+        for cache in (self.keys, self.values):
+            cache[:n, :, :live] = cache[:, :, :live].index_select(0, rows)
+        self.keys, self.values = self.keys[:n], self.values[:n]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class StaticKV:
     """Keys and values of a memory. The beams of a source row share them, so reordering beams changes nothing."""
 
@@ -110,3 +132,7 @@ class StaticKV:
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Nothing to do: a beam's parent has the same source."""
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """Only these sources are looked at from now on."""
+        self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)

@@ -1,0 +1,223 @@
+"""Beam search."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.decoding.coverage import Coverage
+from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
+from regard.decoding.hypothesis import Hypothesis, Piece
+from regard.decoding.rank import Candidate
+from regard.decoding.required import Required
+from regard.decoding.rules import Ids
+from regard.decoding.run import Job, Run
+from regard.decoding.search import Search
+from regard.decoding.stopping import STOPPING, Normalise, Scoring
+from regard.decoding.walk import Walk, likeliest
+from regard.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Beam(Search):
+    """The `beams` likeliest beginnings of every source are extended by every token, until enough of them have ended.
+
+    A hypothesis ends when eos is among the `beams` best candidates of a step. Finished ones rank by
+
+        score = log p / norm(length)^alpha + coverage * sum_j log(min(sum_t a_tj, 1)),
+
+    where norm is 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016); the length counts eos;
+    a_tj is how much the t-th token said looked at source token j, the mean over the heads of the last decoder layer
+    (positions that nothing looked at, as padding, are left out). `stopping` says when it is enough: "optimal", when
+    nothing that goes on can become one of the n_best; "first", when n_best have ended; or the whole behaviour of
+    another library, see regard.decoding.stopping. Hypotheses that have no room left rank behind those that ended.
+
+    `groups` of beams, searched in turn, lower a token's score for each beam of earlier groups that has just said it by
+    `diversity` (Vijayakumar et al. 2016); the penalty steers the choice and is part of no score.
+
+    One beam is greedy search: the likeliest token until eos.
+    """
+
+    kind = "beam"
+    beams: int = 5
+    n_best: int = 1
+    normalise: Normalise = "mean"
+    alpha: float = 1.0
+    coverage: float = 0.0
+    groups: int = 1
+    diversity: float = 0.0
+    stopping: Literal["optimal", "first", "ctranslate2", "huggingface", "huggingface_early", "huggingface_never"] = (
+        "optimal"
+    )
+
+    def check(self) -> None:
+        for name in ("beams", "n_best", "groups"):
+            if getattr(self, name) < 1:
+                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.n_best > self.beams:
+            raise SpecError("n_best", f"{self.n_best} hypotheses cannot come out of {self.beams} beams; raise beams")
+        if self.beams % self.groups:
+            raise SpecError("groups", f"{self.groups} groups do not divide {self.beams} beams; choose a divisor")
+        if self.groups > 1 and self.diversity <= 0.0:
+            raise SpecError("diversity", f"must be above 0 to tell {self.groups} groups apart, not {self.diversity}")
+        if self.groups == 1 and self.diversity:
+            raise SpecError("diversity", "one group has no other to differ from; raise groups or set it to 0")
+        if self.normalise == "none" and self.alpha != 1.0:
+            raise SpecError("alpha", "is the power of a length, which normalise='none' leaves out; drop it")
+        if self.coverage < 0.0:
+            raise SpecError("coverage", f"must not be negative, not {self.coverage}")
+        if self.stopping not in {"optimal", "first"}:
+            self._check_as_theirs()
+
+    def _check_as_theirs(self) -> None:
+        """What another library cannot do cannot be done as it does it."""
+        if self.groups > 1:
+            raise SpecError("groups", f"{self.stopping!r} knows none; choose stopping='optimal' or 'first'")
+        if self.normalise == "gnmt":
+            raise SpecError("normalise", f"{self.stopping!r} knows only powers of the length; choose 'mean' or 'none'")
+        if self.coverage and self.stopping != "ctranslate2":
+            raise SpecError("coverage", f"{self.stopping!r} knows none; choose stopping='optimal' or 'first'")
+
+    @property
+    def scoring(self) -> Scoring:
+        """How a hypothesis is scored."""
+        return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha, self.coverage)
+
+    def find(self, job: Job) -> list[list[Hypothesis]]:
+        if any(rules.required for rules in job.rules):
+            self._check_required()
+        return self.greedy().find(job) if self.beams == 1 and not self.coverage else search(job, self)
+
+    def stream(self, job: Job) -> Iterator[list[Piece]]:
+        if self.beams > 1 or self.coverage:
+            raise SpecError("beams", f"{self.beams} beams may change their mind and cannot be streamed; set it to 1")
+        return self.greedy().stream(job)
+
+    def greedy(self) -> Walk:
+        """The search of one beam."""
+        return Walk(1, likeliest, self.scoring.score, STOPPING[self.stopping].asks_again)
+
+    def _check_required(self) -> None:
+        if self.beams < 2:
+            raise SpecError("beams", "what is required needs at least 2 beams, one for having it and one for not")
+        if self.groups > 1 or self.stopping not in {"optimal", "first"}:
+            raise SpecError("beams", "what is required needs one group of beams and stopping='optimal' or 'first'")
+
+
+class Source:
+    """The beams of one source, and what they have found."""
+
+    def __init__(self, spec: Beam, job: Job, row: int) -> None:
+        required = job.rules[row].required
+        self.goal = Required(required) if required else None
+        self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
+        self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beams, spec.n_best, self.limit)
+        begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)
+        # Every group begins with the same empty text; within a group only one beam may, or all would be alike.
+        per_group = spec.beams // spec.groups
+        self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beams)]
+        self.tokens, self.parents = [self.pad] * spec.beams, list(range(spec.beams))
+        self.topped = self.over = False
+
+    def totals(self) -> list[float]:
+        """The log-probability of every beam."""
+        return [float("-inf")] * len(self.live) if self.over else [one.total for one in self.live]
+
+    def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
+        """Go one step on. Coverage penalties are those of each beam before this step and with it."""
+        rule = self.stopping
+        full = step + 1 == self.limit and not rule.asks_again
+        self.topped = self.topped or (bool(choice.first) and choice.first[0].token == self.eos)
+        for one in choice.first:
+            if one.token == self.eos:
+                text = self.live[one.beam]
+                self.add(text.ids, (*text.log_probs, one.log_prob), one.total, True, now[one.beam])
+            elif full:
+                text = self.extended(one)
+                self.add(text.ids, text.log_probs, text.total, False, now[one.beam])
+        if full:
+            self.end()
+        elif step == self.limit or not any(choice.onward):
+            self.cut(before)
+        else:
+            self.go_on(choice.onward)
+            best_live = max(one.total for one in self.live)
+            if rule.done(best_live, step + 1, self.topped) or (len(self.live) == 1 and rule.found):
+                self.end()
+
+    def go_on(self, onward: Sequence[Candidate | None]) -> None:
+        """Let every beam continue as chosen."""
+        self.live = [EMPTY if one is None else self.extended(one) for one in onward]
+        self.tokens = [self.pad if one is None else one.token for one in onward]
+        self.parents = [beam if one is None else one.beam for beam, one in enumerate(onward)]
+
+    def extended(self, one: Candidate) -> Partial:
+        """A beam with one more token."""
+        text = self.live[one.beam]
+        progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, one.token)
+        return Partial((*text.ids, one.token), (*text.log_probs, one.log_prob), one.total, progress)
+
+    def add(self, ids: Ids, log_probs: tuple[float, ...], total: float, ended: bool, penalty: float) -> None:
+        """Remember a hypothesis that is over."""
+        score = self.stopping.scoring.score(total, len(log_probs)) + penalty
+        self.stopping.add(Hypothesis(ids, score, total, log_probs, ended))
+
+    def cut(self, penalties: Sequence[float]) -> None:
+        """Stop where it is: what goes on can go no further."""
+        for one, penalty in zip(self.live, penalties, strict=True):
+            if one is not EMPTY:
+                self.add(one.ids, one.log_probs, one.total, False, penalty)
+        self.end()
+
+    def end(self) -> None:
+        """Be over. The beams run on as padding until their slot is dropped."""
+        self.over = True
+        self.tokens, self.parents = [self.pad] * len(self.live), list(range(len(self.live)))
+
+
+@torch.inference_mode()
+def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
+    """Beam search for all rows of a job."""
+    sources = [Source(spec, job, row) for row in range(len(job.most))]
+    run = Run(job, spec.beams, max(job.most) + STOPPING[spec.stopping].asks_again, watch=spec.coverage > 0.0)
+    coverage = Coverage(spec.coverage, len(sources) * spec.beams)
+    again: list[int] = []
+    while run.slots:
+        here = [sources[slot] for slot in run.slots]
+        log_probs = run.read([[one.ids for one in source.live] for source in here])
+        if log_probs is None:
+            again = run.short()
+            before, _ = coverage.penalties()
+            for at, source in enumerate(here):
+                if not source.over:
+                    source.cut(before[at * spec.beams : (at + 1) * spec.beams])
+            break
+        coverage.look(run.decodings)
+        before, now = coverage.penalties()
+        for at, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
+            if not source.over:
+                beams = slice(at * spec.beams, (at + 1) * spec.beams)
+                source.take(choice, run.step, before[beams], now[beams])
+        coverage.follow(
+            run.follow([one.tokens for one in here], [one.parents for one in here], [one.over for one in here])
+        )
+    found = [source.stopping.ranked()[: spec.n_best] for source in sources]
+    for row, better in zip(again, search(job.part(again), spec) if again else (), strict=True):
+        found[row] = better
+    return found
+
+
+def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source], step: int) -> list[Choice]:
+    """What every source takes in this step."""
+    totals, eos = [source.totals() for source in sources], sources[0].eos
+    if spec.groups > 1:
+        return diverse(log_probs, totals, eos, spec.groups, spec.diversity)
+    choices = plain(log_probs, totals, eos)
+    for slot, source in enumerate(sources):
+        if source.goal is not None and not source.over:
+            rows = log_probs[slot * spec.beams : (slot + 1) * spec.beams]
+            choices[slot] = constrained(rows, source.live, source.goal, source.limit - step - 1, eos)
+    return choices

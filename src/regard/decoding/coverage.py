@@ -1,0 +1,43 @@
+"""Coverage: a penalty for source tokens that an output has not looked at (Wu et al. 2016)."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.decoding.ensemble import Decodings
+
+
+class Coverage:
+    """How much of every source token each row has looked at so far. With weight 0 nothing is recorded."""
+
+    def __init__(self, weight: float, rows: int) -> None:
+        self.weight = weight
+        self.before: Tensor | None = None
+        self.now: Tensor | None = None
+        self.nothing = [0.0] * rows
+
+    def look(self, decodings: Decodings) -> None:
+        """Add what the step just made looked at."""
+        if self.weight:
+            looked = decodings.looked()
+            self.now = looked if self.before is None else self.before + looked
+
+    def penalties(self) -> tuple[list[float], list[float]]:
+        """weight * sum_j log(min(covered_j, 1)) of every row, before this step and with it.
+
+        Positions that nothing looked at at all are padding and left out.
+        """
+        return self._penalty(self.before), self._penalty(self.now)
+
+    def _penalty(self, covered: Float[Tensor, "B S"] | None) -> list[float]:
+        if covered is None:
+            return self.nothing
+        wide = covered.double()
+        return (self.weight * wide.clamp(max=1.0).where(wide > 0.0, 1.0).log().sum(-1)).tolist()
+
+    def follow(self, origin: Sequence[int]) -> None:
+        """Row i continues what was row origin[i]."""
+        if self.now is not None:
+            self.before = self.now.index_select(0, torch.tensor(origin, dtype=torch.int64, device=self.now.device))

@@ -1,0 +1,110 @@
+"""Expansion: which continuations of its beams a source takes in one step."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.decoding.rank import Candidate, best, bucket
+from regard.decoding.required import Progress, Required, allocate
+from regard.decoding.rules import Ids, index
+
+
+class Partial(NamedTuple):
+    """A hypothesis that goes on."""
+
+    ids: Ids
+    log_probs: tuple[float, ...]
+    total: float
+    progress: Progress | None = None  # towards what is required, if anything is
+
+
+EMPTY = Partial((), (), float("-inf"))  # a beam that is not in use
+
+
+class Choice(NamedTuple):
+    """The candidates of one step of one source."""
+
+    first: list[Candidate]  # the best of all, as many as there are beams: those of them that end have ended
+    onward: list[Candidate | None]  # the best that do not end, one for each beam; None where there are too few
+
+
+def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
+    """The best of all continuations of all beams. Each beam ends at most once, so twice as many as beams are enough."""
+    beams = len(totals[0])
+    return [split(ranked, beams, eos) for ranked in best(log_probs, totals, 2 * beams)]
+
+
+def split(ranked: Sequence[Candidate], beams: int, eos: int) -> Choice:
+    """The first of all, and the first of those that go on."""
+    return Choice([*ranked[:beams]], filled([one for one in ranked if one.token != eos][:beams], beams))
+
+
+def filled(onward: Sequence[Candidate], beams: int) -> list[Candidate | None]:
+    """One for each beam."""
+    return [*onward, *(None,) * (beams - len(onward))]
+
+
+def diverse(
+    log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int, groups: int, diversity: float
+) -> list[Choice]:
+    """Group after group, each paying for the tokens that earlier groups have just said (Vijayakumar et al. 2016)."""
+    sources, width = len(totals), len(totals[0]) // groups
+    choices = [Choice([], []) for _ in totals]
+    said = log_probs.new_zeros(sources, log_probs.shape[1])
+    for at in range(0, groups * width, width):
+        own = log_probs.view(sources, -1, log_probs.shape[1])[:, at : at + width]
+        penalised = (own - diversity * said[:, None]).flatten(0, 1)
+        ranking = best(penalised, [row[at : at + width] for row in totals], 2 * width)
+        pairs = [(slot * groups * width + at + one.beam, one.token) for slot, row in enumerate(ranking) for one in row]
+        values = iter(log_probs[index(pairs, log_probs)].tolist() if pairs else [])
+        for slot, ranked in enumerate(ranking):
+            real = []
+            for one in ranked:
+                beam, value = at + one.beam, next(values)
+                real.append(Candidate(beam, one.token, value, totals[slot][beam] + value))
+            first, onward = split(real, width, eos)
+            choices[slot].first.extend(first)
+            choices[slot].onward.extend(onward)
+            for one in onward:
+                if one is not None:
+                    said[slot, one.token] += 1
+    return choices
+
+
+def constrained(
+    log_probs: Float[Tensor, "k V"], live: Sequence[Partial], goal: Required, room: int, eos: int
+) -> Choice:
+    """Dynamic beam allocation (Post & Vilar 2018) for one source that has `room` for so many tokens after this one.
+
+    Candidates are the best of all, the best of each beam, and whatever brings a beam nearer to what is required. Only a
+    text that has all of it may end. One that cannot have it any more is dropped while there are others.
+    """
+    beams, totals = len(live), [one.total for one in live]
+    (found,) = best(log_probs, [totals], 2 * beams)
+    for beam, ranked in enumerate(best(log_probs, [[total] for total in totals], 2)):
+        found += [one._replace(beam=beam) for one in ranked]
+    pairs = [
+        (beam, token)
+        for beam, one in enumerate(live)
+        if one.progress is not None
+        for token in goal.useful(one.progress)
+    ]
+    values = log_probs[index(pairs, log_probs)].tolist() if pairs else []
+    for (beam, token), value in zip(pairs, values, strict=True):
+        found.append(Candidate(beam, token, value, totals[beam] + value))
+
+    def missing(one: Candidate) -> int:
+        progress = live[one.beam].progress
+        assert progress is not None
+        return goal.distance(progress if one.token == eos else goal.step(progress, one.token))
+
+    ranked = sorted(
+        {(one.beam, one.token): one for one in found if one.total > float("-inf")}.values(),
+        key=lambda one: (-bucket(one.total), one.token, one.beam),
+    )
+    ranked = [one for one in ranked if one.token != eos or not missing(one)]
+    ranked = [one for one in ranked if missing(one) <= room] or ranked
+    onward = allocate([one for one in ranked if one.token != eos], beams, missing)
+    return Choice(allocate(ranked, beams, missing), filled(onward, beams))

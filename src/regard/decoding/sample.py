@@ -1,0 +1,117 @@
+"""Sampling."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.decoding.hypothesis import Hypothesis, Piece
+from regard.decoding.rank import order
+from regard.decoding.run import Job
+from regard.decoding.search import Search
+from regard.decoding.walk import Path, Walk
+from regard.errors import DataError, SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Search):
+    """Every token is drawn from the model's distribution, sharpened by `temperature` and cut as asked.
+
+    In this order: log p / temperature; the `top_k` likeliest (0: all; Fan et al. 2018); the likeliest that together
+    have probability `top_p` (Holtzman et al. 2020); those at least `min_p` times as likely as the likeliest (Nguyen et
+    al. 2024). `n_best` samples are drawn for every source and ranked by their log-probability under the model itself.
+
+    The draw of a token depends on nothing but the seed, the caller's number of its row, the number of its sample and
+    its place in it, so a row's samples are the same in every batch.
+    """
+
+    kind = "sample"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    n_best: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        if self.temperature <= 0.0:
+            raise SpecError("temperature", f"must be above 0, not {self.temperature}; for the likeliest use one beam")
+        if self.top_k < 0:
+            raise SpecError("top_k", f"must not be negative, not {self.top_k}; 0 keeps all tokens")
+        if not 0.0 < self.top_p <= 1.0:
+            raise SpecError("top_p", f"must lie in (0, 1], not {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise SpecError("min_p", f"must lie in [0, 1], not {self.min_p}")
+        if self.n_best < 1:
+            raise SpecError("n_best", f"must be at least 1, not {self.n_best}")
+        if not 0 <= self.seed < 2**64:
+            raise SpecError("seed", f"must lie between 0 and 2^64 - 1, not {self.seed}")
+
+    def find(self, job: Job) -> list[list[Hypothesis]]:
+        return [sorted(row, key=lambda one: order(one.score, one.ids)) for row in self._walk(job).find(job)]
+
+    def stream(self, job: Job) -> Iterator[list[Piece]]:
+        if self.n_best > 1:
+            raise SpecError("n_best", f"one sample of a row can be streamed, not {self.n_best}")
+        return self._walk(job).stream(job)
+
+    def _walk(self, job: Job) -> Walk:
+        return Walk(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
+
+    def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The logits of the distribution that is drawn from; -inf for what is cut."""
+        x = log_probs / self.temperature
+        if self.top_k:
+            x = x.masked_fill(x < x.topk(min(self.top_k, x.shape[-1])).values[:, -1:], -torch.inf)
+        if self.top_p < 1.0:
+            ascending, at = x.sort()
+            cut = ascending.softmax(-1).cumsum(-1) <= 1.0 - self.top_p
+            cut[:, -1] = False
+            x = x.masked_fill(cut.scatter(1, at, cut), -torch.inf)
+        if self.min_p:
+            probs = x.softmax(-1)
+            x = x.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+        return x
+
+
+class Draw:
+    """Picks tokens by inverting the cumulative distribution at one uniform number each."""
+
+    def __init__(self, spec: Sample, steps: int) -> None:
+        self.spec, self.steps = spec, steps
+        self.numbers: dict[tuple[int, int], np.ndarray] = {}
+
+    def number(self, path: Path, step: int) -> float:
+        """The uniform number of a path's step."""
+        key = (path.number, path.sample)
+        if key not in self.numbers:
+            self.numbers[key] = uniform(self.spec.seed, *key, self.steps)
+        return float(self.numbers[key][step])
+
+    def __call__(
+        self, log_probs: Float[Tensor, "B V"], paths: Sequence[Path], step: int
+    ) -> list[tuple[int, float] | None]:
+        """A token for every path, with the model's own log-probability of it."""
+        u = torch.tensor([self.number(path, step) for path in paths], dtype=torch.float64, device=log_probs.device)
+        cumulative = self.spec.warped(log_probs).double().softmax(-1).cumsum_(-1)
+        # Never at the total itself, behind which only tokens of probability 0 may follow.
+        total = cumulative[:, -1:]
+        at = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        ids = torch.searchsorted(cumulative, at, right=True).clamp_(max=log_probs.shape[1] - 1)
+        own, top = log_probs.gather(1, ids)[:, 0], log_probs.amax(-1)
+        picked: list[tuple[int, float] | None] = []
+        for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():
+            if math.isnan(highest):
+                raise DataError("models: a log-probability is not a number; the weights are not usable")
+            picked.append(None if highest == float("-inf") else (int(token), log_prob))
+        return picked
+
+
+def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
+    """Numbers in [0, 1) that belong to this sample of this row alone; more steps begin with the same numbers."""
+    philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
+    return np.random.Generator(philox).random(steps)

@@ -1,0 +1,64 @@
+"""Search: from a model and a batch of sources or prompts to what the model says. The front door of decoding."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+from regard.batch import Batch
+from regard.decoding.hypothesis import Ends, Hypothesis, Limits, Piece
+from regard.decoding.rules import Rules
+from regard.decoding.run import Job, job
+from regard.errors import SpecError
+from regard.models.base import Generator
+from regard.tree import Spec
+
+DERIVED = Limits()  # from the length of each source
+FREE = Rules()
+
+
+class Search(Spec):
+    """Slot: describes how the next token is chosen."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def find(self, job: Job) -> list[list[Hypothesis]]:
+        """What is found for every row, best first."""
+
+    def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
+        """What every row says, step by step, for a search that never changes its mind."""
+        raise SpecError("search", f"{self.kind!r} may change its mind and cannot be streamed; use one beam or a sample")
+
+
+def find(
+    models: Generator | Sequence[Generator],
+    batch: Batch,
+    search: Search,
+    ends: Ends,
+    limits: Limits | Sequence[Limits] = DERIVED,
+    rules: Rules | Sequence[Rules] = FREE,
+    rows: Sequence[int] | None = None,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for every row of the batch: at most n_best of each, best first.
+
+    Several models act as an ensemble. A batch with sources is translated: the decoder begins with bos, and a target in
+    the batch is not read. Without sources, the target rows are prompts and what follows them is returned. `limits` and
+    `rules` are one for all rows or one for each; `rows` are the numbers by which a sample knows its rows (their place
+    in the batch if not given). What is found for a row does not depend on the others.
+    """
+    return search.find(job(models, batch, ends, limits, rules, rows))
+
+
+def stream(
+    models: Generator | Sequence[Generator],
+    batch: Batch,
+    search: Search,
+    ends: Ends,
+    limits: Limits | Sequence[Limits] = DERIVED,
+    rules: Rules | Sequence[Rules] = FREE,
+    rows: Sequence[int] | None = None,
+) -> Iterator[list[Piece]]:
+    """The same step by step: after each step, what the rows that are still speaking have just said.
+
+    Joined, the pieces of a row are the ids of its hypothesis, which comes with its last piece.
+    """
+    return search.stream(job(models, batch, ends, limits, rules, rows))

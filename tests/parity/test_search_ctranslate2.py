@@ -1,0 +1,87 @@
+"""Beam search as CTranslate2 does it, token for token, over the models of test_ctranslate2."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.batch import Batch
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.search import find
+
+from .test_ctranslate2 import BOS, EOS, V, engine, model, words
+from .test_huggingface import sentences
+
+LENGTHS = [9, 4, 1, 7, 12, 3]
+
+
+def both(seed: int, eos: float, folder: Path) -> tuple[Any, Any]:
+    """A model that likes no word more than others and forgets the last one, so that it does not repeat itself."""
+    ours = model(False, "relu")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if ".up." in name or ".down." in name:
+                parameter.copy_(0.8 * torch.randn(parameter.shape, generator=generator))
+            elif "norm.bias" in name:
+                parameter.zero_()
+            elif name.startswith("decoder") and ".1.branch.output" in name:
+                parameter.mul_(0.2)
+            elif "tables" in name:
+                parameter.copy_(torch.nn.functional.normalize(torch.randn(parameter.shape, generator=generator)))
+        bias = ours.head.get_parameter("bias")
+        bias.mul_(0.3)
+        bias[[0, BOS]] = -1e4  # we never say them
+        bias[EOS] += eos
+    return ours, engine(ours, False, "relu", folder)
+
+
+def compare(ours: Any, theirs: Any, search: Beam, steps: int, seed: int) -> set[tuple[tuple[int, ...], bool]]:
+    source, seg = sentences(LENGTHS, vocab=V, seed=seed)
+    rows = [words(row[:n]) for row, n in zip(source.tolist(), LENGTHS, strict=True)]
+    expected = theirs.translate_batch(
+        rows,
+        beam_size=search.beams,
+        num_hypotheses=search.n_best,
+        length_penalty=search.alpha,
+        coverage_penalty=search.coverage,
+        patience=1,
+        max_decoding_length=steps,
+        min_decoding_length=0,
+        return_scores=True,
+    )
+    batch = Batch(source[:, :1], source=source, source_seg=seg)
+    found = find(ours, batch, search, Ends(BOS, EOS, 0), Limits(max_len=steps))
+    for hypotheses, translated in zip(found, expected, strict=True):
+        assert [words(list(one.ids)) for one in hypotheses] == translated.hypotheses
+        assert [one.score for one in hypotheses] == pytest.approx(translated.scores, rel=1e-5, abs=1e-5)
+    return {(one.ids, one.ended) for row in found for one in row}
+
+
+@pytest.mark.parametrize(("seed", "eos"), [(1, 1.0), (2, 3.0), (7, 1.0)])
+def test_beams(seed: int, eos: float, tmp_path: Path) -> None:
+    ours, theirs = both(seed, eos, tmp_path)
+    seen = set()
+    for beams in (1, 2, 5):
+        for alpha in (0.0, 0.6, 1.0, 2.0):
+            for n_best in {1, beams}:
+                search = Beam(beams, n_best, "mean", alpha, stopping="ctranslate2")
+                seen |= compare(ours, theirs, search, 6 if alpha == 0.6 else 14, seed)
+    assert len(seen) > 30
+    assert len({len(ids) for ids, ended in seen if ended}) > 3
+    assert {ended for _, ended in seen} == {True, False}
+
+
+def test_no_normalisation_is_length_penalty_0(tmp_path: Path) -> None:
+    ours, theirs = both(0, 2.0, tmp_path)
+    source, seg = sentences(LENGTHS, vocab=V)
+    batch = Batch(source[:, :1], source=source, source_seg=seg)
+    for n_best in (1, 3):
+        compare(ours, theirs, Beam(3, n_best, "mean", 0.0, stopping="ctranslate2"), 9, 1)
+        none, zero = (
+            find(ours, batch, Beam(3, n_best, *how, stopping="ctranslate2"), Ends(BOS, EOS, 0), Limits(max_len=9))
+            for how in (("none",), ("mean", 0.0))
+        )
+        assert none == zero

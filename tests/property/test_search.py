@@ -1,0 +1,204 @@
+"""Searches over models that say something random after every text: what must hold whatever is asked for."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.batch import Batch, pad
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.rank import best
+from regard.decoding.rules import Rules, contains
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search, find, stream
+from regard.models.base import Decoding, Generator
+from regard.nn.state import Rows
+
+V, ENDS = 7, Ends(1, 2, 0)
+Ids = tuple[int, ...]
+
+
+class Memory:
+    """What every row has read, as one number."""
+
+    def __init__(self, read: Tensor) -> None:
+        self.read = read
+
+    def reorder(self, parent: Tensor) -> None:
+        self.read = self.read[parent]
+
+    def keep(self, rows: Tensor, sources: Tensor) -> None:
+        self.read = self.read[rows]
+
+
+class Chaotic(Generator):
+    """Mixes all that it has read into one number, and makes any distribution of it."""
+
+    def __init__(self, seed: int, sharp: float, eos: float) -> None:
+        super().__init__()
+        self.weights = torch.randn(997, V, generator=torch.Generator().manual_seed(seed)) * sharp
+        self.weights[:, ENDS.eos] += eos
+        self.eval()
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        assert batch.source is not None
+        first = self.mixed(torch.zeros(len(batch.source), dtype=torch.int64), batch.source, batch.source_seg)
+        rows = Rows(torch.zeros(len(first) * beams, dtype=torch.int64), max_len)
+        return Decoding(rows, [Memory(first.repeat_interleave(beams))], beams)
+
+    def mixed(self, number: Tensor, ids: Tensor, seg: Tensor | None) -> Tensor:
+        for t in range(ids.shape[1]):
+            after = (number * 31 + ids[:, t] * 7 + 13) % 997
+            number = after if seg is None else torch.where(seg[:, t] != 0, after, number)
+        return number
+
+    def advance(self, ids: Tensor, decoding: Decoding, seg: Tensor | None = None) -> Tensor:
+        decoding.rows.claim(ids.shape[1])
+        decoding.rows.advance(ids.shape[1], None)
+        (memory,) = decoding.states
+        memory.read = self.mixed(memory.read, ids, seg)
+        return self.weights[memory.read].log_softmax(-1)
+
+
+def batch(rows: Sequence[Ids]) -> Batch:
+    ids, seg = pad(rows)
+    return Batch(ids, source=ids, source_seg=seg)
+
+
+words = st.integers(3, V - 1)
+sentences = st.lists(words, min_size=1, max_size=4).map(tuple)
+models = st.builds(Chaotic, st.integers(0, 99), st.sampled_from([0.0, 1.0, 3.0]), st.sampled_from([-3.0, 0.0, 2.0]))
+
+
+@st.composite
+def beam_searches(draw: st.DrawFn, least: int = 1) -> Beam:
+    beams = draw(st.integers(least, 6))
+    normalise = draw(st.sampled_from(["none", "mean", "gnmt"]))
+    alpha = 1.0 if normalise == "none" else draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
+    stopping: Any = draw(st.sampled_from(["optimal", "first"]))
+    return Beam(beams, draw(st.integers(1, beams)), normalise, alpha, stopping=stopping)
+
+
+searches = st.one_of(
+    beam_searches(),
+    st.just(Beam(4, 3, groups=2, diversity=0.5)),
+    st.just(Beam(4, 2, stopping="huggingface")),
+    st.just(Beam(4, 2, stopping="ctranslate2")),
+    st.builds(Sample, temperature=st.sampled_from([0.5, 2.0]), top_k=st.sampled_from([0, 2]), n_best=st.integers(1, 3)),
+)
+
+
+def consistent(rule: tuple[Ids, Ids, int]) -> bool:
+    """The prefix does not hold what is banned."""
+    prefix, banned, _ = rule
+    return not any(prefix[i : i + len(banned)] == banned for i in range(len(prefix)) if banned)
+
+
+# Plain values: what checks types while tests run draws random numbers, which Hypothesis wants to draw itself.
+phrases = st.lists(words, min_size=1, max_size=2).map(tuple)
+row_rules = st.tuples(st.just(()) | phrases, st.just(()) | phrases, st.integers(0, 3)).filter(consistent)
+
+
+def rules_of(rule: tuple[Ids, Ids, int]) -> Rules:
+    prefix, banned, no_repeat = rule
+    return Rules(prefix, (banned,) if banned else (), no_repeat=no_repeat)
+
+
+required = st.lists(phrases, max_size=3).map(tuple)
+
+
+@given(
+    models,
+    st.lists(st.tuples(sentences, row_rules), min_size=1, max_size=5),
+    searches,
+    st.integers(0, 3),
+    st.integers(3, 8),
+)
+@settings(max_examples=60)
+def test_what_is_found_keeps_every_promise(
+    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], search: Search, least: int, most: int
+) -> None:
+    texts, rules = [text for text, _ in rows], [rules_of(rule) for _, rule in rows]
+    found = find(model, batch(texts), search, ENDS, Limits(least, most), rules)
+    for text, rule, hypotheses in zip(texts, rules, found, strict=True):
+        assert 1 <= len(hypotheses) <= getattr(search, "n_best", 1)
+        assert len({one.ids for one in hypotheses}) == len(hypotheses) or isinstance(search, Sample)
+        for one in hypotheses:
+            assert len(one.ids) <= most
+            assert len(one.ids) >= least or not one.ended
+            assert set(one.ids) <= set(range(3, V))
+            assert one.ids[: len(rule.prefix)] == rule.prefix
+            assert not any(contains(one.ids, banned) for banned in rule.banned)
+            assert one.log_prob == sum(one.token_log_probs) or abs(one.log_prob - sum(one.token_log_probs)) < 1e-9
+            again = alone(model, text, one.ids, one.ended)
+            torch.testing.assert_close(torch.tensor(one.token_log_probs), torch.tensor(again), rtol=0, atol=1e-9)
+        ended = [one.score for one in hypotheses if one.ended]
+        assert all(a > b - 2e-5 for a, b in itertools.pairwise(ended))  # within a tie the ids decide
+
+
+def alone(model: Chaotic, source: Ids, ids: Ids, ended: bool) -> list[float]:
+    decoding = model.start(batch([source]), 50)
+    read, found = ENDS.bos, []
+    for token in (*ids, ENDS.eos) if ended else ids:
+        found.append(float(model.advance(torch.tensor([[read]]), decoding)[0, token]))
+        read = token
+    return found
+
+
+@given(models, st.lists(st.tuples(sentences, row_rules), min_size=2, max_size=5), searches, st.randoms())
+@settings(max_examples=25)
+def test_rows_do_not_know_each_other(
+    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], search: Search, random: Any
+) -> None:
+    numbers = list(range(len(rows)))
+    random.shuffle(numbers)
+
+    def run(some: list[int]) -> list[list[Any]]:
+        chosen = [rows[i] for i in some]
+        limits = [Limits(i % 2, 4 + i % 4) for i in some]
+        return find(model, batch([r[0] for r in chosen]), search, ENDS, limits, [rules_of(r[1]) for r in chosen], some)
+
+    whole = run(numbers)
+    assert [run([i])[0] for i in numbers] == whole
+
+
+@given(models, st.lists(st.tuples(sentences, required), min_size=1, max_size=4), beam_searches(least=2))
+@settings(max_examples=40)
+def test_what_is_required_is_said(model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], search: Beam) -> None:
+    """With only a prefix beside it, everything can be said, and so it is."""
+    rules = [Rules(text[:2], required=sequences) for text, sequences in rows]
+    found = find(model, batch([text for text, _ in rows]), search, ENDS, Limits(max_len=8), rules)
+    for rule, hypotheses in zip(rules, found, strict=True):
+        assert hypotheses
+        for one in hypotheses:
+            assert all(contains(one.ids, sequence) for sequence in rule.required)
+            assert one.ids[: len(rule.prefix)] == rule.prefix
+
+
+@given(
+    models, st.lists(sentences, min_size=1, max_size=4), st.sampled_from([Beam(1), Sample(), Sample(temperature=0.3)])
+)
+@settings(max_examples=40)
+def test_a_stream_joins_to_what_is_found(model: Chaotic, rows: list[Ids], search: Search) -> None:
+    said: dict[int, list[int]] = {i: [] for i in range(len(rows))}
+    for pieces in stream(model, batch(rows), search, ENDS, Limits(max_len=6)):
+        for piece in pieces:
+            said[piece.row] += piece.ids
+    found = find(model, batch(rows), search, ENDS, Limits(max_len=6))
+    assert [tuple(said[i]) for i in range(len(rows))] == [row[0].ids for row in found]
+
+
+@given(st.integers(0, 999), st.integers(1, 4), st.sampled_from([9, 1100, 2000]), st.sampled_from([1e-6, 1e-4, 1.0]))
+@settings(max_examples=80)
+def test_the_order_is_that_of_the_definition(seed: int, beams: int, vocab: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = (spread * torch.randn(beams, vocab, generator=generator)).log_softmax(-1)
+    totals = (spread * -torch.rand(beams, generator=generator)).tolist()
+    every = [(-round((totals[k] + x) / 1e-5), v, k) for k in range(beams) for v, x in enumerate(log_probs[k].tolist())]
+    (ranked,) = best(log_probs, [totals], 2 * beams)
+    assert [(one.token, one.beam) for one in ranked] == [(v, k) for _, v, k in sorted(every)[: 2 * beams]]

@@ -1,0 +1,263 @@
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Hypothesis, Limits
+from regard.decoding.search import find
+from regard.errors import DataError, SpecError
+
+from .telling import (
+    BOS,
+    ENDS,
+    EOS,
+    PAD,
+    Stubborn,
+    Telling,
+    everything,
+    normalised,
+    prompts,
+    random_rows,
+    random_says,
+    read_back,
+    simple_beam,
+    sources,
+    translator,
+    writer,
+)
+
+NORMALS = [("none", 1.0), ("mean", 1.0), ("mean", 0.6), ("mean", 0.0), ("mean", -0.5), ("gnmt", 0.6), ("gnmt", 2.0)]
+
+
+def pairs(found: list[Hypothesis]) -> list[tuple[tuple[int, ...], float]]:
+    return [(one.ids, pytest.approx(one.score, abs=1e-9)) for one in found]
+
+
+@pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
+@pytest.mark.parametrize("least", [0, 2])
+def test_a_beam_as_wide_as_the_tree_finds_the_optimum(normalise: Any, alpha: float, least: int) -> None:
+    """Also the second best, the third best and so on, among all texts that can be said."""
+    says, rows = random_says(6, seed=3), [(5, 4), (3,)]
+    found = find(Telling(says), sources(*rows), Beam(128, 9, normalise, alpha), ENDS, Limits(min_len=least, max_len=4))
+    for row, hypotheses in zip(rows, found, strict=True):
+        scored = [
+            (normalised(normalise, alpha, sum(log_probs), len(log_probs)), ids, log_probs)
+            for ids, log_probs in everything(says, row, 6, 4, least)
+        ]
+        best = sorted(scored, reverse=True)[:9]
+        assert [one.ids for one in hypotheses] == [ids for _, ids, _ in best]
+        for one, (score, _, log_probs) in zip(hypotheses, best, strict=True):
+            assert one.ended
+            assert one.score == pytest.approx(score, abs=1e-9)
+            assert one.log_prob == pytest.approx(sum(log_probs), abs=1e-9)
+            assert one.token_log_probs == pytest.approx(log_probs, abs=1e-9)
+
+
+@pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
+@pytest.mark.parametrize("beams", [2, 3, 5])
+@pytest.mark.parametrize("eos", [-2.0, 0.0, 1.5])
+def test_stopping_early_changes_nothing(normalise: Any, alpha: float, beams: int, eos: float) -> None:
+    """ "optimal" finds what a search finds that never stops before the last step."""
+    says, rows, limit = random_says(7, seed=beams, eos=eos), [(3,), (4, 5), (6, 6, 6)], 9
+    model = Telling(says)
+    found = find(model, sources(*rows), Beam(beams, beams, normalise, alpha), ENDS, Limits(max_len=limit))
+    score = partial(normalised, normalise, alpha)
+    for row, hypotheses in zip(rows, found, strict=True):
+        assert pairs(hypotheses) == simple_beam(says, row, 7, beams, limit, score)[:beams]
+
+
+def test_it_does_stop_early() -> None:
+    says = random_says(7, seed=1, eos=3.0)
+    model = Telling(says)
+    find(model, sources((3,)), Beam(4, normalise="none"), ENDS, Limits(max_len=50))
+    assert len(model.widths) < 12
+
+
+@pytest.mark.parametrize("n_best", [1, 2, 4])
+def test_first_stops_when_enough_have_ended(n_best: int) -> None:
+    says, rows = random_says(7, seed=5), [(3,), (4, 5), (6,)]
+    found = find(Telling(says), sources(*rows), Beam(4, n_best, stopping="first"), ENDS, Limits(max_len=9))
+    for row, hypotheses in zip(rows, found, strict=True):
+        expected = simple_beam(says, row, 7, 4, 9, partial(normalised, "mean", 1.0), enough=n_best)
+        assert pairs(hypotheses) == expected[:n_best]
+
+
+def test_one_beam_is_greedy() -> None:
+    says, rows = random_says(9, seed=2), [(3,), (4, 5), (6,), (7, 8)]
+    for limit in (1, 3, 12):
+        found = find(Telling(says), sources(*rows), Beam(1), ENDS, Limits(max_len=limit))
+        for row, (one,) in zip(rows, found, strict=True):
+            ids: list[int] = []
+            while True:
+                log_probs = says(row, tuple(ids))
+                token = max((t for t in range(9) if t not in (PAD, BOS)), key=lambda t: log_probs[t])
+                if token == EOS or len(ids) == limit:
+                    break
+                ids.append(token)
+            assert one.ids == tuple(ids)
+            assert one.ended == (token == EOS)
+            assert len(one.token_log_probs) == len(ids) + one.ended
+            assert one.score == pytest.approx(one.log_prob / max(len(one.token_log_probs), 1))
+
+
+@pytest.mark.parametrize("stopping", ["optimal", "first", "ctranslate2"])
+def test_the_greedy_path_is_a_beam_of_one(stopping: Any) -> None:
+    """Coverage leaves the lean path; a tiny weight of it changes the score and nothing else."""
+    model, batch = translator(), sources(*random_rows(16, 23))
+    lean = find(model, batch, Beam(1, stopping=stopping), ENDS, Limits(max_len=7))
+    wide = find(model, batch, Beam(1, coverage=1e-12, stopping=stopping), ENDS, Limits(max_len=7))
+    for (a,), (b,) in zip(lean, wide, strict=True):
+        assert (a.ids, a.ended) == (b.ids, b.ended)
+        assert a.score == pytest.approx(b.score, abs=1e-9)
+    assert len({one.ended for row in lean for one in row}) == 2
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5])
+def test_scores_are_those_of_reading_it_back(beams: int) -> None:
+    model, rows = translator(), random_rows(5, 23)
+    found = find(model, sources(*rows), Beam(beams, beams), ENDS, Limits(max_len=8))
+    assert len({one.ids for row in found for one in row}) > 3
+    for row, hypotheses in zip(rows, found, strict=True):
+        assert len(hypotheses) == beams
+        for one in hypotheses:
+            again = read_back(model, one.ids, one.ended, source=row)
+            assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+            assert one.log_prob == pytest.approx(sum(again), abs=1e-9)
+            assert one.score == pytest.approx(sum(again) / len(again), abs=1e-9)
+
+
+@pytest.mark.parametrize("visibility", ["causal", "prefix"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_ragged_prompts_are_continued(visibility: Any, beams: int) -> None:
+    model, rows = writer(visibility=visibility), random_rows(6, 23)
+    together = find(model, prompts(*rows), Beam(beams, beams), ENDS, Limits(max_len=6))
+    for row, hypotheses in zip(rows, together, strict=True):
+        (alone,) = find(model, prompts(row), Beam(beams, beams), ENDS, Limits(max_len=6))
+        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
+        if visibility == "causal":
+            for one in hypotheses:
+                again = read_back(model, one.ids, one.ended, prompt=row)
+                assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+
+
+@pytest.mark.parametrize("search", [Beam(1), Beam(4, 2), Beam(4, 4, stopping="huggingface")])
+def test_room_for_positions_ends_a_row_and_not_the_search(search: Beam) -> None:
+    """A prompt of n tokens leaves 12 - n + 1 tokens to say, whoever shares its batch."""
+    model, rows = writer(room=12, eos=-9.0), [[3, 4], [5] * 10, [6, 7, 8, 9, 10], [3] * 12, [4, 5]]
+    together = find(model, prompts(*rows), search, ENDS, Limits(max_len=40))
+    for row, hypotheses in zip(rows, together, strict=True):
+        (alone,) = find(model, prompts(row), search, ENDS, Limits(max_len=40))
+        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
+        assert {len(one.ids) for one in hypotheses} == {13 - len(row)}
+        assert not any(one.ended for one in hypotheses)
+        assert hypotheses[0].token_log_probs == pytest.approx(
+            read_back(model, hypotheses[0].ids, False, prompt=row), abs=1e-9
+        )
+
+
+def test_a_prompt_without_room_is_an_error() -> None:
+    with pytest.raises(SpecError, match=r"max_len: a sequence of 13 tokens is longer than the 12 positions learned"):
+        find(writer(room=12), prompts([3] * 13), Beam(2), ENDS, Limits(max_len=4))
+
+
+def test_superfluous_padding_takes_no_room() -> None:
+    model, batch = writer(room=12, eos=-9.0), prompts([3, 4], [5])
+    wide = torch.nn.functional.pad
+    assert batch.target_seg is not None
+    padded = type(batch)(wide(batch.target, (0, 8)), target_seg=wide(batch.target_seg, (0, 8)))
+    assert find(model, padded, Beam(2), ENDS, Limits(max_len=40)) == find(
+        model, batch, Beam(2), ENDS, Limits(max_len=40)
+    )
+
+
+def test_limits_may_differ_by_row() -> None:
+    says, rows = random_says(7, eos=-9.0), [(3,), (4, 5), (6,)]
+    limits = [Limits(max_len=3), Limits(), Limits(min_len=2, max_len=5)]
+    found = find(Telling(says), sources(*rows), Beam(2), ENDS, limits)
+    assert [len(row[0].ids) for row in found] == [3, 24, 5]  # 2 S + 20 where nothing is said
+    ending = find(Telling(random_says(7, eos=9.0)), sources(*rows), Beam(2), ENDS, limits)
+    assert [len(row[0].ids) for row in ending] == [0, 0, 2]
+
+
+def test_sources_that_are_done_leave_the_batch() -> None:
+    rows, calm, quick = random_rows(24, 9, seed=4), random_says(9, eos=-1.0), random_says(9, eos=6.0)
+
+    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
+        return (quick if len(source) < 6 else calm)(source, said)
+
+    for search in (Beam(3, 2), Beam(1)):
+        dropping, carrying = Telling(says), Telling(says, Stubborn)
+        a = find(dropping, sources(*rows), search, ENDS, Limits(max_len=12))
+        b = find(carrying, sources(*rows), search, ENDS, Limits(max_len=12))
+        assert a == b
+        assert len(set(carrying.widths)) == 1
+        assert dropping.widths == sorted(dropping.widths, reverse=True)
+        assert dropping.widths[-1] < dropping.widths[0] / 2
+
+
+@pytest.mark.parametrize("vocab", [9, 1500])  # ranked directly, and by blocks
+def test_ties_go_to_the_lowest_ids(vocab: int) -> None:
+    """All tokens within a hundredth of a step of each other, the higher ids a little likelier."""
+    flat = torch.linspace(0.0, 1e-7, vocab).log_softmax(0).tolist()
+    model = Telling(lambda source, said: flat)
+    for beams in (1, 2, 4):
+        (found,) = find(model, sources((3,)), Beam(beams, beams, "none"), ENDS, Limits(min_len=3, max_len=3))
+        assert found[0].ids == (3, 3, 3)
+        if beams == 4:
+            assert [one.ids for one in found] == [(3, 3, 3), (4, 3, 3), (5, 3, 3), (6, 3, 3)]
+
+
+def test_scores_that_differ_by_more_than_a_tie_are_told_apart() -> None:
+    log_probs = torch.tensor([0.0, 0, 0, 1.0, 1.0 + 3e-5]).log_softmax(0).tolist()
+    (found,) = find(Telling(lambda *_: log_probs), sources((3,)), Beam(2, 2), ENDS, Limits(min_len=1, max_len=1))
+    assert [one.ids for one in found] == [(4,), (3,)]
+
+
+def test_what_is_not_a_number_is_refused() -> None:
+    model = Telling(lambda *_: [math.nan] * 7)
+    for beams in (1, 3):
+        with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):
+            find(model, sources((3,)), Beam(beams), ENDS, Limits(max_len=3))
+
+
+def test_a_model_whose_beginning_is_its_end_may_end() -> None:
+    ends = type(ENDS)(EOS, EOS, EOS)
+    (found,) = find(Telling(random_says(6, eos=5.0)), prompts((3, 4)), Beam(2), ends, Limits(max_len=3))
+    assert found[0].ended
+    assert found[0].ids == ()
+
+
+def test_only_as_many_as_there_are() -> None:
+    """A vocabulary of one word: three texts of up to two words, and no more."""
+    (found,) = find(Telling(random_says(4)), sources((3,)), Beam(5, 5), ENDS, Limits(max_len=2))
+    assert sorted(one.ids for one in found) == [(), (3,), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beams": 0}, "beams: must be at least 1, not 0"),
+        ({"n_best": 0}, "n_best: must be at least 1, not 0"),
+        ({"n_best": 6}, "n_best: 6 hypotheses cannot come out of 5 beams"),
+        ({"groups": 2, "diversity": 1.0}, "groups: 2 groups do not divide 5 beams"),
+        ({"groups": 5}, "diversity: must be above 0 to tell 5 groups apart"),
+        ({"diversity": 0.5}, "diversity: one group has no other to differ from"),
+        ({"normalise": "none", "alpha": 0.5}, "alpha: is the power of a length"),
+        ({"coverage": -0.1}, "coverage: must not be negative"),
+        ({"alpha": math.inf}, "alpha: needs a finite number"),
+        ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' knows only powers"),
+        ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' knows none"),
+        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' knows none"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Beam(**settings)
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"^models\[1\]: is in training mode"):
+        find([translator(), translator().train()], sources((3,)), Beam(), ENDS)

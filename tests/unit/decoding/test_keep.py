@@ -1,0 +1,99 @@
+"""Dropping sources from a decoding under way: what goes on goes on as if it had been alone."""
+
+import pytest
+import torch
+
+from regard.batch import Batch
+from regard.errors import DataError
+from regard.models.base import Decoding, LanguageModel
+from regard.nn.state import Droppable, KVCache, Rows, StaticKV
+
+from .telling import BOS, Stubborn, prompts, random_rows, sources, translator, writer
+
+ROWS = random_rows(5, 23, seed=2)
+KEPT = [3, 0, 4]
+
+
+def decode(
+    model: LanguageModel, batch: Batch, read: list[torch.Tensor], beams: int, kept: list[int] | None
+) -> torch.Tensor:
+    """Log-probs of the last step, after `kept` sources were kept behind the second; beams move in between."""
+    B = batch.target.shape[0]
+    seg = None if batch.source is not None or batch.target_seg is None else batch.target_seg.repeat_interleave(beams, 0)
+    with torch.no_grad():
+        decoding = model.start(batch, 20, beams)
+        first = (
+            torch.full((B * beams, 1), BOS) if batch.source is not None else batch.target.repeat_interleave(beams, 0)
+        )
+        model.advance(first, decoding, seg)
+        model.advance(read[0][: B * beams], decoding)
+        decoding.reorder((torch.arange(B)[:, None] * beams + torch.arange(beams).flip(0)).flatten())
+        if kept is not None:
+            decoding.keep(torch.tensor(kept))
+            B = len(kept)
+        model.advance(read[1][: B * beams], decoding)
+        decoding.reorder((torch.arange(B)[:, None] * beams + torch.arange(beams).roll(1)).flatten())
+        return model.advance(read[2][: B * beams], decoding)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("kind", ["translator", "writer", "prefix"])
+def test_what_is_kept_goes_on_as_if_alone(kind: str, beams: int) -> None:
+    model = translator() if kind == "translator" else writer(visibility="prefix" if kind == "prefix" else "causal")
+    make = sources if kind == "translator" else prompts
+    read = [torch.randint(3, 23, (5 * beams, 1)) for _ in range(3)]
+    rows = (torch.tensor(KEPT)[:, None] * beams + torch.arange(beams)).flatten()
+    together = decode(model, make(*ROWS), read, beams, KEPT)
+    alone = decode(model, make(*(ROWS[i] for i in KEPT)), [read[0][rows], *read[1:]], beams, None)
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_memory_per_block_is_kept_too() -> None:
+    batch = sources(*ROWS)
+    decoding = translator().start(batch, 4, 2)
+    assert decoding.memory is not None
+    decoding.memory = type(decoding.memory)((decoding.memory.x[0], 2 * decoding.memory.x[0]), decoding.memory.seg)
+    whole, seg = decoding.memory.x, decoding.memory.seg
+    decoding.keep(torch.tensor([2, 1]))
+    for x, before in zip(decoding.memory.x, whole, strict=True):
+        assert torch.equal(x, before[[2, 1]])
+    assert seg is not None
+    assert decoding.memory.seg is not None
+    assert torch.equal(decoding.memory.seg, seg[[2, 1]])
+
+
+def test_states_keep_rows_and_sources() -> None:
+    rows = Rows(torch.tensor([3, 2, 3, 1]), 6, bound=3, uniform=False)
+    cache, k = KVCache(rows), torch.randn(4, 2, 3, 5)
+    cache.keep(torch.tensor([1]), torch.tensor([0]))  # nothing read yet
+    rows.bound = 0
+    cache.append(k, 2 * k)
+    rows.bound = 3
+    cache.keep(torch.tensor([3, 1]), torch.tensor([1]))
+    rows.keep(torch.tensor([3, 1]))
+    assert cache.keys is not None
+    assert cache.values is not None
+    assert torch.equal(cache.keys[:, :, :3], torch.zeros(2, 2, 3, 5)) is False
+    assert cache.keys.shape == cache.values.shape == (2, 2, 6, 5)
+    assert rows.lengths.tolist() == [1, 3 - 1]
+    memory = StaticKV(torch.randn(3, 2, 4, 5), torch.randn(3, 2, 4, 5))
+    keys, values = memory.keys, memory.values
+    memory.keep(torch.tensor([4, 5, 0, 1]), torch.tensor([2, 0]))
+    assert torch.equal(memory.keys, keys[[2, 0]])
+    assert torch.equal(memory.values, values[[2, 0]])
+    assert isinstance(cache, Droppable)
+    assert isinstance(memory, Droppable)
+
+
+def test_what_cannot_drop_says_so() -> None:
+    rows = Rows(torch.zeros(4, dtype=torch.int64), 6)
+    stuck = Decoding(rows, [(KVCache(rows), None), Stubborn(4)], 2)
+    assert not stuck.droppable()
+    with pytest.raises(DataError, match=r"^sources: Stubborn cannot forget rows"):
+        stuck.keep(torch.tensor([1]))
+    assert rows.lengths.shape == (4,)
+    static = translator().start(sources(*ROWS), 4, static=True)
+    assert not static.droppable()
+    with pytest.raises(DataError, match=r"^sources: a static decoding keeps its shapes"):
+        static.keep(torch.tensor([1]))
+    assert translator().start(sources(*ROWS), 4).droppable()

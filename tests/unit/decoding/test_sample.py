@@ -1,0 +1,149 @@
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Limits
+from regard.decoding.sample import Draw, Sample, uniform
+from regard.decoding.search import find
+from regard.decoding.walk import Path
+from regard.errors import DataError, SpecError
+
+from .telling import ENDS, EOS, Telling, prompts, random_rows, random_says, read_back, sources, translator, writer
+
+
+def test_numbers_are_inverted_into_tokens() -> None:
+    """The token is the first whose cumulative probability exceeds the number."""
+    log_probs = torch.randn(200, 11).log_softmax(-1)
+    log_probs[:, 4] = -torch.inf
+    draw, paths = Draw(Sample(seed=5), 3), [Path(i, i, 0) for i in range(200)]
+    for (token, log_prob), row, path in zip(draw(log_probs, paths, 2), log_probs, paths, strict=True):  # type: ignore[reportGeneralTypeIssues]
+        probs = row.exp() / row.exp().sum()
+        assert token == int((probs.cumsum(0) > draw.number(path, 2)).nonzero()[0])
+        assert token != 4
+        assert log_prob == float(row[token])
+
+
+def test_a_number_at_the_very_end_draws_a_token_that_can_be_said() -> None:
+    log_probs = torch.tensor([[0.3, 0.7 - 1e-12, 1e-12]]).log()
+    log_probs = torch.cat((log_probs, torch.full((1, 2), -torch.inf)), 1)
+    draw = Draw(Sample(), 1)
+    draw.numbers[0, 0] = np.array([np.nextafter(1.0, 0.0)])
+    ((token, _),) = draw(log_probs, [Path(0, 0, 0)], 0)  # type: ignore[reportGeneralTypeIssues]
+    assert token in (1, 2)
+
+
+def test_samples_have_the_model_s_distribution() -> None:
+    """Chi-square over all texts of two tokens at most, 4000 samples: 13 texts, 12 degrees of freedom."""
+    says = random_says(6, seed=1)
+    batch = sources(*[(3, 4)] * 40)
+    found = find(Telling(says), batch, Sample(n_best=100, seed=7), ENDS, Limits(max_len=2))
+    counts = Counter((one.ids, one.ended) for row in found for one in row)
+    usable = [token for token in range(6) if token not in (0, 1)]
+
+    def probs(said: tuple[int, ...]) -> dict[int, float]:
+        p = torch.tensor(says((3, 4), said))[usable].softmax(0).tolist()
+        return dict(zip(usable, p, strict=True))
+
+    expected: dict[tuple[tuple[int, ...], bool], float] = {((), True): probs(())[EOS]}
+    for a in (3, 4, 5):
+        expected[(a,), True] = probs(())[a] * probs((a,))[EOS]
+        for b in (3, 4, 5):
+            both = probs(())[a] * probs((a,))[b]
+            ends = probs((a, b))[EOS]
+            expected[(a, b), True] = both * ends
+            expected[(a, b), False] = both * (1 - ends)
+    assert sum(expected.values()) == pytest.approx(1.0)
+    assert set(counts) <= set(expected)
+    chi = sum((counts[text] - 4000 * p) ** 2 / (4000 * p) for text, p in expected.items())
+    assert chi < 21 + 2.33 * (2 * 21) ** 0.5  # 22 outcomes; one in a hundred would exceed it
+
+
+def test_samples_belong_to_their_row_alone() -> None:
+    model, rows = translator(), random_rows(20, 23)
+    search, limits = Sample(temperature=1.5, n_best=3, seed=9), Limits(max_len=7)
+    whole = find(model, sources(*rows), search, ENDS, limits)
+    order = torch.randperm(20).tolist()
+    mixed = find(model, sources(*[rows[i] for i in order]), search, ENDS, limits, rows=order)
+    assert [[one.ids for one in mixed[order.index(i)]] for i in range(20)] == [[o.ids for o in row] for row in whole]
+    (alone,) = find(model, sources(rows[13]), search, ENDS, limits, rows=[13])
+    assert [one.ids for one in alone] == [one.ids for one in whole[13]]
+    (other,) = find(model, sources(rows[13]), search, ENDS, limits, rows=[14])
+    assert [one.ids for one in other] != [one.ids for one in whole[13]]
+    fewer = find(model, sources(*rows), Sample(temperature=1.5, n_best=2, seed=9), ENDS, limits)
+    for few, many in zip(fewer, whole, strict=True):
+        assert {one.ids for one in few} <= {one.ids for one in many}
+
+
+def test_another_seed_draws_other_samples() -> None:
+    model, batch = translator(), sources(*random_rows(5, 23))
+    texts = [
+        [row[0].ids for row in find(model, batch, Sample(seed=seed), ENDS, Limits(max_len=7))] for seed in (1, 2, 1)
+    ]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_numbers_are_uniform_and_independent() -> None:
+    numbers = np.stack([uniform(3, row, sample, 50) for row in range(20) for sample in range(5)])
+    assert len(np.unique(numbers)) == numbers.size
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(numbers)[np.triu_indices(100, 1)].mean()) < 0.01
+    assert np.array_equal(uniform(3, 4, 1, 9), uniform(3, 4, 1, 50)[:9])
+
+
+def test_samples_are_ranked_and_read_back() -> None:
+    model, rows = translator(), random_rows(4, 23)
+    found = find(model, sources(*rows), Sample(temperature=2.0, top_k=5, n_best=4), ENDS, Limits(max_len=6))
+    for row, samples in zip(rows, found, strict=True):
+        assert len(samples) == 4
+        assert [one.score for one in samples] == sorted((one.score for one in samples), reverse=True)
+        for one in samples:
+            again = read_back(model, one.ids, one.ended, source=row)
+            assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+            assert one.score == one.log_prob == pytest.approx(sum(again), abs=1e-9)
+
+
+def test_the_coldest_sample_is_greedy() -> None:
+    model, batch = translator(), sources(*random_rows(6, 23))
+    cold = find(model, batch, Sample(temperature=1e-4), ENDS, Limits(max_len=6))
+    greedy = find(model, batch, Beam(1), ENDS, Limits(max_len=6))
+    assert [row[0].ids for row in cold] == [row[0].ids for row in greedy]
+
+
+def test_prompts_of_unequal_length_have_the_room_they_have_alone() -> None:
+    model, rows = writer(room=10, eos=-9.0), [[3, 4], [5] * 9, [6] * 5]
+    together = find(model, prompts(*rows), Sample(n_best=2), ENDS, Limits(max_len=30))
+    for i, row in enumerate(rows):
+        (alone,) = find(model, prompts(row), Sample(n_best=2), ENDS, Limits(max_len=30), rows=[i])
+        assert [one.ids for one in alone] == [one.ids for one in together[i]]
+        assert {len(one.ids) for one in alone} == {11 - len(row)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "temperature: must be above 0, not 0.0; for the likeliest use one beam"),
+        ({"top_k": -1}, "top_k: must not be negative"),
+        ({"top_p": 0.0}, r"top_p: must lie in \(0, 1\]"),
+        ({"min_p": 1.5}, r"min_p: must lie in \[0, 1\]"),
+        ({"n_best": 0}, "n_best: must be at least 1"),
+        ({"seed": -1}, "seed: must lie between"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Sample(**settings)
+
+
+def test_what_is_not_a_number_is_refused() -> None:
+    model = Telling(lambda *_: [0.1, 0.2, float("nan"), 0.4, 0.5])
+    with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):
+        find(model, sources((3,)), Sample(), ENDS, Limits(max_len=3))
+
+
+def test_rows_have_no_negative_numbers() -> None:
+    with pytest.raises(DataError, match=r"^rows: a row has no negative number, as -1"):
+        find(translator(), sources((3,)), Sample(), ENDS, Limits(max_len=3), rows=[-1])

@@ -1,0 +1,85 @@
+from typing import Any
+
+import pytest
+import torch
+
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Hypothesis, Limits, Piece
+from regard.decoding.rules import Rules
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search, find, stream
+from regard.errors import SpecError
+
+from .telling import ENDS, Telling, prompts, random_rows, random_says, sources, translator, writer
+
+SEARCHES = [Beam(1), Beam(1, stopping="huggingface"), Sample(temperature=1.3, seed=4)]
+
+
+def joined(steps: list[list[Piece]], rows: int) -> list[tuple[tuple[int, ...], Hypothesis]]:
+    """What every row said in all its pieces, and the hypothesis of its last one."""
+    said: list[list[int]] = [[] for _ in range(rows)]
+    ends: dict[int, Hypothesis] = {}
+    for pieces in steps:
+        assert len({piece.row for piece in pieces}) == len(pieces)
+        for piece in pieces:
+            assert piece.row not in ends, "nothing follows the end"
+            said[piece.row] += piece.ids
+            if piece.hypothesis is not None:
+                ends[piece.row] = piece.hypothesis
+    return [(tuple(ids), ends[row]) for row, ids in enumerate(said)]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "theirs", "sample"])
+def test_pieces_join_to_what_is_found(search: Search) -> None:
+    model, rows = translator(), random_rows(9, 23)
+    limits, rules = [Limits(max_len=3 + i % 4) for i in range(9)], Rules(banned=((8,),))
+    steps = list(stream(model, sources(*rows), search, ENDS, limits, rules))
+    found = find(model, sources(*rows), search, ENDS, limits, rules)
+    for (ids, hypothesis), (expected,) in zip(joined(steps, 9), found, strict=True):
+        assert ids == hypothesis.ids == expected.ids
+        assert hypothesis == expected
+    assert [len(piece.ids) for piece in steps[0]] == [0 if not one.ids else 1 for (one,) in found]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "theirs", "sample"])
+def test_a_stream_has_the_room_that_a_row_has_alone(search: Search) -> None:
+    """The rows that share their columns with a longer prompt go on when that one has to stop, without a gap."""
+    model, rows = writer(room=11, eos=-9.0), [[3, 4], [5] * 10, [6] * 5, [7, 8]]
+    steps = list(stream(model, prompts(*rows), search, ENDS, Limits(max_len=30)))
+    found = find(model, prompts(*rows), search, ENDS, Limits(max_len=30))
+    for row, (ids, hypothesis), (expected,) in zip(rows, joined(steps, 4), found, strict=True):
+        assert ids == hypothesis.ids == expected.ids
+        assert len(ids) == 12 - len(row)
+
+
+def test_pieces_come_one_step_at_a_time() -> None:
+    model = Telling(random_says(7, eos=-9.0))
+    steps = stream(model, sources((3,)), Beam(1), ENDS, Limits(max_len=5))
+    assert not model.widths
+    next(steps)
+    next(steps)
+    assert len(model.widths) == 2
+
+
+def test_no_mode_leaks_between_the_steps() -> None:
+    for _ in stream(translator(), sources((3,)), Beam(1), ENDS, Limits(max_len=3)):
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (Beam(2), "beams: 2 beams may change their mind"),
+        (Beam(1, coverage=0.1), "beams: 1 beams may change|coverage"),
+        (Sample(n_best=2), "n_best: one sample of a row can be streamed, not 2"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_at_once(search: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        stream(translator(), sources((3,)), search, ENDS, Limits(max_len=3))
+
+
+def test_a_model_without_a_source_needs_a_limit() -> None:
+    with pytest.raises(SpecError, match=r"^max_len: a model without a source does not know how much to say"):
+        find(writer(), prompts((3, 4)), Beam(1), ENDS)
