@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench docs test-oracles test-gpu clean
+.PHONY: help setup demo test check bench bench-train bench-decode docs test-kills test-oracles test-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,18 @@ check: $(STAMP) ## format, lint, types, spelling
 bench: $(STAMP) ## cost of composition against the same arithmetic by hand
 	$(BIN)/python bench/overhead.py
 
+bench-train: $(STAMP) ## training speed against Hugging Face Marian, small shape, one CPU thread
+	OMP_NUM_THREADS=1 $(BIN)/python bench/train.py
+
+bench-decode: $(STAMP) ## beam search against Hugging Face generate, small shape, one CPU thread
+	OMP_NUM_THREADS=1 $(BIN)/python bench/decode.py
+
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py
+
+# The same test with more kills than `make test` has time for.
+test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, compare every bit
+	OMP_NUM_THREADS=1 REGARD_KILLS=20 $(PYTEST) tests/e2e/test_resume.py -k killed $(PYTEST_ARGS)
 
 # cython first: fairseq builds in this environment, see requirements-oracles.txt. Old code warns; that is not our error.
 test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)

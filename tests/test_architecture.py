@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.catalogue import SLOTS
+from regard import catalogue, recipe
 from regard.tree import Spec
 
 ROOT = Path(regard.__path__[0])
+SLOTS = catalogue.SLOTS | recipe.SLOTS
+# What stands in no slot: the whole of a recipe, and what is said for one search.
+ALONE = {"Recipe", "Limits"}
 FILES = {
     ".".join(("regard", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
@@ -25,9 +28,12 @@ LAYERS = (
     ("errors", "tree", "batch"),
     ("nn",),
     ("models",),
-    ("catalogue", "cost", "presets", "recipe", "variants"),
+    ("catalogue", "cost", "presets", "variants"),
     ("training", "decoding"),
-    ("convert", "demo", "evaluation", "inspection", "serving", "testing"),
+    ("convert", "defaults", "evaluation", "inspection", "recipe", "testing"),
+    ("run",),
+    ("serving", "session"),
+    ("demo",),
     ("cli",),
     ("__main__",),
 )
@@ -182,7 +188,7 @@ def specs() -> list[type[Spec]]:
 def test_every_spec_is_in_the_catalogue_once() -> None:
     catalogued = [part for parts in SLOTS.values() for part in parts]
     assert len(catalogued) == len(set(catalogued))
-    assert {part.__qualname__ for part in specs()} == {part.__qualname__ for part in catalogued}
+    assert {part.__qualname__ for part in specs()} - ALONE == {part.__qualname__ for part in catalogued}
     kinds = [part.kind for part in catalogued]
     assert len(kinds) == len(set(kinds)), "two parts of one kind"
 
@@ -190,7 +196,7 @@ def test_every_spec_is_in_the_catalogue_once() -> None:
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.__name__)
 def test_slots_are_sorted_and_their_parts_documented(slot: type[Spec]) -> None:
     parts = [part.__name__ for part in SLOTS[slot]]
-    assert parts == sorted(parts), "keep the catalogue in alphabetical order"
+    assert parts == sorted(parts, key=str.lower) or parts == sorted(parts), "keep the catalogue in alphabetical order"
     for part in (slot, *SLOTS[slot]):
         # A dataclass without a docstring is given its signature as one.
         assert part.__doc__, f"{part.__name__} has no docstring"

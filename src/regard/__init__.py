@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from regard.models.encoder_only import EncoderOnly
     from regard.nn.core import Trace
     from regard.presets import preset
+    from regard.run import Run, load
+    from regard.session import resume, train
     from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
@@ -34,6 +36,7 @@ __all__ = [
     "Model",
     "ModelSpec",
     "RegardError",
+    "Run",
     "Spec",
     "SpecError",
     "Trace",
@@ -41,10 +44,13 @@ __all__ = [
     "count",
     "diff",
     "from_record",
+    "load",
     "preset",
     "replace_at",
+    "resume",
     "swap",
     "to_record",
+    "train",
 ]
 
 _HOMES = {
@@ -57,6 +63,8 @@ _HOMES = {
     "regard.models.encoder_only": ("EncoderOnly",),
     "regard.nn.core": ("Trace",),
     "regard.presets": ("preset",),
+    "regard.run": ("Run", "load"),
+    "regard.session": ("resume", "train"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

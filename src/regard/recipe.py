@@ -1,16 +1,175 @@
-"""Recipes: a model (later also data, training and decoding) from a preset, a TOML or a JSON file, and --set edits."""
+"""Recipes: a model, its data, its training and its decoding; from a preset, a TOML or a JSON file, and --set edits."""
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regard.catalogue import PARTS, edited
+from regard.catalogue import PARTS as MODEL_PARTS
+from regard.catalogue import edited
+from regard.data.batching import Batching, Buckets, Packing, Windows
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import DataSpec
+from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles
+from regard.data.tokenizer import BPE, Bytes, Characters, Imported, TokenizerSpec, Words
+from regard.decoding.beam import Beam
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec
 from regard.presets import PRESETS, preset
-from regard.tree import read
+from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
+from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
+from regard.training.spec import TrainSpec
+from regard.tree import Spec, edit, read, to_record
+from regard.variants import apply as apply_variant
+
+SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
+    DataSpec: (DataSpec,),
+    Corpus: (JSONL, Labelled, Lines, ParallelFiles, TSV),
+    Objective: (Classification, LanguageModelling, Translation),
+    TokenizerSpec: (BPE, Bytes, Characters, Imported, Words),
+    Batching: (Buckets, Packing, Windows),
+    TrainSpec: (TrainSpec,),
+    OptimizerSpec: (Adafactor, AdamW, Muon),
+    Schedule: (Constant, Cosine, InverseSqrt, LinearDecay, WarmupStableDecay),
+    Search: (Beam, Sample),
+}
+PARTS: dict[str, type[Spec]] = MODEL_PARTS | {part.kind: part for parts in SLOTS.values() for part in parts}
+SECTIONS = ("model", "data", "train", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Spec):
+    """All that makes a run: nothing is left to be chosen."""
+
+    kind = "recipe"
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    decode: Search
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return to_record(self, PARTS | {"recipe": Recipe})
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
+        """From JSON."""
+        return read(record, cls, "", PARTS | {"recipe": cls}, trust_code)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A recipe as a user asks for it: what is not said is chosen from the corpus."""
+
+    data: DataSpec
+    train: TrainSpec = TrainSpec()
+    decode: Search = Beam()
+    model: Mapping[str, Any] | None = None  # a table with a preset or a kind; None: chosen from the corpus
+    variants: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the model
+    start: str | None = None  # a run whose weights and tokenizer are taken
+    trust_code: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "data": to_record(self.data, PARTS),
+            "train": to_record(self.train, PARTS),
+            "decode": to_record(self.decode, PARTS),
+            "model": self.model,
+            "variants": list(self.variants),
+            "changes": dict(self.changes),
+            "start": self.start,
+            "trust_code": self.trust_code,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Asked":
+        """From JSON."""
+        return cls(
+            data=read(record["data"], DataSpec, "data", PARTS),
+            train=read(record["train"], TrainSpec, "train", PARTS),
+            decode=read(record["decode"], Search, "decode", PARTS),
+            model=record["model"],
+            variants=tuple(record["variants"]),
+            changes=record["changes"],
+            start=record["start"],
+            trust_code=record["trust_code"],
+        )
+
+    def absolute(self) -> "Asked":
+        """The same with absolute paths, so that it can be resumed from anywhere."""
+        data = replace(
+            self.data,
+            train=tuple(corpus.absolute() for corpus in self.data.train),
+            valid=tuple(corpus.absolute() for corpus in self.data.valid),
+        )
+        return replace(self, data=data, start=None if self.start is None else str(Path(self.start).absolute()))
+
+
+def asked(
+    record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
+) -> Asked:
+    """A recipe table with `--set` edits and variants; all of it is read but the model, which waits for its corpus."""
+    for key in record:
+        if key not in (*SECTIONS, "start"):
+            raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
+    if "data" not in record:
+        raise SpecError("data", "is missing; a recipe says what to learn from")
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for change in changes:
+        path, value = parse_change(change)
+        section, _, rest = path.partition(".")
+        if section not in SECTIONS or not rest:
+            section, rest = "model", path
+        sections[section][rest] = value
+    model = dict(record["model"]) if "model" in record else None
+    named = tuple(model.pop("variants", ())) if model else ()
+    return Asked(
+        data=_section(record["data"], DataSpec, "data", sections["data"], trust_code),
+        train=_section(record.get("train", {}), TrainSpec, "train", sections["train"], trust_code),
+        decode=_section(record.get("decode", "beam"), Search, "decode", sections["decode"], trust_code),
+        model=model,
+        variants=(*named, *variants),
+        changes=sections["model"],
+        start=record.get("start"),
+        trust_code=trust_code,
+    )
+
+
+def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
+    if isinstance(record, Mapping) and "kind" not in record:
+        kinds = [part.kind for part in PARTS.values() if issubclass(part, slot)]
+        record = {"kind": kinds[0], **record}
+    spec = read(record, slot, name, PARTS, trust_code)
+    if isinstance(spec, DataSpec) and any(path.startswith("batching.") for path in changes):
+        spec = replace(spec, batching=spec.batches)  # so that there is something to change
+    try:
+        return edit(spec, changes, PARTS, trust_code) if changes else spec
+    except SpecError as error:
+        raise error.inside(name) from None
+
+
+def model_for(
+    recipe: Asked, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
+) -> tuple[ModelSpec, ModelSpec]:
+    """(base, model): the one asked for, or the one chosen from the corpus, with `fitted` edits to suit its data."""
+    for name in ("vocab", "target_vocab"):
+        if name in recipe.changes or name in (recipe.model or {}):
+            raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
+    base = model_of(recipe.model, "model", recipe.trust_code)[1] if chosen is None else chosen
+    try:
+        spec = base
+        for name in recipe.variants:
+            spec = apply_variant(name, spec)
+        spec = edited(spec, recipe.changes, recipe.trust_code)
+        return base, edited(spec, fitted(spec), recipe.trust_code)
+    except SpecError as error:
+        raise error.inside("model") from None
 
 
 def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
@@ -21,6 +180,7 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
     """
     base, spec = _resolve(name, trust_code)
     edits = dict(parse_change(change) for change in changes)
+    edits = {path.removeprefix("model."): value for path, value in edits.items()}
     return base, edited(spec, edits, trust_code) if edits else spec
 
 
@@ -32,24 +192,27 @@ def _resolve(name: str, trust_code: bool) -> tuple[ModelSpec, ModelSpec]:
         spec = preset(name)
         return spec, spec
     record = read_file(path)
-    unknown = [key for key in record if key != "model"]
+    known = (*SECTIONS, "start")
+    unknown = [key for key in record if key not in known]
     if unknown:
-        raise SpecError(unknown[0], f"unknown key {unknown[0]!r} in {name}; {nearest(unknown[0], ['model'])}")
+        raise SpecError(unknown[0], f"unknown key {unknown[0]!r} in {name}; {nearest(unknown[0], known)}")
     if "model" not in record:
         raise SpecError("model", f'{name} has none; write model = {{ preset = "transformer_base" }}')
     return model_of(record["model"], "model", trust_code)
 
 
 def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """(base, model) of the `model` table: a preset with edits, or a complete record with a kind."""
+    """(base, model) of the `model` table: a preset with variants and edits, or a complete record with a kind."""
     if isinstance(record, Mapping) and "preset" in record:
-        changes = {key: value for key, value in record.items() if key != "preset"}
+        changes = {key: value for key, value in record.items() if key not in ("preset", "variants")}
         name = record["preset"]
         if not isinstance(name, str):
             raise SpecError(f"{path}.preset", f"needs the name of a preset, not {name!r}")
         try:
-            base = preset(name)
-            return base, edited(base, _flat(changes), trust_code) if changes else base
+            base = spec = preset(name)
+            for variant in record.get("variants", ()):
+                spec = apply_variant(variant, spec)
+            return base, edited(spec, _flat(changes), trust_code) if changes else spec
         except SpecError as error:
             raise error.inside(path) from None
     spec = read(record, ModelSpec, path, PARTS, trust_code)
@@ -85,7 +248,7 @@ def read_file(path: Path) -> dict[str, Any]:
 def parse_change(change: str) -> tuple[str, Any]:
     """`path=value` as (path, value): numbers, booleans, lists and tables as in TOML, `none`, anything else a string."""
     path, equals, text = change.partition("=")
-    path, text = path.strip().removeprefix("model."), text.strip()
+    path, text = path.strip(), text.strip()
     if not equals or not path or not text:
         raise SpecError("--set", f"{change!r} is not path=value, such as decoder.depth=3")
     if text in ("none", "null", "None"):

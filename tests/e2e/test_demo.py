@@ -1,29 +1,51 @@
-"""The demo learns: the main job of the package at its smallest."""
+"""The demo, made small: it trains, tests, shows, and leaves a run that can be used."""
+
+import json
+from pathlib import Path
 
 import pytest
 
-from regard import demo
+from regard.demo import run as demo
+
+from .conftest import regard
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "zero"),
-        (13, "thirteen"),
-        (40, "forty"),
-        (307, "three hundred and seven"),
-        (5000, "five thousand"),
-        (5020, "five thousand and twenty"),
-        (99346, "ninety nine thousand three hundred and forty six"),
-    ],
-)
-def test_numbers_in_words(number: int, words: str) -> None:
-    assert " ".join(demo.in_words(number)) == words
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same demo with less text; what it learns from all of it is what `make demo` measures."""
+    monkeypatch.setattr(demo, "PAIRS", 4000)
+    monkeypatch.setattr(demo, "VALIDATION", 20)
 
 
-def test_the_demo_learns_to_write_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    demo.run(steps=300, seed=1)
-    said = capsys.readouterr().out
-    right = int(said.split("has never seen: ")[1].split()[0])
-    assert right >= 190
-    assert "Where the decoder looked" in said
+@pytest.mark.usefixtures("small")
+def test_the_demo_trains_shows_and_leaves_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "demo"
+    said = regard("demo", "--out", str(run), "--steps", "8")
+    assert said.returncode == 0, said.stderr
+    assert "held-out examples are right to the letter" in said.stdout
+    assert "Where it looked in" in said.stdout
+    assert "| regard translate" in said.stdout
+    assert (run / "attention.png").read_bytes().startswith(b"\x89PNG")
+    training = {line.split("\t")[0] for line in (run / "text" / "train.tsv").read_text().splitlines()}
+    held_out = {line.split("\t")[0] for line in (run / "text" / "test.tsv").read_text().splitlines()}
+    assert len(held_out) > 500
+    assert not training & held_out
+    assert regard("translate", str(run), "--beam", "1", stdin=b"four hundred\n").returncode == 0
+
+
+@pytest.mark.usefixtures("small")
+def test_other_languages_and_one_document_on_stdout(tmp_path: Path) -> None:
+    said = regard("demo", "--language", "fr", "--steps", "2", "--json", "--out", str(tmp_path / "fr"))
+    result = json.loads(said.stdout)
+    assert {"exact_match", "bleu", "seconds", "run"} <= set(result)
+    assert result["language"] == "fr"
+    said = regard("demo", "--language", "xx", "--out", str(tmp_path / "xx"))
+    assert said.returncode == 2
+    assert not (tmp_path / "xx").exists()
+
+
+@pytest.mark.usefixtures("small")
+def test_without_a_folder_each_demo_gets_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert regard("demo", "--steps", "1", "-q", cwd=tmp_path).returncode == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"demo", "demo-2"}

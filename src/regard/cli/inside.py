@@ -1,0 +1,162 @@
+"""Commands that look inside: show."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.base import INSIDE, app, print_json
+from regard.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from regard.cost import Cost
+
+
+@app.command(rich_help_panel=INSIDE)
+def show(
+    model: Annotated[
+        str | None, typer.Argument(metavar="PRESET|RECIPE|RUN", help="A preset, a .toml or .json recipe, or a run.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as decoder.depth=3. May be repeated."),
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of source and target for the FLOPs.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Let a recipe name parts as module:Class and import them.")
+    ] = False,
+) -> None:
+    """Show a model: its tree, what differs from its base, exact parameters and FLOPs per token by part.
+
+    Without an argument, list the presets.
+    """
+    if model is None:
+        _list_presets(as_json)
+        return
+    if Path(model).is_dir():
+        _show_run(model, change or [], as_json, trust_code)
+        return
+    from regard.catalogue import PARTS, to_record
+    from regard.cost import cost
+    from regard.recipe import load_model
+    from regard.tree import diff, plain
+
+    base, spec = load_model(model, change or (), trust_code)
+    costs = cost(spec, length)
+    changes = [(path, plain(a, PARTS), plain(b, PARTS)) for path, a, b in diff(base, spec)]
+    if as_json:
+        parts = [
+            {"part": p.part, "parameters": p.parameters, "flops_per_token": p.flops_per_token} for p in costs.parts
+        ]
+        result = {
+            "name": model,
+            "kind": type(spec).kind,
+            "parameters": costs.parameters,
+            "flops_per_token": costs.flops_per_token,
+            "length": length,
+            "parts": parts,
+            "changes": [{"path": path, "before": before, "after": after} for path, before, after in changes],
+            "model": to_record(spec),
+        }
+        print(json.dumps(result, indent=2))
+        return
+    _show(model, to_record(spec), changes, costs)
+
+
+def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) -> None:
+    """What a run is: recipe, parameters, step, scores, and the digest of its weights."""
+    if changes:
+        raise SpecError("--set", "a run is what it is; train another with the change")
+    from regard.run import load
+
+    run = load(path, "cpu", trust_code=trust_code)
+    facts = {
+        "run": str(run.path),
+        "finished": run.finished,
+        "step": run.step,
+        "parameters": run.parameters,
+        "scores": run.scores,
+        "weights_sha256": run.weights_sha256,
+    }
+    if as_json:
+        print_json(facts | {"recipe": run.recipe.record()})
+        return
+    from rich.console import Console
+    from rich.tree import Tree
+
+    console = Console()
+    tree = Tree(f"[bold]{path}[/]", highlight=False)
+    _grow(tree, run.recipe.record())
+    console.print(tree)
+    for name, value in facts.items():
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in value.items()) if isinstance(value, dict) else value
+        counted = type(shown) is int
+        console.print(f"{name:<16} {shown:,}" if counted else f"{name:<16} {shown}", highlight=False, soft_wrap=True)
+
+
+def _list_presets(as_json: bool) -> None:
+    from regard.presets import PRESETS
+
+    lines = {name: (make.__doc__ or "").strip().splitlines()[0] for name, make in PRESETS.items()}
+    if as_json:
+        print(json.dumps(lines, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, line in lines.items():
+        table.add_row(f"[bold]{name}[/]", line)
+    console = Console()
+    console.print(table)
+    console.print("\nregard show NAME shows one of them.", highlight=False)
+
+
+def _show(name: str, record: dict[str, Any], changes: list[tuple[str, Any, Any]], costs: "Cost") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.tree import Tree
+
+    console = Console()
+    tree = Tree(f"[bold]{name}[/]  {record['kind']}", highlight=False)
+    _grow(tree, record)
+    console.print(tree)
+    if changes:
+        console.print("\n[bold]Changed[/]")
+        for path, before, after in changes:
+            console.print(f"  {path}: {_short(before)} -> [bold]{_short(after)}[/]", highlight=False)
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("part")
+    table.add_column("parameters", justify="right")
+    table.add_column("MFLOP a token", justify="right")
+    for part in costs.parts:
+        table.add_row(part.part, f"{part.parameters:,}", f"{part.flops_per_token / 1e6:,.3f}")
+    table.add_row("[bold]all[/]", f"[bold]{costs.parameters:,}[/]", f"[bold]{costs.flops_per_token / 1e6:,.3f}[/]")
+    console.print(table, highlight=False)
+    console.print(f"\nFLOPs of a forward pass at {costs.length} tokens, two per multiply-add.", highlight=False)
+
+
+def _short(value: Any) -> str:
+    return value["kind"] if isinstance(value, dict) else "none" if value is None else json.dumps(value)
+
+
+def _grow(tree: "Tree", record: dict[str, Any]) -> None:
+    plain = [f"{key} [cyan]{_short(value)}[/]" for key, value in record.items() if _is_leaf(key, value)]
+    if plain:
+        tree.add("  ".join(plain))
+    for key, value in record.items():
+        items = value if isinstance(value, list) else [value]
+        for i, item in enumerate(items):
+            if isinstance(item, dict):
+                label = f"{key}\\[{i}]" if isinstance(value, list) else key
+                _grow(tree.add(f"{label}  [bold]{item['kind']}[/]"), item)
+
+
+def _is_leaf(key: str, value: Any) -> bool:
+    nested = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
+    return key != "kind" and not nested

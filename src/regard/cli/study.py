@@ -1,0 +1,73 @@
+"""Commands to study parts: check."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.base import STUDY, app
+from regard.errors import SpecError
+
+if TYPE_CHECKING:
+    from regard.testing import Report
+
+
+@app.command(rich_help_panel=STUDY)
+def check(
+    part: Annotated[str, typer.Argument(metavar="MODULE:PART", help="Your spec class or instance, or a kind of ours.")],
+    law: Annotated[list[str] | None, typer.Option("--law", help="Only this law. May be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Try the laws on a part that you wrote: tiny models are built around it, and each law says kept or broken.
+
+    Exit code 1 if a law is broken. The module is imported, so check only code that you trust.
+    """
+    from regard.testing import LAWS
+    from regard.testing import check as try_laws
+
+    found = _import_part(part)
+    report = try_laws(found, law or tuple(LAWS))
+    if as_json:
+        verdicts = [{"model": v.model, "law": v.law, "outcome": v.outcome, "detail": v.detail} for v in report.verdicts]
+        print(json.dumps({"part": report.part, "broken": len(report.broken), "verdicts": verdicts}, indent=2))
+    else:
+        _print_report(report)
+    raise typer.Exit(1 if report.broken else 0)
+
+
+def _import_part(name: str) -> Any:
+    from regard.catalogue import PARTS
+    from regard.errors import nearest
+    from regard.tree import load
+
+    if ":" in name:
+        sys.path.insert(0, "")
+        return load(name)
+    if name not in PARTS:
+        raise SpecError("", f"{name!r} is neither module:Part nor a kind of regard; {nearest(name, PARTS)}")
+    return PARTS[name]
+
+
+def _print_report(report: "Report") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {"kept": "[green]kept[/]", "broken": "[bold red]BROKEN[/]", "bent": "[yellow]bent[/]"}
+    models = list(dict.fromkeys(verdict.model for verdict in report.verdicts))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("law")
+    for model in models:
+        table.add_column(model)
+    for law in dict.fromkeys(verdict.law for verdict in report.verdicts):
+        row = {v.model: marks.get(v.outcome, "-") for v in report.verdicts if v.law == law}
+        table.add_row(law, *(row.get(model, "") for model in models))
+    console = Console()
+    console.print(table)
+    refused = {v.model: v.detail for v in report.verdicts if v.outcome == "refused"}
+    for model, reason in refused.items():
+        console.print(f"- {model} was refused: {reason}", highlight=False, markup=False)
+    for verdict in report.broken:
+        console.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", highlight=False, markup=False)
+    kept = sum(verdict.outcome == "kept" for verdict in report.verdicts)
+    console.print(f"{report.part}: {kept} kept, {len(report.broken)} broken", highlight=False)

@@ -1,0 +1,167 @@
+"""Commands that train: demo, train, resume."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.base import TRAIN, AsJson, Device, Quiet, Threads, TrustCode, app, print_json, set_threads
+from regard.errors import SpecError
+
+if TYPE_CHECKING:
+    from regard.run import Run
+    from regard.training.loop import Outcome
+
+MaxTime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and stop after this long: 90s, 30m, 2h. regard resume goes on later."),
+]
+
+
+@app.command(rich_help_panel=TRAIN)
+def demo(
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this new folder.")] = None,
+    language: Annotated[str, typer.Option(help="The language to translate into: de, fr, es, it, nl, ...")] = "de",
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer are faster and worse.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 1,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small Transformer in front of you, on this machine, in about two minutes.
+
+    It learns to say English numbers, dates, times and amounts of money in German, is tested on values it has never
+    seen in any form, and shows where it looked.
+    """
+    from regard.demo.run import run
+
+    result = run(out, language, steps, seed, quiet or as_json)
+    if as_json:
+        print_json(result)
+
+
+@app.command(rich_help_panel=TRAIN)
+def train(
+    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")] = None,
+    valid_source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")
+    ] = None,
+    valid_target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
+    tsv: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
+    ] = None,
+    jsonl: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")
+    ] = None,
+    labelled: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
+    ] = None,
+    valid: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A model by name (regard show); chosen from the corpus if not given.")
+    ] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="A modification by name. May be repeated.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change the recipe: train.steps=1000, model.decoder.depth=3."),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Go on from this run with new text.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    max_time: MaxTime = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Train a model on your own text files, with its tokenizer inside, in one command.
+
+    Everything that you do not say is chosen from the corpus, and said. All goes into one folder, which
+    regard translate, generate, classify and evaluate use, and regard resume continues.
+    """
+    if out is None:
+        raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
+    set_threads(threads)
+    from regard.session import Session, asked_for, begin
+
+    wanted = asked_for(
+        source=source,
+        target=target,
+        valid_source=valid_source,
+        valid_target=valid_target,
+        tsv=tsv or (),
+        jsonl=jsonl or (),
+        text=text or (),
+        labelled=labelled or (),
+        valid=valid,
+        recipe=recipe,
+        preset=preset,
+        variants=variant or (),
+        changes=change or (),
+        start=start,
+        trust_code=trust_code,
+    )
+    run, outcome = begin(wanted, out, Session(device, seconds(max_time), quiet or as_json))
+    _finish(run, outcome, as_json, quiet)
+
+
+@app.command(rich_help_panel=TRAIN)
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    device: Device = "auto",
+    threads: Threads = None,
+    max_time: MaxTime = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
+    set_threads(threads)
+    from regard.session import Session, go_on
+
+    found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json))
+    _finish(found, outcome, as_json, quiet)
+
+
+def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(summary(run, outcome))
+    elif not quiet:
+        use = {"translation": "translate", "language_model": "generate", "classification": "classify"}
+        print(f"regard {use[run.objective.kind]} {run.path}")
+    if not outcome.finished:
+        raise typer.Exit(130 if outcome.why.startswith("interrupted") else 0)
+
+
+def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
+    """A run in a few numbers."""
+    return {
+        "run": str(run.path),
+        "finished": outcome.finished,
+        "why": outcome.why,
+        "step": outcome.step,
+        "parameters": run.parameters,
+        "scores": run.scores,
+        "weights_sha256": run.weights_sha256,
+    }
+
+
+def seconds(text: str | None) -> float | None:
+    """`90`, `90s`, `30m` or `2h` in seconds."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not found or float(found[1]) == 0:
+        raise SpecError("--max-time", f"{text!r} is no time; write 90s, 30m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

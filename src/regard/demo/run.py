@@ -1,0 +1,157 @@
+"""The demo: English numbers, dates, times and amounts of money into another language, trained in front of you."""
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from regard.data.objectives import Translation
+from regard.data.store import Table
+from regard.demo.corpus import Example, generate
+from regard.evaluation import metrics
+from regard.inspection import render
+from regard.models.base import LanguageModel
+from regard.nn.core import Trace
+from regard.recipe import asked
+from regard.run import Run
+from regard.session import Session, begin
+
+PAIRS, VALIDATION = 100_000, 200
+STEPS = 2000
+SHOWN = 8  # translations that are shown
+
+
+def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
+    """Two layers a side, rotary positions, no dropout: there is more text than the model can learn by heart."""
+    return {
+        "model": {
+            "preset": "transformer_tiny",
+            "variants": ["pre_norm", "rotary"],
+            "dropout": 0.0,
+            "encoder": {"depth": 2},
+            "decoder": {"depth": 2},
+        },
+        "data": {
+            "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
+            "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
+            "tokenizer": {"kind": "bpe", "vocab": 800},
+            "batching": {"kind": "buckets", "tokens": 1000},
+        },
+        "train": {
+            "steps": steps,
+            "seed": seed,
+            "optimizer": {"kind": "adamw", "rate": 2e-3},
+            "schedule": {"kind": "linear", "warmup": min(100, steps // 4)},
+            "validate_every": max(1, steps // 4),
+            "log_every": 20,
+            "decode": VALIDATION,
+            "patience": 0,
+            "criterion": "exact_match",
+        },
+    }
+
+
+def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bool) -> dict[str, Any]:
+    """Train, test, translate, show; the facts of it."""
+    console = Console(quiet=quiet)
+    folder = out or _free(Path("runs") / "demo")
+    steps = steps or STEPS
+    console.print(f"Making {PAIRS:,} pairs of English and '{language}' from num2words and Babel.", highlight=False)
+    corpus = generate(PAIRS, language, seed)
+    text = folder / "text"
+    wanted = asked(recipe(text, steps, seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(text, corpus.train, corpus.test)
+    started = time.perf_counter()
+    trained, _ = begin(wanted, folder, Session("cpu", quiet=quiet), beside=("text",))
+    seconds = time.perf_counter() - started
+    test = corpus.test[VALIDATION:]
+    said = trained.translate([example.source for example in test], beam=1, batch_size=64)
+    right = metrics.exact_match(said, [example.target for example in test])
+    bleu = metrics.bleu(said, [example.target for example in test])
+    console.print(
+        f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are right to the letter "
+        f"(BLEU {bleu.value:.1f}), after {seconds:.0f} s. Their values occur nowhere in the training text.\n",
+        highlight=False,
+    )
+    for example, translation in _sampled(list(zip(test, said, strict=True)), seed):
+        mark = "" if translation == example.target else f"   (should be {example.target})"
+        console.print(f"  {example.source} -> [bold]{translation}[/]{mark}", highlight=False)
+    picture = _show(trained, test, said, console)
+    console.print(
+        f"\nThe run is in {folder}, the picture in {picture}. Use it, or train on your own files:\n", highlight=False
+    )
+    console.print(f"  echo 'four hundred and twenty-one' | regard translate {folder}", highlight=False, markup=False)
+    console.print("  regard train --source mine.en --target mine.de --out runs/mine", highlight=False, markup=False)
+    return {
+        "exact_match": right.value,
+        "bleu": bleu.value,
+        "seconds": seconds,
+        "examples": len(test),
+        "language": language,
+        "picture": str(picture),
+        "run": str(folder),
+    }
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, ... that is free."""
+    number = 2
+    free = path
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
+
+
+def _write(folder: Path, train: Sequence[Example], test: Sequence[Example]) -> None:
+    folder.mkdir()
+    for name, examples in (("train", train), ("valid", test[:VALIDATION]), ("test", test[VALIDATION:])):
+        lines = "".join(f"{example.source}\t{example.target}\n" for example in examples)
+        (folder / f"{name}.tsv").write_text(lines, encoding="utf-8", newline="\n")
+
+
+def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example, str]]:
+    """A few pairs of every kind."""
+    by_kind: dict[str, list[tuple[Example, str]]] = {}
+    for pair in random.Random(seed).sample(pairs, len(pairs)):
+        by_kind.setdefault(pair[0].kind, []).append(pair)
+    turns = [pair for turn in zip(*by_kind.values(), strict=False) for pair in turn]
+    return turns[:SHOWN]
+
+
+def _show(trained: Run, test: Sequence[Example], said: Sequence[str], console: Console) -> Path:
+    """The cross-attention of one example: on the terminal, and as a picture in the run."""
+    right = [example for example, text in zip(test, said, strict=True) if text == example.target] or list(test)
+    spoken = [example for example in right if example.kind == "date"] or right
+    example = min(spoken, key=lambda e: (abs(len(e.source) - 36), e.source))
+    weights, rows, columns = looked(trained, example.source, example.target)
+    console.print(
+        f"\nWhere it looked in '{example.source}' while it said '{example.target}' (last layer, mean of heads):\n",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(render.terminal(weights, rows, columns, console.width), highlight=False, markup=False)
+    path = trained.path / "attention.png"
+    render.png(weights, rows, columns, path, f"{example.source}  ->  {example.target}")
+    return path
+
+
+@torch.no_grad()
+def looked(trained: Run, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
+    """Cross-attention of the last layer, mean of the heads (T, S), and the pieces on either side."""
+    objective, model = Translation(), trained.model
+    assert isinstance(model, LanguageModel)
+    row = objective.rows([(source, target)], trained.tokenizers)[0]
+    table = Table.of(source=[row["source"]], target=[row["target"]])
+    item = objective.item(table.columns, [torch.zeros(1, dtype=torch.int64).numpy()], False, None)
+    trace = Trace()
+    model.log_probs(item.batch.to(trained.device), trace)
+    weights = trace.weights["decoder.cross"][-1][0].mean(0)
+    rows = [*trained.tokenizers["target"].pieces(list(row["target"])[1:-1]), "end"]
+    columns = [*trained.tokenizers["source"].pieces(list(row["source"])[:-1]), "end"]
+    return weights.cpu(), rows, columns

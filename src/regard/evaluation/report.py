@@ -1,0 +1,191 @@
+"""One report of a run on a test text, or of two on the same: what `regard evaluate` prints."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.data.objectives import Classification, Translation
+from regard.data.store import Table
+from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
+from regard.decoding.search import Search
+from regard.errors import DataError, SpecError
+from regard.evaluation import metrics
+from regard.evaluation.loss import likelihood
+from regard.evaluation.significance import Comparison, paired_bootstrap
+
+if TYPE_CHECKING:
+    from regard.run import Run
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Test:
+    """The files of a test, as the command line names them."""
+
+    source: str | None = None
+    reference: str | None = None
+    tsv: str | None = None
+    text: str | None = None
+    labelled: str | None = None
+    tokenize: str | None = None
+    batch_size: int = 32
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Source and reference."""
+        if self.tsv is not None:
+            return list(TSV(self.tsv).records())
+        if self.source is None or self.reference is None:
+            raise SpecError(
+                "", "a translation is measured on two aligned files; give --source and --reference, or --tsv"
+            )
+        return list(ParallelFiles(self.source, self.reference).records())
+
+    def examples(self) -> list[tuple[str, str]]:
+        """Label and text."""
+        if self.labelled is None:
+            raise SpecError("", "a classifier is measured on labelled text; give --labelled")
+        return list(Labelled(self.labelled).records())
+
+    def lines(self) -> list[tuple[str]]:
+        """Text alone."""
+        if self.text is None:
+            raise SpecError("", "a language model is measured on text; give --text")
+        return list(Lines(self.text).records())
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one system says to a test: a run that is asked, or a file that holds its outputs."""
+
+    name: str
+    said: list[str]
+    facts: dict[str, Any]
+
+
+def evaluate_run(
+    load: Callable[[str], "Run"],
+    name: str,
+    against: str | None,
+    test: Test,
+    search_of: Callable[["Run"], Search],
+    samples: int = 1000,
+    warn: Warn = lambda _: None,
+) -> dict[str, Any]:
+    """The report: scores of a run, or of two and their difference."""
+    first = load(name) if Path(name).is_dir() or against is None else None
+    if first is not None and not isinstance(first.objective, Translation | Classification):
+        if against is not None:
+            raise SpecError("--against", "compares what systems say; measure each language model by itself")
+        return _language_model(first, test)
+    classifies = first is not None and isinstance(first.objective, Classification)
+    wanted = [label for label, _ in test.examples()] if classifies else [target for _, target in test.pairs()]
+
+    def answers(path: str, run: "Run | None") -> Answers:
+        if run is None and Path(path).is_dir():
+            run = load(path)
+        if run is None:
+            return Answers(path, _outputs(path, len(wanted)), {})
+        return _classified(run, test, warn) if classifies else _translated(run, test, search_of(run), warn)
+
+    one = answers(name, first)
+    tokenize = test.tokenize or (first.recipe.train.bleu_tokenize if first is not None else "13a")
+    report = {"run": one.name} | _scores(one.said, wanted, tokenize, classifies) | one.facts
+    if against is None:
+        return report
+    two = answers(against, None)
+    other = {"run": two.name} | _scores(two.said, wanted, tokenize, classifies) | two.facts
+    return report | {
+        "against": other,
+        "difference": _difference(one.said, two.said, wanted, tokenize, classifies, samples),
+    }
+
+
+def _outputs(path: str, count: int) -> list[str]:
+    said = list(lines(path))
+    if len(said) != count:
+        raise DataError(f"{path} has {len(said)} lines and the reference {count}; they must be aligned")
+    return said
+
+
+def _translated(run: "Run", test: Test, search: Search, warn: Warn) -> Answers:
+    pairs = test.pairs()
+    outputs = run.translations([source for source, _ in pairs], search, test.batch_size, warn=warn)
+    said = [best[0].text for best in outputs]
+    scores = run.score(pairs, test.batch_size)
+    nll, tokens = -sum(s.log_prob for s in scores), sum(s.tokens for s in scores)
+    facts = {"perplexity": metrics.perplexity(nll, tokens).value, "lines": len(pairs), "step": run.step}
+    return Answers(str(run.path), said, facts)
+
+
+def _classified(run: "Run", test: Test, warn: Warn) -> Answers:
+    examples = test.examples()
+    guesses = run.classify([text for _, text in examples], test.batch_size, warn)
+    return Answers(str(run.path), [guess.label for guess in guesses], {"lines": len(examples), "step": run.step})
+
+
+def _language_model(run: "Run", test: Test) -> dict[str, Any]:
+    """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line."""
+    records = test.lines()
+    objective, tokenizers = run.objective, run.tokenizers
+    rows = objective.rows(records, tokenizers)
+    if objective.stream:
+        table = Table.of(target=[[i for row in rows for i in row["target"]]])
+    else:
+        table = Table.of(
+            target=[piece["target"] for row in rows for piece in objective.fitted(row, run.recipe.data.max_len)]
+        )
+    assert run.recipe.data.batching is not None
+    found = likelihood(run.model, table, objective, run.recipe.data.batching)
+    size = sum(len(record[0].encode()) + objective.stream for record in records)
+    characters = sum(len(record[0]) + objective.stream for record in records)
+    return {
+        "run": str(run.path),
+        "loss": found.loss,
+        "perplexity": metrics.perplexity(found.nll, found.tokens).value,
+        "bits_per_byte": metrics.bits_per_byte(found.nll, size).value,
+        "nats_per_character": found.nll / characters,
+        "tokens": found.tokens,
+        "step": run.step,
+    }
+
+
+def _scores(said: Sequence[str], wanted: Sequence[str], tokenize: str, classifies: bool) -> dict[str, Any]:
+    if classifies:
+        return {
+            "accuracy": metrics.accuracy(said, wanted).value,
+            "matthews": metrics.matthews(said, wanted).value,
+        }
+    bleu, chrf, ter = metrics.bleu(said, wanted, tokenize), metrics.chrf(said, wanted), metrics.ter(said, wanted)
+    return {
+        "bleu": bleu.value,
+        "chrf": chrf.value,
+        "ter": ter.value,
+        "exact_match": metrics.exact_match(said, wanted).value,
+        "signature": bleu.signature,
+        "signatures": {"bleu": bleu.signature, "chrf": chrf.signature, "ter": ter.signature},
+    }
+
+
+def _difference(
+    one: Sequence[str], two: Sequence[str], wanted: Sequence[str], tokenize: str, classifies: bool, samples: int
+) -> dict[str, Any]:
+    """`one` minus `two` by each metric, with its interval: positive where the run is better than what it is against."""
+    if classifies:
+        return {"accuracy": _shown(paired_bootstrap(two, one, wanted, "exact_match", samples))}
+    return {
+        "bleu": _shown(paired_bootstrap(two, one, wanted, "bleu", samples, tokenize=tokenize)),
+        "chrf": _shown(paired_bootstrap(two, one, wanted, "chrf", samples)),
+    }
+
+
+def _shown(found: Comparison) -> dict[str, Any]:
+    return {
+        "difference": found.difference,
+        "low": found.low,
+        "high": found.high,
+        "p_value": found.p_value,
+        "resamples": found.resamples,
+        "seed": found.seed,
+    }

@@ -1,0 +1,75 @@
+"""What a model is worth on held-out records: likelihood, and what it says when it is asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regard.data.batching import Batching
+from regard.data.objectives import Classification, Objective, Translation
+from regard.data.store import Table
+from regard.data.tokenizer import Tokenizer
+from regard.decoding.api import Texts, classify
+from regard.decoding.search import Search
+from regard.errors import DataError
+from regard.evaluation import metrics
+from regard.evaluation.loss import likelihood
+from regard.models.base import Classifier, Generator, Model
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Records that a model has not learned from, as tokens and as text."""
+
+    objective: Objective
+    table: Table
+    texts: Sequence[tuple[str, ...]]
+    tokenizers: dict[str, Tokenizer]
+    batching: Batching
+    bytes: int  # of the text that is to be said
+    max_len: int
+
+
+def validate(model: Model, held_out: HeldOut, search: Search, decode: int, tokenize: str) -> Values:
+    """All that is measured during training, by name; `decode` records are translated with `search`."""
+    found = likelihood(model, held_out.table, held_out.objective, held_out.batching)
+    values = {"loss": found.loss}
+    if isinstance(held_out.objective, Translation):
+        values |= translated(model, held_out, search, decode, tokenize)
+    elif isinstance(held_out.objective, Classification):
+        values |= classified(model, held_out)
+    else:
+        values |= {"bits_per_byte": metrics.bits_per_byte(found.nll, held_out.bytes).value}
+    if not isinstance(held_out.objective, Classification):
+        values["perplexity"] = metrics.perplexity(found.nll, found.tokens).value
+    return values
+
+
+def translated(model: Model, held_out: HeldOut, search: Search, count: int, tokenize: str) -> Values:
+    """BLEU, chrF and exact matches of the first `count` records."""
+    records = held_out.texts[:count]
+    if not records:
+        return {}
+    if not isinstance(model, Generator):
+        raise DataError("a model that translates is a generator; choose another family")
+    tokenizers, device = held_out.tokenizers, next(model.parameters()).device
+    texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device)
+    batch_size = 64 if device.type == "cpu" else 256
+    said = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
+    wanted = [record[1] for record in records]
+    return {
+        "bleu": metrics.bleu(said, wanted, tokenize).value,
+        "chrf": metrics.chrf(said, wanted).value,
+        "exact_match": metrics.exact_match(said, wanted).value,
+    }
+
+
+def classified(model: Model, held_out: HeldOut) -> Values:
+    """Accuracy."""
+    objective = held_out.objective
+    assert isinstance(objective, Classification)
+    assert isinstance(model, Classifier)
+    device = next(model.parameters()).device
+    texts = [text for _, text in held_out.texts]
+    guesses = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
+    return {"accuracy": metrics.accuracy([g.label for g in guesses], [label for label, _ in held_out.texts]).value}

@@ -1,0 +1,363 @@
+"""A session of training: prepare, choose, train, save; or take up where an earlier session stopped."""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard import defaults
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import Prepared, opened, prepare
+from regard.data.stream import Examples, Stream
+from regard.data.tokenizer import Tokenizer
+from regard.decoding.beam import Beam
+from regard.errors import DataError, SpecError
+from regard.evaluation.validation import HeldOut, validate
+from regard.models.base import Classifier, LanguageModel, Model, build
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
+from regard.run import Run, choose_device, load, read_recipe
+from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
+from regard.training.log import Log, TensorBoard, environment
+from regard.training.loop import Metrics, Outcome, Trainer, Watcher
+from regard.training.view import View
+from regard.tree import to_record
+
+CRITERIA = {Translation: "bleu", LanguageModelling: "loss", Classification: "accuracy"}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is said for one session and is no part of the recipe."""
+
+    device: str = "auto"
+    max_time: float | None = None  # seconds after which the session saves and stops
+    quiet: bool = True
+
+
+def train(
+    out: str | Path,
+    *,
+    changes: Sequence[str] = (),
+    device: str = "auto",
+    max_time: float | None = None,
+    quiet: bool = True,
+    **files: Any,
+) -> Run:
+    """Train on text files into the folder `out`, and return the run.
+
+    `files` are those of `asked_for`. `changes` are `path=value` edits of the recipe, such as `train.steps=1000`.
+    """
+    return begin(asked_for(changes=changes, **files), out, Session(device, max_time, quiet))[0]
+
+
+def asked_for(  # noqa: PLR0913  # the options of the command line
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    valid_source: str | None = None,
+    valid_target: str | None = None,
+    tsv: Sequence[str] = (),
+    jsonl: Sequence[str] = (),
+    text: Sequence[str] = (),
+    labelled: Sequence[str] = (),
+    valid: str | None = None,
+    recipe: str | Path | None = None,
+    preset: str | None = None,
+    variants: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    start: str | Path | None = None,
+    trust_code: bool = False,
+) -> Asked:
+    """The recipe of a command line.
+
+    One of: `source` and `target`, `tsv`, `jsonl` (translation), `text` (language model), `labelled` (classifier), or a
+    `recipe` file, which the others then override.
+    """
+    record = read_file(Path(recipe)) if recipe is not None else {}
+    files = {
+        "parallel": [{"source": source, "target": target}] if source or target else [],
+        "tsv": [{"path": path} for path in tsv],
+        "jsonl": [{"path": path} for path in jsonl],
+        "lines": [{"path": path} for path in text],
+        "labelled": [{"path": path} for path in labelled],
+    }
+    held_out = {"source": valid_source, "target": valid_target} if valid_source or valid_target else valid
+    record = with_files(record, files, held_out)
+    if preset is not None:
+        record["model"] = {**record.get("model", {}), "preset": preset}
+    if start is not None:
+        record["start"] = str(start)
+    return asked(record, changes, variants, trust_code)
+
+
+def with_files(
+    record: Mapping[str, Any], files: Mapping[str, list[dict[str, Any]]], valid: dict[str, Any] | str | None
+) -> dict[str, Any]:
+    """A recipe table with the files of a command line in its data section."""
+    kinds = [kind for kind, found in files.items() if found]
+    record = dict(record)
+    if not kinds:
+        if "data" not in record:
+            raise SpecError(
+                "", "there is nothing to learn from; give --source and --target, --tsv, --text or --labelled"
+            )
+        return _default_train(record)
+    objectives = {"lines": "language_model", "labelled": "classification"}
+    wanted = {objectives.get(kind, "translation") for kind in kinds}
+    if len(wanted) > 1:
+        raise SpecError("", f"one run learns one thing; {' and '.join(sorted(wanted))} files cannot be mixed")
+    for entry in files["parallel"]:
+        if not entry["source"] or not entry["target"]:
+            raise SpecError("", "two aligned files are needed; give both --source and --target")
+    data = dict(record.get("data", {}))
+    data["train"] = [{"kind": kind, **entry} for kind in kinds for entry in files[kind]]
+    data.setdefault("objective", wanted.pop())
+    if isinstance(valid, str):
+        data["valid"] = [{"kind": kinds[0], "path": valid}]
+    elif valid is not None:
+        if not valid["source"] or not valid["target"]:
+            raise SpecError("", "validation needs two aligned files; give both --valid-source and --valid-target")
+        data["valid"] = [{"kind": "parallel", **valid}]
+    record["data"] = data
+    return _default_train(record)
+
+
+def _default_train(record: dict[str, Any]) -> dict[str, Any]:
+    """The training that is usual for the objective, under what the recipe says."""
+    objective = record["data"].get("objective", "translation")
+    kind = objective if isinstance(objective, str) else objective.get("kind")
+    kinds: dict[str, Objective] = {o.kind: o for o in (Translation(), LanguageModelling(), Classification())}
+    if kind not in kinds:
+        return record  # reading it says what is wrong
+    usual = to_record(defaults.for_objective(kinds[kind]), PARTS)
+    return record | {"train": usual | dict(record.get("train", {}))}
+
+
+def begin(
+    wanted: Asked, out: str | Path, session: Session = Session(), beside: Sequence[str] = ()
+) -> tuple[Run, Outcome]:
+    """Start a run in a new folder, which may hold nothing but what is named in `beside`."""
+    folder = RunFolder(out)
+    if folder.path.exists() and (not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - {*beside}):
+        hint = "regard resume goes on with it; " if folder.asked.exists() else ""
+        raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
+    device = choose_device(session.device)
+    view = View(quiet=session.quiet)
+    made = not folder.path.exists()
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder.path}: {error.strerror}") from None
+    try:
+        write_json(folder.asked, {"format": FORMAT} | wanted.absolute().record())
+        data, recipe = _prepared(folder, device.type == "cpu", view)
+        trainer = _trainer(folder, recipe, data, session, view)
+    except BaseException:  # nothing was trained: leave nothing behind
+        shutil.rmtree(folder.path) if made else _empty(folder.path)
+        raise
+    return _fit(trainer, folder, session, view)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def resume(path: str | Path, device: str = "auto", max_time: float | None = None, quiet: bool = True) -> Run:
+    """Go on with a run exactly where it stopped, and return it."""
+    return go_on(path, Session(device, max_time, quiet))[0]
+
+
+def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]:
+    """Go on where a run stopped; one that was stopped before its first checkpoint starts over."""
+    folder = RunFolder(path)
+    if not folder.asked.exists() and not folder.recipe.exists():
+        raise DataError(f"{folder.path} is no run; regard train makes one")
+    view = View(quiet=session.quiet)
+    if folder.final.exists():
+        run = load(folder.path, session.device)
+        view.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
+        return run, Outcome(True, "it was finished", run.step)
+    device = choose_device(session.device)
+    data, recipe = _prepared(folder, device.type == "cpu", view)
+    trainer = _trainer(folder, recipe, data, session, view)
+    trainer.resume()
+    return _fit(trainer, folder, session, view)
+
+
+def _prepared(folder: RunFolder, on_cpu: bool, view: View) -> tuple[Prepared, Recipe]:
+    """Data and resolved recipe, as an earlier session left them or made now."""
+    if folder.recipe.exists():
+        recipe = read_recipe(folder, trust_code=_wanted(folder).trust_code)
+        return opened(recipe.data, folder.data), recipe
+    wanted = _wanted(folder)
+    parent = load(wanted.start, "cpu") if wanted.start is not None else None
+    tokenizers = parent.tokenizers if parent is not None else None
+    if parent is not None and parent.objective.kind != wanted.data.objective.kind:
+        raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {wanted.data.objective.kind}")
+    data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say)
+    for sentence in data.report:
+        view.say(sentence)
+    recipe = resolve(wanted, data, on_cpu, view.say, parent)
+    for name, tokenizer in _files(data.tokenizers).items():
+        tokenizer.save(folder.path / name)
+    write_json(folder.recipe, {"format": FORMAT} | recipe.record())
+    return data, recipe
+
+
+def _wanted(folder: RunFolder) -> Asked:
+    record = read_json(folder.asked)
+    record.pop("format", None)
+    return Asked.of(record)
+
+
+def _files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
+    """The tokenizers by file: one, or one for each side."""
+    if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
+        return {"tokenizer.json": next(iter(tokenizers.values()))}
+    return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}
+
+
+def resolve(
+    wanted: Asked, data: Prepared, on_cpu: bool, say: Callable[[str], None], parent: Run | None = None
+) -> Recipe:
+    """The recipe with everything chosen that was not said, and why."""
+    chosen = defaults.choose(data.objective, data.survey, wanted.data.batches, wanted.train, on_cpu)
+    vocabulary = {name: data.tokenizers[name].size for name in data.objective.encoded}
+    longest = getattr(chosen.batching, "length", None) if data.objective.stream else wanted.data.max_len + 2
+    if parent is not None:
+        if wanted.model is not None or wanted.changes or wanted.variants:
+            raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
+        model, why = parent.recipe.model, [f"model: that of {parent.path}", *chosen.why[1:]]
+    else:
+        base = chosen.model if wanted.model is None else None
+        edits = lambda m: defaults.fitted(m, data.objective, vocabulary, longest or 0)  # noqa: E731
+        _, model = model_for(wanted, base, edits)
+        why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
+    _check_family(model, data.objective)
+    spec = replace(wanted.data, objective=data.objective, batching=chosen.batching)
+    for name, tokenizer in _files(data.tokenizers).items():
+        say(f"{name}: {tokenizer.size:,} pieces")
+    for sentence in why:
+        say(sentence)
+    decode = wanted.decode
+    return Recipe(model, spec, chosen.train, decode)
+
+
+def _check_family(model: Any, objective: Objective) -> None:
+    built = build(model, device="meta")
+    fits = {
+        Translation: isinstance(model, EncoderDecoder)
+        or (isinstance(built, LanguageModel) and hasattr(built, "encode")),
+        LanguageModelling: isinstance(built, LanguageModel) and not isinstance(model, EncoderDecoder),
+        Classification: isinstance(built, Classifier),
+    }
+    if not fits[type(objective)]:
+        raise SpecError(
+            "model", f"a model of kind {type(model).kind!r} cannot learn {objective.kind!r}; choose another"
+        )
+
+
+def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session, view: View) -> Trainer:
+    device = choose_device(session.device)
+    wanted = _wanted(folder)
+    model = build(recipe.model, device, seed=recipe.train.seed)
+    if wanted.start is not None:
+        model.load_state_dict(load(wanted.start, session.device).model.state_dict())
+    assert recipe.data.batching is not None
+    examples = Examples(data.train, data.weights, data.objective)
+    stream = Stream(examples, recipe.data.batching, recipe.train.seed)
+    stream.plan(0)  # what cannot be batched is said before anything else
+    criterion = _criterion(recipe, data)
+    latest = folder.latest()
+    step = latest.step if latest else 0
+    watchers: list[Watcher] = [Log(folder.log, step), view]
+    if TensorBoard.installed():
+        watchers.append(TensorBoard(folder.path / "tensorboard", step))
+    write_json(folder.path / "environment.json", environment(device))
+    view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}")
+    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion)
+
+
+def _criterion(recipe: Recipe, data: Prepared) -> str:
+    """What tells the better of two checkpoints."""
+    criterion = recipe.train.criterion
+    if criterion != "auto":
+        known = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
+            type(data.objective), set()
+        )
+        if criterion not in known:
+            raise SpecError("train.criterion", f"{criterion!r} is not measured for {data.objective.kind}")
+        if criterion not in ("loss", "accuracy") and not recipe.train.decode:
+            raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
+        return criterion
+    usual = CRITERIA[type(data.objective)]
+    return "loss" if usual == "bleu" and not recipe.train.decode else usual
+
+
+def _measure(recipe: Recipe, data: Prepared) -> Callable[[Model], Metrics] | None:
+    if data.valid is None or not data.valid.rows:
+        return None
+    batching = recipe.data.batching
+    assert batching is not None
+    if batching.packed:
+        batching = defaults.padded(batching)
+    held_out = HeldOut(
+        data.objective,
+        data.valid,
+        data.valid_texts,
+        data.tokenizers,
+        batching,
+        data.valid_survey.bytes,
+        recipe.data.max_len,
+    )
+    train = recipe.train
+    return lambda model: validate(model, held_out, Beam(beams=1), train.decode, train.bleu_tokenize)
+
+
+def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> tuple[Run, Outcome]:
+    deadline = None if session.max_time is None else time.monotonic() + session.max_time
+    try:
+        with _signals() as caught:
+
+            def stop() -> str | None:
+                if caught:
+                    return f"{caught[0]}; regard resume {folder.path} goes on"
+                if deadline is not None and time.monotonic() > deadline:
+                    return f"the time is up; regard resume {folder.path} goes on"
+                return None
+
+            outcome = trainer.fit(stop)
+    finally:
+        view.close()
+    if not folder.steps():
+        raise DataError(f"{folder.path} has no checkpoint")
+    return load(folder.path, session.device, trust_code=_wanted(folder).trust_code), outcome
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """The first Ctrl-C or SIGTERM is noted, to stop after the step; the second is as ever."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: Any) -> None:
+        caught.append("interrupted" if number == signal.SIGINT else "asked to end")
+        signal.signal(number, before[number])
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,110 @@
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from regard import cli
+
+WORDS = {
+    "one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs", "seven": "sieben",
+    "eight": "acht", "nine": "neun", "big": "groß", "red": "rot", "house": "Haus",
+}  # fmt: skip
+SMALL = (
+    "--variant", "pre_norm", "--variant", "rotary", "--set", "model.d_model=48", "--set", "model.head.smoothing=0.0",
+    "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1", "--set", "train.optimizer.rate=5e-3",
+    "--set", "train.schedule.warmup=20", "--set", "data.tokenizer.vocab=300", "--set", "data.batching.tokens=400",
+    "--set", "train.decode=20", "--set", "train.average=1",
+)  # fmt: skip
+
+
+class Said(subprocess.CompletedProcess[str]):
+    """What a command printed, and how it ended."""
+
+
+def regard(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Said:
+    """The command in this process, where torch is loaded already."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["regard", *words])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("COLUMNS", "100")
+        if cwd:
+            patch.chdir(cwd)
+        handler = signal.getsignal(signal.SIGINT)
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        signal.signal(signal.SIGINT, handler)
+    return Said(words, int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def process(*words: str) -> subprocess.Popen[bytes]:
+    """The command as a process of its own, that can be killed."""
+    env = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+
+
+def complaint(*words: str, stdin: bytes = b"") -> str:
+    """The one sentence of a refused command."""
+    run = regard(*words, stdin=stdin)
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert run.stdout == ""
+    assert "Traceback" not in run.stderr
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("regard: ")
+    return last.removeprefix("regard: ")
+
+
+def reversed_pairs(count: int, seed: int) -> list[tuple[str, str]]:
+    """A toy language: every word has a translation, and the order is reversed."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        words = rng.choices(list(WORDS), k=rng.randint(1, 4))
+        pairs.append((" ".join(words), " ".join(WORDS[word] for word in reversed(words))))
+    return pairs
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The toy language in files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    train, test = reversed_pairs(1500, 1), reversed_pairs(60, 2)
+    files = {
+        "source": write(folder / "train.en", [s for s, _ in train]),
+        "target": write(folder / "train.de", [t for _, t in train]),
+        "test_source": write(folder / "test.en", [s for s, _ in test]),
+        "test_target": write(folder / "test.de", [t for _, t in test]),
+    }
+    files["tsv"] = write(folder / "train.tsv", [f"{s}\t{t}" for s, t in train])
+    return files
+
+
+def training(corpus: dict[str, str], out: Path | str, *more: str) -> tuple[str, ...]:
+    """The words of a command that trains on the toy language."""
+    return ("train", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out), *SMALL, *more)
+
+
+@pytest.fixture(scope="session")
+def run(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned the toy language."""
+    out = tmp_path_factory.mktemp("runs") / "toy"
+    said = regard(
+        *training(corpus, out, "--set", "train.steps=240", "--set", "train.validate_every=60"),
+        "--set", "model.dropout=0.0",
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    return out

@@ -1,0 +1,131 @@
+"""Killed and resumed is the same as never killed, to the last bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import complaint, process, regard, training
+
+KILLS = int(os.environ.get("REGARD_KILLS", "3"))  # make test-kills: 20
+STEPS = (
+    "--set",
+    f"train.steps={max(60, 60 * KILLS // 3)}",
+    "--set",
+    "train.save_every=4",
+    "--set",
+    "train.validate_every=25",
+)
+VALIDATED = [*range(25, max(60, 60 * KILLS // 3), 25), max(60, 60 * KILLS // 3)]
+MORE = ("--set", "train.ema=0.9", "--set", "model.dropout=0.1", "--set", "train.average=2", "--set", "train.decode=4")
+
+
+def digest(run: Path) -> str:
+    shown = json.loads(regard("show", str(run), "--json").stdout)
+    assert shown["finished"]
+    return shown["weights_sha256"]
+
+
+def begun(run: Path, steps: int) -> bool:
+    """Whether training has logged something this often."""
+    log = run / "log.jsonl"
+    return log.exists() and log.read_text().count('"event"') >= steps
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed(
+    corpus: dict[str, str], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert regard(*training(corpus, straight, *STEPS, *MORE, "-q")).returncode == 0
+    rng = random.Random(7)
+    words = training(corpus, killed, *STEPS, *MORE, "-q")
+    for number in range(KILLS):
+        running = process(*words)
+        while not (killed / "asked.json").exists() and running.poll() is None:
+            time.sleep(0.01)
+        # Now and then while it reads or loads, mostly once it trains and saves.
+        after, pause = (0 if number % 5 == 0 else lines_of(killed) + 1), rng.uniform(0.0, 1.0)
+        while not begun(killed, after) and running.poll() is None:
+            time.sleep(0.01)
+        time.sleep(pause)
+        running.send_signal(signal.SIGKILL)
+        _, said = running.communicate()
+        assert running.returncode in (0, -signal.SIGKILL), said.decode()
+        record_property(f"kill {number + 1}", f"after {lines_of(killed)} lines of the log")
+        words = ("resume", str(killed), "-q")
+    said = regard("resume", str(killed), "-q")
+    assert said.returncode == 0, said.stderr
+    assert digest(killed) == digest(straight)
+    log = [json.loads(line) for line in (killed / "log.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in log if event["event"] == "valid"] == VALIDATED
+    assert not list(killed.glob(".*"))
+
+
+def lines_of(run: Path) -> int:
+    log = run / "log.jsonl"
+    return log.read_text().count('"event"') if log.exists() else 0
+
+
+def test_interrupted_by_a_signal_it_saves_and_says_how_to_go_on(corpus: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = process(*training(corpus, run, "--set", "train.steps=100000", "--set", "train.validate_every=100000"))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (run / "log.jsonl").exists():
+        time.sleep(0.1)
+    time.sleep(2.0)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said.decode()
+    assert f"regard resume {run}" in said.decode()
+    assert list(run.glob("trainer-*.json"))
+    assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0  # it can be used as it is
+
+
+def test_out_of_time_and_resumed_is_the_same_run(corpus: dict[str, str], tmp_path: Path) -> None:
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    few = ("--set", "train.steps=30", "--set", "train.validate_every=10", *MORE)
+    assert regard(*training(corpus, straight, *few, "-q")).returncode == 0
+    said = regard(*training(corpus, stopped, *few, "--max-time", "0.01s", "--json"))
+    assert said.returncode == 0
+    assert json.loads(said.stdout)["finished"] is False
+    assert json.loads(said.stdout)["step"] == 1
+    assert regard("resume", str(stopped), "--max-time", "0.01", "-q").returncode == 0
+    assert regard("resume", str(stopped), "-q").returncode == 0
+    assert digest(stopped) == digest(straight)
+    assert "finished" in regard("resume", str(stopped)).stderr
+
+
+def test_a_damaged_checkpoint_is_noticed(corpus: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    regard(*training(corpus, run, "--set", "train.steps=30", "--max-time", "0.01", "-q"))
+    weights = next(run.glob("weights-*.safetensors"))
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    assert "is not what was saved" in complaint("resume", str(run))
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(corpus: dict[str, str], tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk without room: the second checkpoint cannot be written."""
+    run = tmp_path / "run"
+    few = ("--set", "train.steps=40", "--set", "train.validate_every=20", "--set", "train.choose=last")
+    assert regard(*training(corpus, run, *few, "--max-time", "0.01", "-q")).returncode == 0
+    before = {path.name: path.read_bytes() for path in run.glob("*-00000001.*")}
+    limited = 'ulimit -f 100; exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", limited, "bash", os.sys.executable, "-m", "regard", "resume", str(run), "-q"],  # type: ignore[attr-defined]
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "cannot save" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path.name: path.read_bytes() for path in run.glob("*-00000001.*")} == before
+    assert not (run / ".saving").exists()
+    assert regard("resume", str(run), "-q").returncode == 0
