@@ -53,7 +53,9 @@ def their_ids(theirs: Any, sources: Ids, **options: Any) -> Ids:
     """What Marian says."""
     ids, seg = pad(sources)
     lengths = {"min_new_tokens": LENGTH, "max_new_tokens": LENGTH}
-    said: Tensor = theirs.generate(ids, attention_mask=seg, num_beams=SEARCH.beams, do_sample=False, **lengths, **options)
+    said: Tensor = theirs.generate(
+        ids, attention_mask=seg, num_beams=SEARCH.beams, do_sample=False, **lengths, **options
+    )
     return said[:, 1:].tolist()
 
 

@@ -16,6 +16,8 @@ limit.
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,16 +34,16 @@ from regard.data.batching import Buckets
 from regard.data.objectives import Translation
 from regard.data.store import Table
 from regard.data.stream import Examples, Place, Prefetch, Stream
-from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.training.checkpoint import RunFolder
 from regard.training.loop import Trainer
 from regard.training.optim import AdamW
-from regard.training.schedule import InverseSqrt
+from regard.training.schedule import Constant
 from regard.training.spec import TrainSpec
 
 LIMIT = 0.95
 LOSSES = {"own loss": 0.0, "smoothed": 0.1}
-SPEC = TrainSpec(steps=100_000, optimizer=AdamW(rate=5e-4), schedule=InverseSqrt(warmup=4000))
+ADAMW = AdamW(rate=1e-4)
+SPEC = TrainSpec(steps=100_000, optimizer=ADAMW, schedule=Constant(warmup=0))
 
 
 def stream(tokens: int) -> Stream:
@@ -90,28 +92,20 @@ def check(batch: Batch, smoothing: float) -> None:
         torch.testing.assert_close(ours.get_parameter(f"{our}.weight").grad, their.weight.grad, rtol=1e-3, atol=1e-6)
 
 
-def our_step(trainer: Trainer) -> Callable[[], None]:
-    """A step of the trainer. The thread's share of it is part of it: it ends when the queue is full again."""
-    prefetch = trainer.prefetch
-    assert prefetch is not None
-
-    def step() -> None:
-        trainer.step()
-        if trainer.progress.step % trainer.spec.log_every == 0:
-            trainer.note_window()
-        while not prefetch._queue.full():  # noqa: SLF001  # nobody else asks
-            time.sleep(0.001)
-
-    return step
+def our_step(trainer: Trainer) -> None:
+    """A step of the trainer, with its line of the log when one is due."""
+    trainer.step()
+    if trainer.progress.step % trainer.spec.log_every == 0:
+        trainer.note_window()
 
 
 def their_step(theirs: Any, smoothing: float) -> Callable[[dict[str, Tensor]], None]:
     """The same step of Marian."""
     theirs.train()
     parameters = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
-    settings = SPEC.optimizer
-    assert isinstance(settings, AdamW)
-    optimizer = torch.optim.AdamW(parameters, lr=1e-5, betas=settings.betas, eps=settings.eps, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=1e-4, betas=ADAMW.betas, eps=ADAMW.eps, weight_decay=ADAMW.decay, fused=True
+    )
 
     def step(inputs: dict[str, Tensor]) -> None:
         their_loss(theirs, inputs, smoothing).backward()
@@ -124,32 +118,30 @@ def their_step(theirs: Any, smoothing: float) -> Callable[[dict[str, Tensor]], N
 
 def measure(smoothing: float, rounds: int, steps: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """CPU seconds of every round, ours and theirs, and its target tokens."""
-    batches, warm_up = stream(tokens), 1
-    plan = batches.plan(0)
-    items = [batches.item(plan, position % len(plan)) for position in range((warm_up + rounds) * steps)]
-    assert len(items) <= len(plan), "more rounds than an epoch has batches"
+    warm_up = 1
+    items = [item for item, _ in islice(stream(tokens).after(Place()), (warm_up + rounds) * steps)]
     check(items[0].batch, smoothing)
     ours, theirs = pair(smoothing, dropout=0.1)
     inputs = [asked(item.batch) for item in items]
-    with TemporaryDirectory() as folder:
+    their = their_step(theirs, smoothing)
+    with TemporaryDirectory() as folder, closing(Prefetch(stream(tokens), Place())) as prefetch:
         trainer = Trainer(ours, SPEC, stream(tokens), RunFolder(Path(folder)))
-        trainer.prefetch = Prefetch(trainer.stream, Place())
-        ahead, behind = our_step(trainer), their_step(theirs, smoothing)
+        trainer.prefetch = prefetch
 
         def our_round(_: int) -> float:
             began = time.process_time()
             for _ in range(steps):
-                ahead()
+                our_step(trainer)
+            time.sleep(0.1)  # meanwhile the thread fills its queue again: its work is ours, whenever it is done
             return time.process_time() - began
 
         def their_round(i: int) -> float:
             began = time.process_time()
             for one in inputs[i * steps : (i + 1) * steps]:
-                behind(one)
+                their(one)
             return time.process_time() - began
 
         seconds = interleave([our_round, their_round], rounds, warm_up)
-        trainer.prefetch.close()
     labels = np.array([item.labels for item in items]).reshape(-1, steps).sum(1)
     assert trainer.progress.labels == labels.sum(), "both sides read the same batches"
     return seconds, labels[warm_up:]

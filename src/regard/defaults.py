@@ -168,11 +168,16 @@ def padded(batching: Batching) -> Batching:
     return Buckets(getattr(batching, "tokens", None))
 
 
-def fitted(model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int) -> dict[str, Any]:
-    """Edits that make a model fit its tokenizers, its labels and its longest text; path -> value."""
+def fitted(
+    model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int, joint: bool = True
+) -> dict[str, Any]:
+    """Edits that make a model fit its tokenizers, its labels and its longest text; path -> value.
+
+    `joint` says whether source and target have one tokenizer: pieces of two share no table, even if they are as many.
+    """
     source, target = vocabulary.get("source"), vocabulary.get("target")
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
-    if isinstance(model, EncoderDecoder) and source != target:
+    if isinstance(model, EncoderDecoder) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False
     if isinstance(model, EncoderOnly) and isinstance(objective, Classification):

@@ -91,9 +91,9 @@ class Asked:
     def of(cls, record: Mapping[str, Any]) -> "Asked":
         """From JSON."""
         return cls(
-            data=read(record["data"], DataSpec, "data", PARTS),
-            train=read(record["train"], TrainSpec, "train", PARTS),
-            decode=read(record["decode"], Search, "decode", PARTS),
+            data=read(record["data"], DataSpec, "data", PARTS, record["trust_code"]),
+            train=read(record["train"], TrainSpec, "train", PARTS, record["trust_code"]),
+            decode=read(record["decode"], Search, "decode", PARTS, record["trust_code"]),
             model=record["model"],
             variants=tuple(record["variants"]),
             changes=record["changes"],
@@ -103,8 +103,12 @@ class Asked:
 
     def absolute(self) -> "Asked":
         """The same with absolute paths, so that it can be resumed from anywhere."""
+        tokenizer = self.data.tokenizer
+        if isinstance(tokenizer, Imported):
+            tokenizer = replace(tokenizer, path=str(Path(tokenizer.path).absolute()))
         data = replace(
             self.data,
+            tokenizer=tokenizer,
             train=tuple(corpus.absolute() for corpus in self.data.train),
             valid=tuple(corpus.absolute() for corpus in self.data.valid),
         )
@@ -114,7 +118,7 @@ class Asked:
 def asked(
     record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
 ) -> Asked:
-    """A recipe table with `--set` edits and variants; all of it is read but the model, which waits for its corpus."""
+    """A recipe table with `--set` edits and variants. A model that is chosen from the corpus waits for it."""
     for key in record:
         if key not in (*SECTIONS, "start"):
             raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
@@ -124,21 +128,24 @@ def asked(
     for change in changes:
         path, value = parse_change(change)
         section, _, rest = path.partition(".")
-        if section not in SECTIONS or not rest:
+        if path in SECTIONS:
+            raise SpecError(path, "is a whole section; set a field of it, such as train.steps=1000")
+        if section not in SECTIONS:
             section, rest = "model", path
         sections[section][rest] = value
-    model = dict(record["model"]) if "model" in record else None
-    named = tuple(model.pop("variants", ())) if model else ()
-    return Asked(
+    wanted = Asked(
         data=_section(record["data"], DataSpec, "data", sections["data"], trust_code),
         train=_section(record.get("train", {}), TrainSpec, "train", sections["train"], trust_code),
         decode=_section(record.get("decode", "beam"), Search, "decode", sections["decode"], trust_code),
-        model=model,
-        variants=(*named, *variants),
+        model=_model_table(record["model"], "model") if "model" in record else None,
+        variants=tuple(variants),
         changes=sections["model"],
         start=record.get("start"),
         trust_code=trust_code,
     )
+    if wanted.model is not None:
+        model_for(wanted, None, lambda _: {})  # what is wrong with it is said before the corpus is read
+    return wanted
 
 
 def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
@@ -167,7 +174,12 @@ def model_for(
         for name in recipe.variants:
             spec = apply_variant(name, spec)
         spec = edited(spec, recipe.changes, recipe.trust_code)
-        return base, edited(spec, fitted(spec), recipe.trust_code)
+        fits = fitted(spec)
+        given = _flat(recipe.model or {}) | dict(recipe.changes)
+        for path in fits.keys() & given.keys():
+            if given[path] != fits[path]:
+                raise SpecError(path, f"is {given[path]!r} here, but the data ask for {fits[path]!r}; leave it out")
+        return base, edited(spec, fits, recipe.trust_code)
     except SpecError as error:
         raise error.inside("model") from None
 
@@ -202,21 +214,29 @@ def _resolve(name: str, trust_code: bool) -> tuple[ModelSpec, ModelSpec]:
 
 
 def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """(base, model) of the `model` table: a preset with variants and edits, or a complete record with a kind."""
-    if isinstance(record, Mapping) and "preset" in record:
-        changes = {key: value for key, value in record.items() if key not in ("preset", "variants")}
-        name = record["preset"]
-        if not isinstance(name, str):
-            raise SpecError(f"{path}.preset", f"needs the name of a preset, not {name!r}")
-        try:
-            base = spec = preset(name)
-            for variant in record.get("variants", ()):
-                spec = apply_variant(variant, spec)
-            return base, edited(spec, _flat(changes), trust_code) if changes else spec
-        except SpecError as error:
-            raise error.inside(path) from None
-    spec = read(record, ModelSpec, path, PARTS, trust_code)
-    return spec, spec
+    """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits."""
+    table = _model_table(record, path)
+    variants, name = table.pop("variants", ()), table.pop("preset", None)
+    if not isinstance(variants, list | tuple):
+        raise SpecError(f"{path}.variants", f"needs a list of names, not {variants!r}")
+    try:
+        base = spec = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
+        for variant in variants:
+            spec = apply_variant(variant, spec)
+        return base, spec if name is None else edited(spec, _flat(table), trust_code)
+    except SpecError as error:
+        raise error.inside(path) from None
+
+
+def _model_table(record: Any, path: str) -> dict[str, Any]:
+    """The `model` table; a name alone is that of a preset or of a kind."""
+    if isinstance(record, str):
+        return {"preset" if record in PRESETS else "kind": record}
+    if not isinstance(record, Mapping):
+        raise SpecError(path, f"needs a table with a kind or a preset, not {record!r}")
+    if not isinstance(record.get("preset", ""), str):
+        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {record['preset']!r}")
+    return dict(record)
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

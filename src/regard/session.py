@@ -237,8 +237,10 @@ def resolve(
         model, why = parent.recipe.model, [f"model: that of {parent.path}", *chosen.why[1:]]
     else:
         base = chosen.model if wanted.model is None else None
-        edits = lambda m: defaults.fitted(m, data.objective, vocabulary, longest or 0)  # noqa: E731
-        _, model = model_for(wanted, base, edits)
+        joint = len(_files(data.tokenizers)) == 1
+        _, model = model_for(
+            wanted, base, lambda m: defaults.fitted(m, data.objective, vocabulary, longest or 0, joint)
+        )
         why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
     _check_family(model, data.objective)
     spec = replace(wanted.data, objective=data.objective, batching=chosen.batching)
@@ -246,15 +248,13 @@ def resolve(
         say(f"{name}: {tokenizer.size:,} pieces")
     for sentence in why:
         say(sentence)
-    decode = wanted.decode
-    return Recipe(model, spec, chosen.train, decode)
+    return Recipe(model, spec, chosen.train, wanted.decode)
 
 
 def _check_family(model: Any, objective: Objective) -> None:
     built = build(model, device="meta")
     fits = {
-        Translation: isinstance(model, EncoderDecoder)
-        or (isinstance(built, LanguageModel) and hasattr(built, "encode")),
+        Translation: isinstance(built, LanguageModel) and isinstance(model, EncoderDecoder),
         LanguageModelling: isinstance(built, LanguageModel) and not isinstance(model, EncoderDecoder),
         Classification: isinstance(built, Classifier),
     }
@@ -268,7 +268,7 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     device = choose_device(session.device)
     wanted = _wanted(folder)
     model = build(recipe.model, device, seed=recipe.train.seed)
-    if wanted.start is not None:
+    if wanted.start is not None and folder.latest() is None:
         model.load_state_dict(load(wanted.start, session.device).model.state_dict())
     assert recipe.data.batching is not None
     examples = Examples(data.train, data.weights, data.objective)

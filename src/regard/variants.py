@@ -23,7 +23,6 @@ from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.residual import PostNorm, PreNorm, Sandwich
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.tables import Sharing
 from regard.tree import diff, swap
 
 Edit = Callable[[Any], Any]
@@ -40,10 +39,10 @@ class Variant:
 def apply(name: str, spec: ModelSpec) -> ModelSpec:
     """`spec` with a modification. One that would change nothing is refused: a run must be what it is called."""
     if name not in VARIANTS:
-        raise SpecError("--variant", f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
+        raise SpecError("variants", f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
     changed = VARIANTS[name].edit(spec)
     if not diff(spec, changed):
-        raise SpecError("--variant", f"{name!r} changes nothing here: the model has it already, or has no place for it")
+        raise SpecError("variants", f"{name!r} changes nothing here: the model has it already, or has no place for it")
     return changed
 
 
@@ -66,7 +65,12 @@ def gated(phi: Activation) -> Edit:
 
 def at_input(position: Any) -> Edit:
     """Positions added to the embeddings, and none in attention."""
-    return lambda m: swap(swap(m, Plain, _without_position), Tokens, lambda t: replace(t, position=position))
+
+    def edit(m: Any) -> Any:
+        cleared = swap(swap(m, SelfAttention, _own_position_gone), Plain, _without_position)
+        return swap(cleared, Tokens, lambda t: replace(t, position=position))
+
+    return edit
 
 
 def in_attention(make: Callable[[], Position]) -> Edit:
@@ -96,7 +100,7 @@ def shared(*sides: str) -> Edit:
             stack = getattr(m, side, None)
             if isinstance(stack, Plain):
                 changes[side] = replace(stack, unique=1)
-        return _own_softmax(replace(m, **changes))
+        return _own_softmax(replace(m, **changes)) if changes else m
 
     return edit
 
@@ -113,7 +117,7 @@ def sharing(source_target: bool, input_output: bool) -> Edit:
     def edit(m: Any) -> Any:
         if not isinstance(m, EncoderDecoder):
             raise SpecError("", "only an encoder-decoder has tables to share between source and target")
-        return replace(m, sharing=Sharing(source_target=source_target, input_output=input_output))
+        return replace(m, sharing=replace(m.sharing, source_target=source_target, input_output=input_output))
 
     return edit
 

@@ -81,7 +81,10 @@ def test_no_normalisation_is_length_penalty_0(tmp_path: Path) -> None:
     for n_best in (1, 3):
         compare(ours, theirs, Beam(3, n_best, "mean", 0.0, stopping="ctranslate2"), 9, 1)
         none, zero = (
-            find(ours, batch, Beam(3, n_best, *how, stopping="ctranslate2"), Ends(BOS, EOS, 0), Limits(max_len=9))
-            for how in (("none",), ("mean", 0.0))
+            find(ours, batch, search, Ends(BOS, EOS, 0), Limits(max_len=9))
+            for search in (
+                Beam(3, n_best, "none", stopping="ctranslate2"),
+                Beam(3, n_best, "mean", 0.0, stopping="ctranslate2"),
+            )
         )
         assert none == zero

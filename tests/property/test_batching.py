@@ -1,6 +1,7 @@
 """Batching for random lengths: nothing is lost, nothing is too large, nothing depends on more than the seed."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,14 +62,14 @@ def test_buckets_stay_within_their_tokens_and_hold_like_lengths(
         spans.append((int(here.min()), int(here.max())))
     # Like lengths: the batches, sorted, cover the lengths one after the other.
     spans.sort()
-    assert all(high <= low for (_, high), (low, _) in zip(spans, spans[1:], strict=False))
+    assert all(high <= low for (_, high), (low, _) in pairwise(spans))
 
 
 @given(pairs, st.integers(LIMIT, 8 * LIMIT))
 def test_buckets_in_order_are_as_full_as_can_be(given_pairs: Pairs, tokens: int) -> None:
     longest = np.max(given_pairs, axis=1)
     batches = batches_of(planned(Buckets(tokens), lengths_of(given_pairs), None, np.arange(len(given_pairs))))
-    for batch, following in zip(batches, batches[1:], strict=False):
+    for batch, following in pairwise(batches):
         assert (len(batch) + 1) * longest[following[0][0]] > tokens
 
 
@@ -152,7 +153,7 @@ def test_windows_lie_apart_inside_their_streams(given_streams: list[int], seed: 
         stream = int(np.searchsorted(ends, start, side="right"))
         assert ends[stream] - lengths[stream] <= start
         assert start + length + 1 <= ends[stream]  # one token more than is read
-    assert all(before + length <= after for before, after in zip(starts, starts[1:], strict=False))
+    assert all(before + length <= after for before, after in pairwise(starts))
 
 
 @given(streams, st.integers(1, 9))

@@ -78,7 +78,7 @@ models = st.builds(Chaotic, st.integers(0, 99), st.sampled_from([0.0, 1.0, 3.0])
 @st.composite
 def beam_searches(draw: st.DrawFn, least: int = 1) -> Beam:
     beams = draw(st.integers(least, 6))
-    normalise = draw(st.sampled_from(["none", "mean", "gnmt"]))
+    normalise: Any = draw(st.sampled_from(["none", "mean", "gnmt"]))
     alpha = 1.0 if normalise == "none" else draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
     stopping: Any = draw(st.sampled_from(["optimal", "first"]))
     return Beam(beams, draw(st.integers(1, beams)), normalise, alpha, stopping=stopping)

@@ -12,7 +12,7 @@ from regard.decoding.coverage import Coverage
 from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.rank import Candidate
-from regard.decoding.required import Required
+from regard.decoding.required import automaton
 from regard.decoding.rules import Ids
 from regard.decoding.run import Job, Run
 from regard.decoding.search import Search
@@ -78,13 +78,13 @@ class Beam(Search):
             raise SpecError("groups", f"{self.stopping!r} knows none; choose stopping='optimal' or 'first'")
         if self.normalise == "gnmt":
             raise SpecError("normalise", f"{self.stopping!r} knows only powers of the length; choose 'mean' or 'none'")
-        if self.coverage and self.stopping != "ctranslate2":
-            raise SpecError("coverage", f"{self.stopping!r} knows none; choose stopping='optimal' or 'first'")
+        if self.coverage:
+            raise SpecError("coverage", f"{self.stopping!r} knows no such one; choose stopping='optimal' or 'first'")
 
     @property
     def scoring(self) -> Scoring:
         """How a hypothesis is scored."""
-        return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha, self.coverage)
+        return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha)
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):
@@ -92,8 +92,10 @@ class Beam(Search):
         return self.greedy().find(job) if self.beams == 1 and not self.coverage else search(job, self)
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        if self.beams > 1 or self.coverage:
+        if self.beams > 1:
             raise SpecError("beams", f"{self.beams} beams may change their mind and cannot be streamed; set it to 1")
+        if self.coverage:
+            raise SpecError("coverage", "is known at the end of a text only and cannot be streamed; set it to 0")
         return self.greedy().stream(job)
 
     def greedy(self) -> Walk:
@@ -112,7 +114,7 @@ class Source:
 
     def __init__(self, spec: Beam, job: Job, row: int) -> None:
         required = job.rules[row].required
-        self.goal = Required(required) if required else None
+        self.goal = automaton(required) if required else None
         self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
         self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beams, spec.n_best, self.limit)
         begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)

@@ -54,10 +54,11 @@ def diverse(
     choices = [Choice([], []) for _ in totals]
     said = log_probs.new_zeros(sources, log_probs.shape[1])
     for at in range(0, groups * width, width):
-        own = log_probs.view(sources, -1, log_probs.shape[1])[:, at : at + width]
+        own = log_probs.reshape(sources, -1, log_probs.shape[1])[:, at : at + width]
         penalised = (own - diversity * said[:, None]).flatten(0, 1)
         ranking = best(penalised, [row[at : at + width] for row in totals], 2 * width)
         pairs = [(slot * groups * width + at + one.beam, one.token) for slot, row in enumerate(ranking) for one in row]
+        new: list[tuple[int, int]] = []
         values = iter(log_probs[index(pairs, log_probs)].tolist() if pairs else [])
         for slot, ranked in enumerate(ranking):
             real = []
@@ -67,9 +68,9 @@ def diverse(
             first, onward = split(real, width, eos)
             choices[slot].first.extend(first)
             choices[slot].onward.extend(onward)
-            for one in onward:
-                if one is not None:
-                    said[slot, one.token] += 1
+            new += [(slot, one.token) for one in onward if one is not None]
+        if new:
+            said.index_put_(index(new, said), said.new_ones(()), accumulate=True)
     return choices
 
 

@@ -49,7 +49,7 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
     # Relative to the best beam of their source, sums keep their precision in float32 however long they have become.
     top = past.max(1, keepdims=True)
     shift = torch.from_numpy(past - np.where(top > -np.inf, top, 0.0)).to(log_probs)
-    own, places = highest(log_probs.view(sources, beams, V), shift, asked)
+    own, places = highest(log_probs.reshape(sources, beams, V), shift, asked)
     found = torch.stack((own.double(), places.double())).cpu().numpy()  # one transfer; a double holds every place
     beam, token = np.divmod(found[1].astype(np.int64), V)
     total = np.take_along_axis(past, beam, 1) + found[0]

@@ -1,6 +1,7 @@
 """Lexically constrained decoding: sequences that an output must contain (Post & Vilar 2018)."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 Ids = tuple[int, ...]
@@ -69,6 +70,12 @@ class Required:
             now = self.distance(progress)
             self._useful[progress] = tuple(t for t in self.alphabet if self.distance(self.step(progress, t)) < now)
         return self._useful[progress]
+
+
+@lru_cache(maxsize=256)
+def automaton(sequences: tuple[Ids, ...]) -> Required:
+    """The automaton of these sequences, made once: often all rows require the same."""
+    return Required(sequences)
 
 
 def _within(part: Ids, whole: Ids) -> bool:

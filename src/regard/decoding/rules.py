@@ -100,14 +100,17 @@ class Bans:
         self.own = [sorted(single - everywhere) for single in always]
         self.follows = [each.follows() for each in rules]
         self.busy = [bool(own) or follows for own, follows in zip(self.own, self.follows, strict=True)]
-        self.highest = max(each.highest() for each in rules)
+        self.highest = max(ends.bos, ends.eos, ends.pad, *(each.highest() for each in rules))
 
     def apply(
         self, log_probs: Float[Tensor, "B V"], step: int, slots: Sequence[int], said: Sequence[Sequence[Ids]]
     ) -> None:
         """Write -inf wherever slot i, which runs source slots[i] and whose beams have said `said[i]`, must not go."""
         if step == 0 and self.highest >= log_probs.shape[1]:
-            raise DataError(f"rules: id {self.highest} is not in the vocabulary of {log_probs.shape[1]} tokens")
+            raise DataError(
+                f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of "
+                f"{log_probs.shape[1]} tokens"
+            )
         if self.columns.numel():
             log_probs.index_fill_(1, self.columns, -torch.inf)
         young = [step < self.least[source] for source in slots]

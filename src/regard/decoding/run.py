@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.decoding.ensemble import Decodings, Ensemble
 from regard.decoding.hypothesis import Ends, Limits
-from regard.decoding.required import Required
+from regard.decoding.required import automaton
 from regard.decoding.rules import Bans, Ids, Rules
 from regard.errors import DataError, SpecError
 from regard.models.base import Generator
@@ -33,7 +33,7 @@ class Job:
         """The same for some rows of a batch of prompts."""
         at = torch.tensor(rows, device=self.batch.target.device)
         seg, width = self.batch.target_seg, max(self.lengths[row] for row in rows)
-        batch = Batch(self.batch.target[at, :width], target_seg=None if seg is None else seg[at, :width], segments=1)
+        batch = Batch(self.batch.target[at, :width], target_seg=None if seg is None else seg[at, :width])
         picked = {
             name: tuple(getattr(self, name)[row] for row in rows)
             for name in ("rules", "least", "most", "rows", "lengths")
@@ -41,7 +41,7 @@ class Job:
         return replace(self, batch=batch, **picked)
 
 
-def job(
+def prepare(
     models: Generator | Sequence[Generator],
     batch: Batch,
     ends: Ends,
@@ -66,9 +66,8 @@ def job(
     sources = row_lengths(batch.source, batch.source_seg) if batch.source is not None else None
     most = []
     for row, (each, bound) in enumerate(zip(every, bounds, strict=True)):
-        goal = Required(each.required)
-        after = goal.distance(goal.follow(goal.start, each.prefix))
-        needed = len(each.prefix) + after
+        goal = automaton(each.required)
+        needed = len(each.prefix) + goal.distance(goal.follow(goal.start, each.prefix))
         most.append(bound.most(None if sources is None else sources[row], needed))
         if needed > most[row]:
             raise DataError(

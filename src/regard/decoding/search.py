@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from regard.batch import Batch
 from regard.decoding.hypothesis import Ends, Hypothesis, Limits, Piece
 from regard.decoding.rules import Rules
-from regard.decoding.run import Job, job
+from regard.decoding.run import Job, prepare
 from regard.errors import SpecError
 from regard.models.base import Generator
 from regard.tree import Spec
@@ -45,7 +45,7 @@ def find(
     `rules` are one for all rows or one for each; `rows` are the numbers by which a sample knows its rows (their place
     in the batch if not given). What is found for a row does not depend on the others.
     """
-    return search.find(job(models, batch, ends, limits, rules, rows))
+    return search.find(prepare(models, batch, ends, limits, rules, rows))
 
 
 def stream(
@@ -61,4 +61,4 @@ def stream(
 
     Joined, the pieces of a row are the ids of its hypothesis, which comes with its last piece.
     """
-    return search.stream(job(models, batch, ends, limits, rules, rows))
+    return search.stream(prepare(models, batch, ends, limits, rules, rows))

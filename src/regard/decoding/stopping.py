@@ -7,6 +7,7 @@ The libraries differ in more than when they stop, and all of it changes what is 
   score alone ranks what is over, to the last bit.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -21,20 +22,12 @@ class Scoring:
     """The score of a hypothesis: its log-probability over a power of its length, in which eos counts."""
 
     normalise: Normalise
-    alpha: float
-    coverage: float
+    alpha: float  # 0 where nothing is normalised
 
     def score(self, log_prob: float, length: int) -> float:
-        """log_prob / length^alpha; log_prob / ((5 + length) / 6)^alpha for "gnmt"; log_prob for "none"."""
-        if self.normalise == "none":
-            return log_prob
-        size = max(length, 1) if self.normalise == "mean" else (5 + length) / 6
+        """log_prob / length^alpha, or log_prob / ((5 + length) / 6)^alpha for "gnmt"; nothing said counts as one."""
+        size = (5 + length) / 6 if self.normalise == "gnmt" else max(length, 1)
         return log_prob / size**self.alpha
-
-    @property
-    def plain(self) -> bool:
-        """Whether a score is just a log-probability."""
-        return (self.normalise == "none" or self.alpha == 0.0) and self.coverage == 0.0
 
 
 @dataclass(slots=True)
@@ -49,13 +42,13 @@ class Stopping:
     asks_again: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
+    @abstractmethod
     def done(self, live: float, said: int, topped: bool) -> bool:
         """Whether it needs no more.
 
         All that go on have `said` tokens, and the best of them log-probability `live`; `topped` is whether the best of
         all candidates has ended, in this step or in an earlier one.
         """
-        raise NotImplementedError
 
     def add(self, one: Hypothesis) -> None:
         """Remember a hypothesis that is over; a text that two groups have found counts once."""
@@ -98,17 +91,17 @@ class First(Stopping):
 class CTranslate2(Stopping):
     """As CTranslate2 4 with patience 1: stop when as many have ended as there are beams.
 
-    Where a score is just a log-probability (length_penalty 0, coverage_penalty 0), stop when n_best have ended and one
-    of them was the best candidate of its step. eos counts as a token of max_decoding_length, which is max_len here.
+    Where a score is just a log-probability (length_penalty 0), stop when n_best have ended and one of them was the best
+    candidate of its step. eos counts as a token of max_decoding_length, which is max_len here.
 
-    Differs from the library: it renormalises over what min_decoding_length and suppressed sequences leave, and its
-    min_decoding_length is 1 where nothing is said; set it to 0 to compare.
+    Differs from the library: it renormalises over what min_decoding_length (1 if not given) and suppressed sequences
+    leave, so give it min_decoding_length=0 to compare.
     """
 
     asks_again, strict = False, False
 
     def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
-        if self.scoring.plain:
+        if self.scoring.alpha == 0.0:
             return topped and len(self.found) >= self.n_best
         return len(self.found) >= self.beams
 

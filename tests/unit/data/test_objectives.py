@@ -63,7 +63,8 @@ def test_a_packed_translation_is_that_of_the_batch_module() -> None:
     order = [1, 3, 0, 2]
     found = item(Translation(), translation_table(), rows(order), width=15)
     wanted = batches.translation([PAIRS[n] for n in order], packed=True)
-    assert (wanted.source is not None) and wanted.source.shape == (1, 15)
+    assert wanted.source is not None
+    assert wanted.source.shape == (1, 15)
     assert wanted.target.shape == (1, 14)  # ours has a place of padding at the end
     for name in FIELDS:
         a, b = getattr(found.batch, name), getattr(wanted, name)
@@ -102,7 +103,8 @@ def test_packed_rows_of_several_translations() -> None:
 def test_labels_are_the_next_token() -> None:
     for width in (None, 20):
         batch = item(Translation(), translation_table(), rows([0], [1]), width).batch
-        assert batch.labels is not None and batch.target_seg is not None
+        assert batch.labels is not None
+        assert batch.target_seg is not None
         for row, (_, target) in zip(range(2), PAIRS, strict=False):
             n = len(target) + 1
             assert batch.target[row, :n].tolist() == [BOS, *target]

@@ -278,7 +278,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("regard.data.store.Writer.add", add)
-    with pytest.raises(DataError, match="cannot write the prepared data to .*: No space left on device; make room"):
+    with pytest.raises(DataError, match=r"cannot write the prepared data to .*: No space left on device; make room"):
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(20))), tmp_path / "data", 1)
 
 

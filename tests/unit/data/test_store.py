@@ -110,8 +110,11 @@ def test_without_a_manifest_there_is_no_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "{}", '{"columns": []}', '{"columns": {"source": {}}}', '{"columns": {"source": 3}}']
-    + ['{"columns": {"source": {"dtype": "<x9", "rows": 3, "ids": 8}}}', '{"columns": {}}', "\xff"],
+    [
+        *("", "{", "[]", "null", "{}", "\xff"),
+        *('{"columns": []}', '{"columns": {}}', '{"columns": {"source": {}}}', '{"columns": {"source": 3}}'),
+        '{"columns": {"source": {"dtype": "<x9", "rows": 3, "ids": 8}}}',
+    ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     written(tmp_path)
@@ -152,6 +155,15 @@ def test_offsets_that_leave_their_ids_are_refused(tmp_path: Path, offsets: list[
     written(tmp_path)
     (tmp_path / "source.offsets").write_bytes(np.asarray(offsets, "<i8").tobytes())
     with pytest.raises(DataError, match="prepare the data again"):
+        Table.open(tmp_path)
+
+
+def test_rows_that_are_missing_everywhere_are_missed(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name, ids in (("source", 4), ("target", 5)):
+        for path, size in ((tmp_path / f"{name}.offsets", 3 * 8), (tmp_path / f"{name}.ids", ids * 2)):
+            path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match="source has 2 rows of 4 ids instead of 3 of 8"):
         Table.open(tmp_path)
 
 

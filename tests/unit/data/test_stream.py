@@ -32,9 +32,8 @@ def values(item: Item) -> Values:
 def pairs_table(count: int, first: int = 0) -> Table:
     """Example n says n + 10, and is of a length of its own."""
     rng = np.random.default_rng(first + 1)
-    sources = [[n + 10] * int(k) + [2] for n, k in zip(range(first, first + count), rng.integers(1, 9, count))]
-    targets = [[1] + [n + 10] * int(k) + [2] for n, k in zip(range(first, first + count), rng.integers(1, 9, count))]
-    return Table.of(source=sources, target=targets)
+    texts = [[[n + 10] * int(rng.integers(1, 9)) for _ in range(2)] for n in range(first, first + count)]
+    return Table.of(source=[[*s, 2] for s, _ in texts], target=[[1, *t, 2] for _, t in texts])
 
 
 def on_disk(folder: Path, table: Table, vocab: int = 300) -> Table:
@@ -64,7 +63,8 @@ def seen(stream: Stream, epoch: int) -> Counter[int]:
     for position in range(len(plan)):
         item = stream.item(plan, position)
         labels = item.batch.labels
-        assert labels is not None and item.batch.target_seg is not None
+        assert labels is not None
+        assert item.batch.target_seg is not None
         starts = (labels > 2) & (item.batch.target == 1) & (item.batch.target_seg > 0)
         counts.update((labels[starts] - 10).tolist())
     return counts

@@ -133,7 +133,7 @@ def simple_beam(
     score: Callable[[float, int], float],
     enough: int | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Beam search without any shortcut: to the very end, or until `enough` have ended. Ended ones first: (ids, score)."""
+    """Beam search without a shortcut, to the end or until `enough` have ended. Ended ones first: (ids, score)."""
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     ended: list[tuple[tuple[int, ...], float]] = []
     for step in range(limit + 1):
@@ -164,7 +164,6 @@ def translator(vocab: int = 23, seed: int = 5, eos: float = 1.0, **changes: Any)
     spec = EncoderDecoder(
         vocab=vocab,
         **SIZES,
-        input=Tokens(),
         sharing=Sharing(input_output=False),
         encoder=Plain((Block((SelfAttention(), FeedForward(24)), PreNorm()),), 2),
         decoder=Plain((Block((SelfAttention(), CrossAttention(), FeedForward(24)), PreNorm()),), 2),

@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from regard.decoding.beam import Beam
+from regard.decoding.beam import Beam, search
 from regard.decoding.hypothesis import Hypothesis, Limits
+from regard.decoding.rules import Rules
+from regard.decoding.run import prepare
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError
+from regard.nn.input import Tokens
+from regard.nn.position.additive import Learned
 
 from .telling import (
     BOS,
@@ -32,8 +36,10 @@ from .telling import (
 NORMALS = [("none", 1.0), ("mean", 1.0), ("mean", 0.6), ("mean", 0.0), ("mean", -0.5), ("gnmt", 0.6), ("gnmt", 2.0)]
 
 
-def pairs(found: list[Hypothesis]) -> list[tuple[tuple[int, ...], float]]:
-    return [(one.ids, pytest.approx(one.score, abs=1e-9)) for one in found]
+def same(found: list[Hypothesis], expected: list[tuple[tuple[int, ...], float]]) -> None:
+    """Texts and scores."""
+    assert [one.ids for one in found] == [ids for ids, _ in expected]
+    assert [one.score for one in found] == pytest.approx([score for _, score in expected], abs=1e-9)
 
 
 @pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
@@ -66,7 +72,7 @@ def test_stopping_early_changes_nothing(normalise: Any, alpha: float, beams: int
     found = find(model, sources(*rows), Beam(beams, beams, normalise, alpha), ENDS, Limits(max_len=limit))
     score = partial(normalised, normalise, alpha)
     for row, hypotheses in zip(rows, found, strict=True):
-        assert pairs(hypotheses) == simple_beam(says, row, 7, beams, limit, score)[:beams]
+        same(hypotheses, simple_beam(says, row, 7, beams, limit, score)[:beams])
 
 
 def test_it_does_stop_early() -> None:
@@ -82,7 +88,7 @@ def test_first_stops_when_enough_have_ended(n_best: int) -> None:
     found = find(Telling(says), sources(*rows), Beam(4, n_best, stopping="first"), ENDS, Limits(max_len=9))
     for row, hypotheses in zip(rows, found, strict=True):
         expected = simple_beam(says, row, 7, 4, 9, partial(normalised, "mean", 1.0), enough=n_best)
-        assert pairs(hypotheses) == expected[:n_best]
+        same(hypotheses, expected[:n_best])
 
 
 def test_one_beam_is_greedy() -> None:
@@ -103,12 +109,11 @@ def test_one_beam_is_greedy() -> None:
             assert one.score == pytest.approx(one.log_prob / max(len(one.token_log_probs), 1))
 
 
-@pytest.mark.parametrize("stopping", ["optimal", "first", "ctranslate2"])
+@pytest.mark.parametrize("stopping", ["optimal", "first", "ctranslate2", "huggingface", "huggingface_never"])
 def test_the_greedy_path_is_a_beam_of_one(stopping: Any) -> None:
-    """Coverage leaves the lean path; a tiny weight of it changes the score and nothing else."""
-    model, batch = translator(), sources(*random_rows(16, 23))
-    lean = find(model, batch, Beam(1, stopping=stopping), ENDS, Limits(max_len=7))
-    wide = find(model, batch, Beam(1, coverage=1e-12, stopping=stopping), ENDS, Limits(max_len=7))
+    task = prepare(translator(), sources(*random_rows(16, 23)), ENDS, Limits(max_len=7), Rules(), None)
+    spec = Beam(1, stopping=stopping)
+    lean, wide = spec.find(task), search(task, spec)
     for (a,), (b,) in zip(lean, wide, strict=True):
         assert (a.ids, a.ended) == (b.ids, b.ended)
         assert a.score == pytest.approx(b.score, abs=1e-9)
@@ -143,19 +148,28 @@ def test_ragged_prompts_are_continued(visibility: Any, beams: int) -> None:
                 assert one.token_log_probs == pytest.approx(again, abs=1e-9)
 
 
-@pytest.mark.parametrize("search", [Beam(1), Beam(4, 2), Beam(4, 4, stopping="huggingface")])
-def test_room_for_positions_ends_a_row_and_not_the_search(search: Beam) -> None:
+@pytest.mark.parametrize("how", [Beam(1), Beam(4, 2), Beam(4, 4, stopping="huggingface")])
+def test_room_for_positions_ends_a_row_and_not_the_search(how: Beam) -> None:
     """A prompt of n tokens leaves 12 - n + 1 tokens to say, whoever shares its batch."""
     model, rows = writer(room=12, eos=-9.0), [[3, 4], [5] * 10, [6, 7, 8, 9, 10], [3] * 12, [4, 5]]
-    together = find(model, prompts(*rows), search, ENDS, Limits(max_len=40))
+    together = find(model, prompts(*rows), how, ENDS, Limits(max_len=40))
     for row, hypotheses in zip(rows, together, strict=True):
-        (alone,) = find(model, prompts(row), search, ENDS, Limits(max_len=40))
+        (alone,) = find(model, prompts(row), how, ENDS, Limits(max_len=40))
         assert [one.ids for one in alone] == [one.ids for one in hypotheses]
         assert {len(one.ids) for one in hypotheses} == {13 - len(row)}
         assert not any(one.ended for one in hypotheses)
         assert hypotheses[0].token_log_probs == pytest.approx(
             read_back(model, hypotheses[0].ids, False, prompt=row), abs=1e-9
         )
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_translation_ends_with_the_positions_learned(beams: int) -> None:
+    """bos takes one of the nine, and what follows the last of them can still be said."""
+    model, rows = translator(eos=-9.0, input=Tokens(position=Learned(9))), random_rows(3, 23)
+    for row, (one,) in zip(rows, find(model, sources(*rows), Beam(beams), ENDS), strict=True):
+        assert (len(one.ids), one.ended) == (9, False)
+        assert one.token_log_probs == pytest.approx(read_back(model, one.ids, False, source=row), abs=1e-9)
 
 
 def test_a_prompt_without_room_is_an_error() -> None:
@@ -188,10 +202,10 @@ def test_sources_that_are_done_leave_the_batch() -> None:
     def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
         return (quick if len(source) < 6 else calm)(source, said)
 
-    for search in (Beam(3, 2), Beam(1)):
+    for how in (Beam(3, 2), Beam(1)):
         dropping, carrying = Telling(says), Telling(says, Stubborn)
-        a = find(dropping, sources(*rows), search, ENDS, Limits(max_len=12))
-        b = find(carrying, sources(*rows), search, ENDS, Limits(max_len=12))
+        a = find(dropping, sources(*rows), how, ENDS, Limits(max_len=12))
+        b = find(carrying, sources(*rows), how, ENDS, Limits(max_len=12))
         assert a == b
         assert len(set(carrying.widths)) == 1
         assert dropping.widths == sorted(dropping.widths, reverse=True)
@@ -250,7 +264,8 @@ def test_only_as_many_as_there_are() -> None:
         ({"alpha": math.inf}, "alpha: needs a finite number"),
         ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' knows only powers"),
         ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' knows none"),
-        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' knows none"),
+        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' knows no such one"),
+        ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' knows no such one"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

@@ -57,6 +57,25 @@ def test_long_sums_lose_no_precision() -> None:
     assert first.total == totals[0][1] - 1.0
 
 
+def test_many_near_the_top_of_long_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps apart each, where float32 would see no difference; nothing needs to be ranked in full."""
+    monkeypatch.setattr(rank, "all_ranked", None)
+    generator = torch.Generator().manual_seed(0)
+    log_probs = -1.0 - 1e-4 * torch.stack([torch.randperm(2500, generator=generator) for _ in range(2)]).float()
+    totals = [[-5000.0, -5000.0 - 5e-5]]
+    for count in (1, 4, 10):
+        assert best(log_probs, totals, count) == by_definition(log_probs, totals, count)
+
+
+@pytest.mark.parametrize("vocab", [1025, 1087, 2500])
+def test_the_last_token_is_found_once(vocab: int) -> None:
+    """The last block of tokens is not full: what fills it must not count."""
+    log_probs = torch.randn(5, vocab).log_softmax(-1)
+    log_probs[:, -1] = -0.01
+    totals = [[-1.0, -1.5, -2.0, -2.5, -3.0]]
+    assert best(log_probs, totals, 10) == by_definition(log_probs, totals, 10)
+
+
 def test_the_fast_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ties nothing is ranked in full."""
     monkeypatch.setattr(rank, "all_ranked", None)

@@ -107,7 +107,7 @@ def test_rules_that_contradict_each_other(settings: dict[str, Any], message: str
         (Rules(required=((BOS,),)), r"^required: \[1\] holds 1"),
         (Rules(banned=((3, PAD),)), r"^banned: \[3, 0\] holds 0"),
         (Rules(banned=((EOS,),)), r"^banned: a row that cannot say 2 never ends"),
-        (Rules(banned=((23,),)), r"^rules: id 23 is not in the vocabulary of 23 tokens"),
+        (Rules(banned=((23,),)), r"^rules: id 23, of a rule or of the ends, is not in the vocabulary of 23 tokens"),
         (Rules(prefix=(3,) * 5), r"^rules: row 0 needs 5 tokens .* max_len is 4; raise it"),
         ([Rules()] * 2, r"^rules: 2 for a batch of 1 rows"),
     ],

@@ -71,7 +71,7 @@ def test_no_mode_leaks_between_the_steps() -> None:
     ("search", "message"),
     [
         (Beam(2), "beams: 2 beams may change their mind"),
-        (Beam(1, coverage=0.1), "beams: 1 beams may change|coverage"),
+        (Beam(1, coverage=0.1), "coverage: is known at the end of a text only"),
         (Sample(n_best=2), "n_best: one sample of a row can be streamed, not 2"),
     ],
 )

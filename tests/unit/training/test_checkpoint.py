@@ -135,9 +135,10 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, monkeypatch
             raise KilledError
         return rename(self, to)
 
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
-        saved(tmp_path, 20)
+        with pytest.raises(KilledError):
+            saved(tmp_path, 20)
     assert intact(folder, 10)
     saved(tmp_path, 20)
     assert intact(folder, 20)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def test_a_line_that_was_not_finished_is_taken_out(tmp_path: Path, left: str) ->
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What a SummaryWriter is told, without the package."""
     told: list[tuple[Any, ...]] = []
 
@@ -78,9 +77,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
             told.append(("close",))
 
     fake = type(json)("torch.utils.tensorboard")
-    fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    yield told
+    return told
 
 
 def test_tensorboard_shows_what_is_measured(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:

@@ -18,7 +18,7 @@ from regard.data.batching import Buckets
 from regard.data.objectives import Item, Translation
 from regard.data.store import Table
 from regard.data.stream import Examples, Place, Stream
-from regard.errors import DataError
+from regard.errors import DataError, SpecError
 from regard.models.base import Loss, Model, build
 from regard.presets import preset
 from regard.training import loop
@@ -50,8 +50,10 @@ class Toy(Model):
         self.dropout = dropout
 
     def loss(self, batch: Batch) -> Loss:
-        assert batch.source is not None and batch.source_seg is not None
-        assert batch.labels is not None and batch.target_seg is not None
+        assert batch.source is not None
+        assert batch.source_seg is not None
+        assert batch.labels is not None
+        assert batch.target_seg is not None
         seen = (self.table[batch.source] * (batch.source_seg > 0)[..., None]).sum(1, keepdim=True)
         x = nn.functional.dropout(self.table[batch.target] + seen, self.dropout, self.training)
         log_p = ((x @ self.matrix + self.shift) @ self.table.T).log_softmax(-1)
@@ -189,7 +191,7 @@ def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
     trainer = Trainer(model, spec_of(1, accumulate=4, clip=0.0), Scripted(small), RunFolder(tmp_path))
     found: Weights = {}
     change = trainer.change
-    trainer.change = lambda factor: found.update(gradients_of(model)) or change(factor)  # type: ignore[method-assign]
+    trainer.change = lambda factor: found.update(gradients_of(model)) or change(factor)
     trainer.fit()
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-14)
@@ -221,7 +223,7 @@ def test_auxiliary_terms_count_once_a_step(tmp_path: Path) -> None:
             gradients.update(gradients_of(model))
             change(factor)
 
-        trainer.change = noted  # type: ignore[method-assign]
+        trainer.change = noted
         trainer.fit()
         found.append(next(iter(gradients.values())))
     assert torch.allclose(found[0], torch.ones_like(found[0]))
@@ -478,7 +480,8 @@ def test_stopping_anywhere_changes_nothing(
     assert found == wanted
     assert straight.progress.place.epoch > 0  # the data began anew on the way
     latest = one.latest(), other.latest()
-    assert latest[0] is not None and latest[1] is not None
+    assert latest[0] is not None
+    assert latest[1] is not None
     for a, b in zip(one.load(latest[0]), other.load(latest[1]), strict=True):
         assert same(a, b)
 
@@ -749,6 +752,23 @@ def test_a_cpu_trains_in_float32() -> None:
     assert precision(TrainSpec(precision="float16"), cuda) is torch.float16
     with pytest.raises(DataError, match=r"train\.precision: a CPU trains in float32, not bfloat16"):
         precision(TrainSpec(precision="bfloat16"), cpu)
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        *(({name: 0}, name) for name in ("steps", "validate_every", "save_every")),
+        *(({name: 0}, name) for name in ("accumulate", "log_every", "keep", "average")),
+        *(({name: -1}, name) for name in ("patience", "decode")),
+        *(({"clip": -0.1}, "clip"), ({"ema": 1.0}, "ema"), ({"ema": -0.1}, "ema")),
+        *(({"seed": 2**63}, "seed"), ({"seed": -(2**63) - 1}, "seed")),
+        ({"choose": "last", "average": 6, "keep": 5}, "average"),
+    ],
+)
+def test_training_that_cannot_be_meant_is_refused(settings: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        TrainSpec(**settings)
+    assert raised.value.path == path
 
 
 def test_steps_with_a_schedule_of_their_own(tmp_path: Path) -> None:

@@ -263,7 +263,8 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
 
     set_gradients()
     assert float(clip(parameters, 1.0)) == pytest.approx(5.0)
-    assert parameters[0].grad is not None and parameters[1].grad is not None
+    assert parameters[0].grad is not None
+    assert parameters[1].grad is not None
     assert [*parameters[0].grad.tolist(), *parameters[1].grad.tolist()] == pytest.approx([0.6, 0.0, 0.8], rel=1e-5)
     for most in (0.0, 5.1):
         set_gradients()

@@ -136,24 +136,26 @@ class CrossEntropy(torch.autograd.Function):
             if bias is not None:
                 logits += bias
             label, weight = labels[rows, None], weights[rows].to(wide)
-            log_z = logits.logsumexp(-1)
-            nll = log_z - logits.gather(-1, label).squeeze(-1)
-            loss = nll
-            if smoothing:
-                loss = (1 - smoothing) * nll + smoothing * (log_z - logits.mean(-1))
+            said = logits.gather(-1, label).squeeze(-1)
+            mean = logits.mean(-1) if smoothing else None
+            # The exponentials take the place of the logits: they are made once and nothing is copied.
+            top = logits.amax(-1, keepdim=True)
+            exponentials = logits.sub_(top).exp_()
+            total = exponentials.sum(-1)
+            log_z = total.log() + top.squeeze(-1)
+            nll = log_z - said
+            loss = nll if mean is None else (1 - smoothing) * nll + smoothing * (log_z - mean)
             if z:
                 loss = loss + z * log_z.square()
             objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
             if d_r is None or d_matrix is None:
                 continue
             # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
-            gradient = logits.sub_(log_z[:, None]).exp_()
-            if z:
-                gradient *= (1 + 2 * z * log_z)[:, None]
+            scale = weight / total
+            gradient = exponentials.mul_((scale * (1 + 2 * z * log_z) if z else scale)[:, None])
             if smoothing:
-                gradient -= smoothing / V
-            gradient.scatter_add_(-1, label, torch.full_like(log_z, smoothing - 1)[:, None])
-            gradient *= weight[:, None]
+                gradient -= (weight * (smoothing / V))[:, None]
+            gradient.scatter_add_(-1, label, (weight * (smoothing - 1))[:, None])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
             gradient = gradient.to(r.dtype)

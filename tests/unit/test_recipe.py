@@ -1,0 +1,391 @@
+"""Recipes: read, edited by path, resolved, written and read again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.data.batching import Buckets, Packing, Windows
+from regard.data.objectives import Classification, LanguageModelling
+from regard.data.prepare import DataSpec
+from regard.data.text import JSONL, TSV, Labelled, Lines, ParallelFiles
+from regard.data.tokenizer import BPE, Characters, Imported, Words
+from regard.decoding.beam import Beam
+from regard.decoding.sample import Sample
+from regard.errors import SpecError
+from regard.models.base import ModelSpec
+from regard.presets import PRESETS, preset
+from regard.recipe import (
+    MODEL_PARTS,
+    PARTS,
+    SLOTS,
+    Asked,
+    Recipe,
+    asked,
+    load_model,
+    model_for,
+    model_of,
+    parse_change,
+    read_file,
+)
+from regard.training.optim import Adafactor, AdamW
+from regard.training.schedule import Cosine
+from regard.training.spec import TrainSpec
+from regard.variants import apply
+
+DATA: dict[str, Any] = {"train": [{"kind": "tsv", "path": "a.tsv"}]}
+
+
+def nothing(_: ModelSpec) -> dict[str, Any]:
+    return {}
+
+
+def recipe() -> Recipe:
+    data = DataSpec(
+        train=(TSV("/a.tsv", weight=2.0), ParallelFiles("/a", "/b"), JSONL("/c.jsonl", "x", "y")),
+        valid=(TSV("/v.tsv"),),
+        tokenizer=BPE(8000),
+        batching=Packing(4096, 256),
+    )
+    train = TrainSpec(steps=10, optimizer=Adafactor(rate=0.1), schedule=Cosine(5, 0.2), patience=0, average=3)
+    return Recipe(apply("swiglu", preset("transformer_tiny", vocab=99)), data, train, Beam(beams=3, alpha=0.5))
+
+
+def test_a_recipe_comes_back_from_json() -> None:
+    assert Recipe.of(json.loads(json.dumps(recipe().record()))) == recipe()
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_model_comes_back_from_json(name: str) -> None:
+    one = replace(recipe(), model=preset(name))
+    assert Recipe.of(json.loads(json.dumps(one.record()))) == one
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataSpec((Lines("/l"),), objective=LanguageModelling(), tokenizer=Characters(), batching=Windows(512, 64)),
+        DataSpec((Lines("/l"),), objective=LanguageModelling("lines"), tokenizer=Imported("/t.json")),
+        DataSpec((Labelled("/l"),), objective=Classification(("a", "b")), tokenizer=Words(100)),
+    ],
+)
+def test_all_data_come_back_from_json(data: DataSpec) -> None:
+    one = Recipe(preset("transformer_tiny"), data, TrainSpec(), Sample())
+    assert Recipe.of(json.loads(json.dumps(one.record()))) == one
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("train", "stesp"), 3, "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
+        (("dta",), {}, "dta: unknown key 'dta' in 'recipe'; did you mean 'data'?"),
+        (("train", "steps"), "many", "train.steps: needs a whole number"),
+        (("decode", "kind"), "beem", "decode.kind: unknown kind 'beem'; did you mean 'beam'?"),
+        (("train", "optimizer", "kind"), "my:Code", "say --trust-code if you trust it"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], value: Any, said: str) -> None:
+    record = recipe().record()
+    inner = record
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(SpecError) as raised:
+        Recipe.of(record)
+    assert said in str(raised.value)
+
+
+# -- what is asked for
+
+
+def test_a_short_recipe_is_filled_with_defaults() -> None:
+    found = asked({"data": DATA})
+    assert found == Asked(data=DataSpec(train=(TSV("a.tsv"),)), train=TrainSpec(), decode=Beam())
+
+
+def test_edits_reach_all_sections() -> None:
+    found = asked(
+        {"data": DATA, "model": {"preset": "transformer_tiny"}, "train": {"steps": 5}, "decode": {"beams": 2}},
+        [
+            *("train.steps=7", "train.optimizer.rate=0.5", "train.schedule=cosine", "train.schedule.floor=0.25"),
+            *("data.max_len=9", "data.tokenizer=words", "data.batching.tokens=77", "data.train[0].weight=3"),
+            *("decode.beams=4", "decode.alpha=0.5", "model.decoder.depth=3", "encoder.depth=2", "dropout=0.25"),
+        ],
+        variants=["rotary"],
+    )
+    assert found.train == TrainSpec(steps=7, optimizer=AdamW(rate=0.5), schedule=Cosine(floor=0.25))
+    assert found.data == DataSpec((TSV("a.tsv", weight=3.0),), tokenizer=Words(), max_len=9, batching=Buckets(77))
+    assert found.decode == Beam(beams=4, alpha=0.5)
+    assert found.changes == {"decoder.depth": 3, "encoder.depth": 2, "dropout": 0.25}
+    assert (found.model, found.variants) == ({"preset": "transformer_tiny"}, ("rotary",))
+
+
+def test_the_last_edit_wins() -> None:
+    assert asked({"data": DATA}, ["train.steps=7", "train.steps=8"]).train.steps == 8
+
+
+def test_a_part_and_its_fields_can_be_set_together() -> None:
+    found = asked({"data": DATA}, ["data.batching=packing", "data.batching.length=64", "data.batching.tokens=640"])
+    assert found.data.batching == Packing(640, 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "batching"),
+    [("tsv", "translation", Buckets(77)), ("lines", "language_model", Windows(77, 50))],
+)
+def test_batching_can_be_edited_before_it_is_chosen(kind: str, objective: str, batching: Any) -> None:
+    data = {"train": [{"kind": kind, "path": "a"}], "objective": objective}
+    edits = ["data.batching.tokens=77"] + ["data.batching.length=50"] * (kind == "lines")
+    assert asked({"data": data}, edits).data.batching == batching
+
+
+def test_decoding_may_be_of_another_kind() -> None:
+    assert asked({"data": DATA, "decode": "sample"}).decode == Sample()
+    assert asked({"data": DATA, "decode": {"kind": "sample", "temperature": 0.5}}).decode == Sample(temperature=0.5)
+
+
+TINY = {"preset": "transformer_tiny"}
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"dta": {}}, "dta: unknown key 'dta' in a recipe; did you mean 'data'?"),
+        ({"data": DATA | {"max_lenn": 3}}, "data.max_lenn: unknown key 'max_lenn' in 'data'; did you mean 'max_len'?"),
+        ({"train": {"stesp": 3}}, "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
+        ({"decode": {"beems": 3}}, "decode.beems: unknown key 'beems' in 'beam'; did you mean 'beams'?"),
+        ({"train": 3}, "train: needs a table"),
+        ({"model": 3}, "model: needs a table with a kind or a preset, not 3"),
+        ({"model": {"preset": 3}}, "model.preset: needs the name of a preset, not 3"),
+        ({"model": {"preset": "transformer_tine"}}, "model: unknown preset 'transformer_tine'; did you mean"),
+        ({"model": TINY | {"heds": 2}}, "model.heds: unknown key 'heds' in 'encoder_decoder'; did you mean 'heads'?"),
+        ({"model": TINY | {"variants": "swiglu"}}, "model.variants: needs a list of names, not 'swiglu'"),
+        (
+            {"model": TINY | {"variants": ["swigul"]}},
+            "model.variants: unknown variant 'swigul'; did you mean 'swiglu'?",
+        ),
+        ({"model": TINY | {"vocab": 9}}, "model.vocab: is the size of the tokenizer; set data.tokenizer.vocab"),
+    ],
+)
+def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        asked({"data": DATA} | record)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.stesp=3", "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
+        ("data.tokenizer.vocabb=3", "data.tokenizer.vocabb: unknown key 'vocabb' in 'bpe'; did you mean 'vocab'?"),
+        ("decode.beems=3", "decode.beems: unknown key 'beems' in 'beam'; did you mean 'beams'?"),
+        ("model.heds=2", "model.heds: unknown key 'heds' in 'encoder_decoder'; did you mean 'heads'?"),
+        ("heds=2", "model.heds: unknown key 'heds' in 'encoder_decoder'; did you mean 'heads'?"),
+        ("train.steps=many", "train.steps: needs"),
+        ("train.steps=0", "train.steps: must be at least 1, not 0"),
+        ("data.train[1].weight=2", "data.train[1]: there are only 1 entries"),
+        ("train=3", "train: is a whole section; set a field of it"),
+        ("decode=sample", "decode: is a whole section; set a field of it"),
+        ("train.steps", "--set: 'train.steps' is not path=value"),
+        ("model.vocab=9", "model.vocab: is the size of the tokenizer"),
+        ("target_vocab=9", "model.target_vocab: is the size of the tokenizer"),
+    ],
+)
+def test_a_wrong_edit_is_refused_at_once(change: str, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        asked({"data": DATA, "model": TINY}, [change])
+    assert said in str(raised.value)
+
+
+def test_without_data_there_is_no_recipe() -> None:
+    with pytest.raises(SpecError, match="data: is missing; a recipe says what to learn from"):
+        asked({"train": {}})
+
+
+def everything_asked() -> Asked:
+    return asked(
+        {
+            "data": DATA | {"valid": [{"kind": "tsv", "path": "v.tsv"}]},
+            "model": {"preset": "transformer_tiny", "decoder": {"depth": 2}, "variants": ["rotary"]},
+            "start": "runs/one",
+        },
+        ["model.heads=2", "train.steps=7", "decode.beams=1"],
+        ["swiglu"],
+    )
+
+
+def test_what_is_asked_comes_back_from_json() -> None:
+    one = everything_asked()
+    assert Asked.of(json.loads(json.dumps(one.record()))) == one
+
+
+def test_trusted_code_comes_back_from_json() -> None:
+    record = {"kind": "regard.training.optim:AdamW", "rate": 0.5}
+    data = {"data": DATA, "train": {"optimizer": record}}
+    with pytest.raises(SpecError, match="say --trust-code"):
+        asked(data)
+    one = asked(data, trust_code=True)
+    assert one.train.optimizer == AdamW(rate=0.5)
+    written = one.record() | {"train": one.record()["train"] | {"optimizer": record}}
+    assert Asked.of(written) == one
+    with pytest.raises(SpecError, match="say --trust-code"):
+        Asked.of(written | {"trust_code": False})
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = everything_asked()
+    found = replace(one, data=replace(one.data, tokenizer=Imported("t.json"))).absolute()
+    here = str(tmp_path)
+    assert found.data.train == (TSV(f"{here}/a.tsv"),)
+    assert found.data.valid == (TSV(f"{here}/v.tsv"),)
+    assert found.data.tokenizer == Imported(f"{here}/t.json")
+    assert found.start == f"{here}/runs/one"
+    assert found.absolute() == found
+    assert asked({"data": DATA}).absolute().start is None
+
+
+# -- the model
+
+
+def test_a_preset_has_its_variants_then_its_edits() -> None:
+    table = {"preset": "transformer_small", "variants": ["swiglu"], "d_model": 512, "decoder": {"depth": 2}}
+    base, spec = model_of(table, "model")
+    assert base == preset("transformer_small")
+    wanted = preset("transformer_small")
+    wanted = apply("swiglu", wanted)
+    found: Any = spec
+    assert (found.d_model, found.decoder.depth) == (512, 2)
+    assert found.encoder == wanted.encoder  # type: ignore[attr-defined]
+
+
+def test_training_and_showing_see_the_same_model(tmp_path: Path) -> None:
+    """The order of variants and edits matters, and must be the same wherever the table is read."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        '[model]\npreset = "transformer_small"\nd_model = 512\nvariants = ["swiglu", "pre_norm"]\n'
+        '[model.encoder]\ndepth = 2\n[data]\ntrain = [{kind = "tsv", path = "a.tsv"}]\n'
+    )
+    shown = load_model(str(path), ["model.heads=2"])[1]
+    trained = model_for(asked(read_file(path), ["model.heads=2"]), None, nothing)[1]
+    assert trained == shown
+
+
+def test_a_complete_record_may_have_variants_too() -> None:
+    record = {"kind": "decoder_only", "d_model": 64, "variants": ["rms_norm"]}
+    base, spec = model_of(record, "model")
+    assert (base.d_model, spec) == (64, apply("rms_norm", base))  # type: ignore[attr-defined]
+
+
+def test_a_name_alone_is_a_preset_or_a_kind() -> None:
+    assert model_of("transformer_tiny", "model")[1] == preset("transformer_tiny")
+    assert type(model_of("decoder_only", "model")[1]).kind == "decoder_only"
+    assert asked({"data": DATA, "model": "transformer_tiny"}).model == {"preset": "transformer_tiny"}
+
+
+def test_the_model_asked_for_is_fitted() -> None:
+    wanted = everything_asked()
+    base, spec = model_for(wanted, None, lambda _: {"vocab": 77})
+    with_table: Any = apply("rotary", preset("transformer_tiny"))
+    assert (base.decoder.depth, base.input) == (2, with_table.input)  # type: ignore[attr-defined]
+    found: Any = spec
+    assert (found.vocab, found.heads, found.decoder.depth, found.encoder.depth) == (77, 2, 2, 4)
+    assert found.encoder.pattern[0].branches[1].gated
+
+
+def test_the_model_chosen_is_changed_and_fitted() -> None:
+    wanted = asked({"data": DATA}, ["model.heads=2"], ["rotary"])
+    seen: list[ModelSpec] = []
+
+    def fitted(spec: ModelSpec) -> dict[str, Any]:
+        seen.append(spec)
+        return {"vocab": 77}
+
+    base, spec = model_for(wanted, preset("transformer_small"), fitted)
+    assert base == preset("transformer_small")
+    assert spec == preset_with(heads=2, vocab=77)
+    assert seen == [preset_with(heads=2)]
+
+
+def preset_with(**changes: Any) -> ModelSpec:
+    return replace(apply("rotary", preset("transformer_small")), **changes)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("where", ["table", "changes"])
+def test_an_edit_that_the_data_contradict_is_refused(where: str) -> None:
+    """Rather than be overwritten without a word."""
+
+    def wanted(value: int) -> Asked:
+        model: dict[str, Any] = {"preset": "gpt2_small"}
+        if where == "table":
+            model["input"] = {"position": {"max_len": value}}
+        edits = [f"model.input.position.max_len={value}"] if where == "changes" else []
+        return asked({"data": DATA, "model": model}, edits)
+
+    fits: Callable[[ModelSpec], dict[str, Any]] = lambda _: {"input.position.max_len": 258}  # noqa: E731
+    with pytest.raises(SpecError, match=r"model\.input\.position\.max_len: is 64 here, but the data ask for 258"):
+        model_for(wanted(64), None, fits)
+    found: Any = model_for(wanted(258), None, fits)[1]
+    assert found.input.position.max_len == 258
+
+
+def test_a_vocabulary_is_never_set() -> None:
+    for changes in ({"vocab": 9}, {"target_vocab": 9}):
+        wanted = replace(asked({"data": DATA}), changes=changes)
+        with pytest.raises(SpecError, match=r"is the size of the tokenizer; set data\.tokenizer\.vocab to choose it"):
+            model_for(wanted, preset("transformer_tiny"), nothing)
+
+
+# -- the small things
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("a.b=3", "a.b", 3),
+        (" a = 3.5 ", "a", 3.5),
+        ("a=1e-3", "a", 1e-3),
+        ("a=true", "a", True),
+        ("a=none", "a", None),
+        ("a=null", "a", None),
+        ("a=[1, 2]", "a", [1, 2]),
+        ('a={ kind = "x" }', "a", {"kind": "x"}),
+        ("a=rotary", "a", "rotary"),
+        ('a="3"', "a", "3"),
+        ("a=b=c", "a", "b=c"),
+        ("a=/some/path.txt", "a", "/some/path.txt"),
+    ],
+)
+def test_changes_are_parsed(text: str, path: str, value: Any) -> None:
+    assert parse_change(text) == (path, value)
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "=3", " = "])
+def test_what_is_no_change_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="is not path=value"):
+        parse_change(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.toml", "a = ", "is not valid TOML"),
+        ("a.json", "{", "is not valid JSON"),
+        ("a.json", "[]", "must hold a table, not a list"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SpecError, match=said):
+        read_file(tmp_path / name)
+    with pytest.raises(SpecError, match="cannot read"):
+        read_file(tmp_path / "nowhere.toml")
+
+
+def test_kinds_are_all_different() -> None:
+    assert all(part.kind == kind for kind, part in PARTS.items())
+    assert len(PARTS) == len(MODEL_PARTS) + sum(len(parts) for parts in SLOTS.values())
+    assert {"adamw", "beam", "bpe", "encoder_decoder", "tsv", "translation", "cosine"} <= PARTS.keys()
