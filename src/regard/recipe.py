@@ -133,11 +133,16 @@ def asked(
         if section not in SECTIONS:
             section, rest = "model", path
         sections[section][rest] = value
+    model = _model_table(record["model"], "model") if "model" in record else None
+    if model is not None and not {"preset", "kind"} & model.keys():  # edits of the model that will be chosen
+        variants = (*model.pop("variants", ()), *variants)
+        sections["model"] = _flat(model) | sections["model"]
+        model = None
     wanted = Asked(
         data=_section(record["data"], DataSpec, "data", sections["data"], trust_code),
         train=_section(record.get("train", {}), TrainSpec, "train", sections["train"], trust_code),
         decode=_section(record.get("decode", "beam"), Search, "decode", sections["decode"], trust_code),
-        model=_model_table(record["model"], "model") if "model" in record else None,
+        model=model,
         variants=tuple(variants),
         changes=sections["model"],
         start=record.get("start"),

@@ -28,7 +28,7 @@ from regard.training.checkpoint import (
     read_tensors,
     weights_digest,
 )
-from regard.training.loop import Metrics
+from regard.training.loop import Metrics, chosen
 
 
 @dataclass
@@ -228,10 +228,9 @@ def _weights(
             raise DataError(f"--average {average}: {folder.path} keeps {len(saved)} checkpoints (train.keep)")
         steps = saved[-average:]
         return steps, {}, mean(read_tensors(folder.weights(s)) for s in steps)
-    best = latest.state["best"]
-    chosen = best[0] if best and recipe.train.choose == "best" else latest.step
-    scores = latest.state["scores"].get(str(chosen), {})
-    return [chosen], scores, read_tensors(folder.weights(chosen))
+    steps = chosen(recipe.train, latest.state["saved"], latest.state["best"]) or [latest.step]
+    scores = latest.state["scores"].get(str(steps[0]), {}) if len(steps) == 1 else {}
+    return steps, scores, mean(read_tensors(folder.weights(s)) for s in steps)
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -246,11 +245,12 @@ def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: P
 def choose_device(name: str) -> torch.device:
     """auto: a CUDA GPU, Apple's, or the CPU, in this order."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    kind = name.partition(":")[0]
+    kind = next(k for k in ("cuda", "mps", "cpu") if available[k]) if name == "auto" else name.partition(":")[0]
     if kind not in available:
         raise SpecError("--device", f"{name!r} is not one of auto, cpu, cuda, mps")
     if not available[kind]:
         raise SpecError("--device", f"there is no {kind} device here; use auto or cpu")
-    return torch.device(name)
+    if kind == "cuda":
+        # cuDNN's attention plans every new shape for a tenth of a second, and batches of text hardly repeat a shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(kind if name == "auto" else name)

@@ -48,8 +48,8 @@ def bleu_metric(tokenize: str = "13a", lowercase: bool = False) -> Any:
     if tokenize not in BLEU.TOKENIZERS:
         raise SpecError("tokenize", f"unknown tokenizer {tokenize!r}; {nearest(tokenize, BLEU.TOKENIZERS)}")
     try:
-        # force: text that is tokenized on purpose needs no warning about it.
-        return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+        # force: no warning at every validation that lines end in a tokenized period.
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise SpecError("tokenize", f"sacreBLEU cannot use {tokenize!r} here: {reason}") from None

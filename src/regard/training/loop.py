@@ -326,9 +326,7 @@ class Trainer:
     def finish(self) -> None:
         """Write the weights that the run is for."""
         progress = self.progress
-        steps = progress.saved[-self.spec.average :]
-        if self.spec.choose == "best" and progress.best:
-            steps = progress.best
+        steps = chosen(self.spec, progress.saved, progress.best)
         weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
         scores = progress.scores.get(steps[0], {})
         if len(steps) > 1 and self.measure is not None:
@@ -345,6 +343,11 @@ class Trainer:
         note = {"event": event, "step": self.progress.step, "time": self.progress.seconds} | values
         for watcher in self.watchers:
             watcher.note(note)
+
+
+def chosen(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
+    """The checkpoints whose mean the run is for: the best, or the last."""
+    return best if spec.choose == "best" and best else saved[-spec.average :]
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -388,6 +388,20 @@ def test_labels_are_those_of_the_training_text_sorted(tmp_path: Path) -> None:
     assert given.train[0]["label"].ids[:].tolist() == [0] * 9 + [1, 2]
 
 
+def test_a_first_line_that_names_the_columns_is_warned_of(tmp_path: Path) -> None:
+    records = [("spam", "x"), ("ham", "y"), ("spam", "z"), ("ham", "w")]
+    named = labelled(tmp_path / "a.tsv", [("label", "text"), *records])
+    spec = spec_of(named, objective=Classification(), held_out=0)
+    assert any("warning: the label 'label' of the first line" in line for line in prepare_report(spec, tmp_path))
+    plain = labelled(tmp_path / "b.tsv", [*records, ("eggs", "v")])
+    spec = spec_of(plain, objective=Classification(), held_out=0)
+    assert not any("warning" in line for line in prepare_report(spec, tmp_path))
+
+
+def prepare_report(spec: DataSpec, folder: Path) -> list[str]:
+    return prepare(spec, folder / "data", seed=1).report
+
+
 def test_classified_texts_are_split_by_their_text(tmp_path: Path) -> None:
     records = [(label, f"text {n}") for n in range(60) for label in ("a", "b")]
     prepared = prepare(

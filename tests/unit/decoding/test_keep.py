@@ -62,26 +62,30 @@ def test_a_memory_per_block_is_kept_too() -> None:
     assert torch.equal(decoding.memory.seg, seg[[2, 1]])
 
 
-def test_states_keep_rows_and_sources() -> None:
-    rows = Rows(torch.tensor([3, 2, 3, 1]), 6, bound=3, uniform=False)
-    cache, k = KVCache(rows), torch.randn(4, 2, 3, 5)
-    cache.keep(torch.tensor([1]), torch.tensor([0]))  # nothing read yet
-    rows.bound = 0
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_cache_keeps_rows(uniform: bool) -> None:
+    rows = Rows(torch.zeros(4, dtype=torch.int64), 6, uniform=uniform)
+    cache, k, more = KVCache(rows), torch.randn(4, 2, 3, 5), torch.randn(2, 2, 1, 5)
+    cache.keep(torch.tensor([3, 1]), torch.tensor([1]))  # nothing read yet
     cache.append(k, 2 * k)
-    rows.bound = 3
+    rows.advance(3, torch.tensor([3, 2, 3, 1]))
     cache.keep(torch.tensor([3, 1]), torch.tensor([1]))
     rows.keep(torch.tensor([3, 1]))
-    assert cache.keys is not None
-    assert cache.values is not None
-    assert torch.equal(cache.keys[:, :, :3], torch.zeros(2, 2, 3, 5)) is False
-    assert cache.keys.shape == cache.values.shape == (2, 2, 6, 5)
-    assert rows.lengths.tolist() == [1, 3 - 1]
+    assert rows.lengths.tolist() == [1, 2]
+    keys, values = cache.append(more, 2 * more)
+    for row, (source, length) in enumerate(((3, 1), (1, 2))):
+        assert torch.equal(keys[row, :, :length], k[source, :, :length])
+        assert torch.equal(keys[row, :, length], more[row, :, 0])
+    assert torch.equal(values, 2 * keys)
+    assert isinstance(cache, Droppable)
+
+
+def test_a_memory_keeps_sources() -> None:
     memory = StaticKV(torch.randn(3, 2, 4, 5), torch.randn(3, 2, 4, 5))
     keys, values = memory.keys, memory.values
     memory.keep(torch.tensor([4, 5, 0, 1]), torch.tensor([2, 0]))
     assert torch.equal(memory.keys, keys[[2, 0]])
     assert torch.equal(memory.values, values[[2, 0]])
-    assert isinstance(cache, Droppable)
     assert isinstance(memory, Droppable)
 
 
