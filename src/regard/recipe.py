@@ -84,21 +84,20 @@ class Asked:
             "variants": list(self.variants),
             "changes": dict(self.changes),
             "start": self.start,
-            "trust_code": self.trust_code,
         }
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Asked":
-        """From JSON."""
+    def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Asked":
+        """From JSON. Whether code may be imported is said anew: a folder may come from anywhere."""
         return cls(
-            data=read(record["data"], DataSpec, "data", PARTS, record["trust_code"]),
-            train=read(record["train"], TrainSpec, "train", PARTS, record["trust_code"]),
-            decode=read(record["decode"], Search, "decode", PARTS, record["trust_code"]),
+            data=read(record["data"], DataSpec, "data", PARTS, trust_code),
+            train=read(record["train"], TrainSpec, "train", PARTS, trust_code),
+            decode=read(record["decode"], Search, "decode", PARTS, trust_code),
             model=record["model"],
             variants=tuple(record["variants"]),
             changes=record["changes"],
             start=record["start"],
-            trust_code=record["trust_code"],
+            trust_code=trust_code,
         )
 
     def absolute(self) -> "Asked":
@@ -222,8 +221,6 @@ def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpe
     """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits."""
     table = _model_table(record, path)
     variants, name = table.pop("variants", ()), table.pop("preset", None)
-    if not isinstance(variants, list | tuple):
-        raise SpecError(f"{path}.variants", f"needs a list of names, not {variants!r}")
     try:
         base = spec = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
         for variant in variants:
@@ -241,6 +238,8 @@ def _model_table(record: Any, path: str) -> dict[str, Any]:
         raise SpecError(path, f"needs a table with a kind or a preset, not {record!r}")
     if not isinstance(record.get("preset", ""), str):
         raise SpecError(f"{path}.preset", f"needs the name of a preset, not {record['preset']!r}")
+    if not isinstance(record.get("variants", ()), list | tuple):
+        raise SpecError(f"{path}.variants", f"needs a list of names, not {record['variants']!r}")
     return dict(record)
 
 

@@ -38,6 +38,7 @@ class Session:
     device: str = "auto"
     max_time: float | None = None  # seconds after which the session saves and stops
     quiet: bool = True
+    trust_code: bool = False  # parts named as module:Class may be imported
 
 
 def train(
@@ -47,13 +48,15 @@ def train(
     device: str = "auto",
     max_time: float | None = None,
     quiet: bool = True,
+    trust_code: bool = False,
     **files: Any,
 ) -> Run:
     """Train on text files into the folder `out`, and return the run.
 
     `files` are those of `asked_for`. `changes` are `path=value` edits of the recipe, such as `train.steps=1000`.
     """
-    return begin(asked_for(changes=changes, **files), out, Session(device, max_time, quiet))[0]
+    wanted = asked_for(changes=changes, trust_code=trust_code, **files)
+    return begin(wanted, out, Session(device, max_time, quiet, trust_code))[0]
 
 
 def asked_for(  # noqa: PLR0913  # the options of the command line
@@ -147,7 +150,7 @@ def begin(
     if folder.path.exists() and (not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - {*beside}):
         hint = "regard resume goes on with it; " if folder.asked.exists() else ""
         raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
-    device = choose_device(session.device)
+    choose_device(session.device)  # one that is not there is said before anything is made
     view = View(quiet=session.quiet)
     made = not folder.path.exists()
     try:
@@ -156,7 +159,7 @@ def begin(
         raise DataError(f"cannot make the folder {folder.path}: {error.strerror}") from None
     try:
         write_json(folder.asked, {"format": FORMAT} | wanted.absolute().record())
-        data, recipe = _prepared(folder, device.type == "cpu", view)
+        data, recipe = _prepared(folder, session, view)
         trainer = _trainer(folder, recipe, data, session, view)
     except BaseException:  # nothing was trained: leave nothing behind
         shutil.rmtree(folder.path) if made else _empty(folder.path)
@@ -169,9 +172,15 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def resume(path: str | Path, device: str = "auto", max_time: float | None = None, quiet: bool = True) -> Run:
+def resume(
+    path: str | Path,
+    device: str = "auto",
+    max_time: float | None = None,
+    quiet: bool = True,
+    trust_code: bool = False,
+) -> Run:
     """Go on with a run exactly where it stopped, and return it."""
-    return go_on(path, Session(device, max_time, quiet))[0]
+    return go_on(path, Session(device, max_time, quiet, trust_code))[0]
 
 
 def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]:
@@ -181,29 +190,29 @@ def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]
         raise DataError(f"{folder.path} is no run; regard train makes one")
     view = View(quiet=session.quiet)
     if folder.final.exists():
-        run = load(folder.path, session.device)
+        run = load(folder.path, session.device, trust_code=session.trust_code)
         view.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
         return run, Outcome(True, "it was finished", run.step)
-    device = choose_device(session.device)
-    data, recipe = _prepared(folder, device.type == "cpu", view)
+    data, recipe = _prepared(folder, session, view)
     trainer = _trainer(folder, recipe, data, session, view)
     trainer.resume()
     return _fit(trainer, folder, session, view)
 
 
-def _prepared(folder: RunFolder, on_cpu: bool, view: View) -> tuple[Prepared, Recipe]:
+def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared, Recipe]:
     """Data and resolved recipe, as an earlier session left them or made now."""
     if folder.recipe.exists():
-        recipe = read_recipe(folder, trust_code=_wanted(folder).trust_code)
+        recipe = read_recipe(folder, session.trust_code)
         return opened(recipe.data, folder.data), recipe
-    wanted = _wanted(folder)
-    parent = load(wanted.start, "cpu") if wanted.start is not None else None
+    wanted = _wanted(folder, session.trust_code)
+    parent = load(wanted.start, "cpu", trust_code=session.trust_code) if wanted.start is not None else None
     tokenizers = parent.tokenizers if parent is not None else None
     if parent is not None and parent.objective.kind != wanted.data.objective.kind:
         raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {wanted.data.objective.kind}")
     data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say)
     for sentence in data.report:
         view.say(sentence)
+    on_cpu = choose_device(session.device).type == "cpu"
     recipe = resolve(wanted, data, on_cpu, view.say, parent)
     for name, tokenizer in _files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
@@ -211,10 +220,10 @@ def _prepared(folder: RunFolder, on_cpu: bool, view: View) -> tuple[Prepared, Re
     return data, recipe
 
 
-def _wanted(folder: RunFolder) -> Asked:
+def _wanted(folder: RunFolder, trust_code: bool) -> Asked:
     record = read_json(folder.asked)
     record.pop("format", None)
-    return Asked.of(record)
+    return Asked.of(record, trust_code)
 
 
 def _files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
@@ -266,10 +275,10 @@ def _check_family(model: Any, objective: Objective) -> None:
 
 def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session, view: View) -> Trainer:
     device = choose_device(session.device)
-    wanted = _wanted(folder)
+    wanted = _wanted(folder, session.trust_code)
     model = build(recipe.model, device, seed=recipe.train.seed)
     if wanted.start is not None and folder.latest() is None:
-        model.load_state_dict(load(wanted.start, session.device).model.state_dict())
+        model.load_state_dict(load(wanted.start, session.device, trust_code=session.trust_code).model.state_dict())
     assert recipe.data.batching is not None
     examples = Examples(data.train, data.weights, data.objective)
     stream = Stream(examples, recipe.data.batching, recipe.train.seed)
@@ -338,7 +347,7 @@ def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> t
         view.close()
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint")
-    return load(folder.path, session.device, trust_code=_wanted(folder).trust_code), outcome
+    return load(folder.path, session.device, trust_code=session.trust_code), outcome
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from .conftest import regard
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same demo with less text; what it learns from all of it is what `make demo` measures."""
-    monkeypatch.setattr(demo, "PAIRS", 4000)
+    monkeypatch.setattr(demo, "PAIRS", 1500)
+    monkeypatch.setattr(demo, "PIECES", 400)
     monkeypatch.setattr(demo, "VALIDATION", 20)
 
 

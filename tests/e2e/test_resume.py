@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,12 +38,10 @@ def begun(run: Path, steps: int) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_and_resumed(
-    corpus: dict[str, str], tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_killed_at_random_moments_and_resumed(corpus: dict[str, str], tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert regard(*training(corpus, straight, *STEPS, *MORE, "-q")).returncode == 0
-    rng = random.Random(7)
+    rng, moments = random.Random(7), []
     words = training(corpus, killed, *STEPS, *MORE, "-q")
     for number in range(KILLS):
         running = process(*words)
@@ -58,8 +55,9 @@ def test_killed_at_random_moments_and_resumed(
         running.send_signal(signal.SIGKILL)
         _, said = running.communicate()
         assert running.returncode in (0, -signal.SIGKILL), said.decode()
-        record_property(f"kill {number + 1}", f"after {lines_of(killed)} lines of the log")
+        moments.append(lines_of(killed))
         words = ("resume", str(killed), "-q")
+    assert len(set(moments)) > KILLS // 2, f"the kills were not spread over the training: {moments}"
     said = regard("resume", str(killed), "-q")
     assert said.returncode == 0, said.stderr
     assert digest(killed) == digest(straight)

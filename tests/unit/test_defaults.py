@@ -1,6 +1,7 @@
 """What is chosen: everything that was not said, nothing that was, and a reason for each choice."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,20 +78,25 @@ def test_larger_corpora_get_larger_models(objective: Objective, batching: Batchi
 def test_the_size_is_that_of_what_is_to_be_said() -> None:
     long_sources = Survey(ids={"source": 10**9, "target": 1000})
     found = defaults.choose(Translation(), long_sources, Buckets(), TrainSpec(), True)
-    assert found.why[0] == "model: transformer_tiny with 2 + 2 layers, for 1,000 tokens to learn from"
+    smallest = defaults.translation_sizes()[0]
+    assert found.model == smallest.spec
+    assert found.why[0] == f"model: {smallest.name}, for 1,000 tokens to learn from"
 
 
 @pytest.mark.parametrize(
-    ("labels", "name"),
+    ("objective", "sizes", "column"),
     [
-        (30_000, "transformer_tiny with 2 + 2 layers"),
-        (30_001, "transformer_tiny"),
-        (2_000_000, "transformer_tiny"),
-        (2_000_001, "transformer_small with dropout 0.3"),
+        (Translation(), defaults.translation_sizes(), "target"),
+        (LanguageModelling("lines"), defaults.language_model_sizes(), "target"),
+        (Classification(("a", "b")), defaults.classification_sizes(), "text"),
     ],
 )
-def test_sizes_end_where_they_say(labels: int, name: str) -> None:
-    assert chosen(Translation(), Buckets(), "target", labels).why[0].startswith(f"model: {name}, for")
+def test_sizes_end_where_they_say(objective: Objective, sizes: list[defaults.Size], column: str) -> None:
+    for size, larger in pairwise(sizes):
+        assert chosen(objective, Buckets(), column, int(size.labels)).model == size.spec
+        assert chosen(objective, Buckets(), column, int(size.labels) + 1).model == larger.spec
+    assert sizes[-1].labels == float("inf")
+    assert len({size.name for size in sizes}) == len(sizes)
 
 
 GIVEN: list[tuple[str, Any]] = [

@@ -123,6 +123,15 @@ def test_edits_reach_all_sections() -> None:
     assert (found.model, found.variants) == ({"preset": "transformer_tiny"}, ("rotary",))
 
 
+def test_a_model_table_without_a_preset_edits_the_model_that_is_chosen() -> None:
+    table = {"dropout": 0.5, "heads": 8, "decoder": {"depth": 3}, "variants": ["rotary"]}
+    found = asked({"data": DATA, "model": table}, ["model.heads=2"], ["swiglu"])
+    assert (found.model, found.variants) == (None, ("rotary", "swiglu"))
+    assert found.changes == {"dropout": 0.5, "heads": 2, "decoder.depth": 3}
+    with pytest.raises(SpecError, match=r"model\.variants: needs a list of names, not 'swiglu'"):
+        asked({"data": DATA, "model": {"variants": "swiglu"}})
+
+
 def test_the_last_edit_wins() -> None:
     assert asked({"data": DATA}, ["train.steps=7", "train.steps=8"]).train.steps == 8
 
@@ -222,7 +231,7 @@ def test_what_is_asked_comes_back_from_json() -> None:
     assert Asked.of(json.loads(json.dumps(one.record()))) == one
 
 
-def test_trusted_code_comes_back_from_json() -> None:
+def test_trusted_code_comes_back_from_json_to_who_trusts_it() -> None:
     record = {"kind": "regard.training.optim:AdamW", "rate": 0.5}
     data = {"data": DATA, "train": {"optimizer": record}}
     with pytest.raises(SpecError, match="say --trust-code"):
@@ -230,9 +239,9 @@ def test_trusted_code_comes_back_from_json() -> None:
     one = asked(data, trust_code=True)
     assert one.train.optimizer == AdamW(rate=0.5)
     written = one.record() | {"train": one.record()["train"] | {"optimizer": record}}
-    assert Asked.of(written) == one
-    with pytest.raises(SpecError, match="say --trust-code"):
-        Asked.of(written | {"trust_code": False})
+    assert Asked.of(written, trust_code=True) == one
+    with pytest.raises(SpecError, match="say --trust-code"):  # a folder cannot say by itself that it is trusted
+        Asked.of(written | {"trust_code": True})
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def train(
         start=start,
         trust_code=trust_code,
     )
-    run, outcome = begin(wanted, out, Session(device, seconds(max_time), quiet or as_json))
+    run, outcome = begin(wanted, out, Session(device, seconds(max_time), quiet or as_json, trust_code))
     _finish(run, outcome, as_json, quiet)
 
 
@@ -125,12 +125,13 @@ def resume(
     max_time: MaxTime = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
     set_threads(threads)
     from regard.session import Session, go_on
 
-    found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json))
+    found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json, trust_code))
     _finish(found, outcome, as_json, quiet)
 
 

@@ -4,10 +4,10 @@ Two scores within rounding of each other are no difference. Scores are compared 
 round(score / 1e-5); where that is equal the lower token id goes first, then the lower beam.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,7 +16,9 @@ from regard.errors import DataError
 
 TIE = 1e-5
 SPARE = 4  # candidates beyond those asked for, so that ties at the cut are seen
+NEVER = float("-inf")
 SMALL = 4096  # candidates of which the best are found directly
+WIDTHS = (64, 96, 100, 128)  # of blocks of tokens: one that divides the vocabulary leaves no odd block
 
 
 class Candidate(NamedTuple):
@@ -45,27 +47,50 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
     """
     sources, beams, V = len(totals), len(totals[0]), log_probs.shape[1]
     asked = min(count + SPARE, beams * V)
-    past = np.array(totals)
     # Relative to the best beam of their source, sums keep their precision in float32 however long they have become.
-    top = past.max(1, keepdims=True)
-    shift = torch.from_numpy(past - np.where(top > -np.inf, top, 0.0)).to(log_probs)
+    tops = [top if top > NEVER else 0.0 for top in map(max, totals)]
+    ahead = [[total - top for total in row] for row, top in zip(totals, tops, strict=True)]
+    shift = torch.tensor(ahead, dtype=log_probs.dtype, device=log_probs.device)
     own, places = highest(log_probs.reshape(sources, beams, V), shift, asked)
-    found = torch.stack((own.double(), places.double())).cpu().numpy()  # one transfer; a double holds every place
-    beam, token = np.divmod(found[1].astype(np.int64), V)
-    total = np.take_along_axis(past, beam, 1) + found[0]
-    if np.isnan(total).any():
-        raise DataError("models: a log-probability is not a number; the weights are not usable")
-    step = np.rint(total / TIE)
-    rank = np.lexsort((beam, token, -step))[:, :count]
-    # What was not fetched may tie with the last one wanted; one step of margin for the sums in float32.
-    last = np.take_along_axis(step, rank[:, -1:], 1)[:, 0]
-    tied = (step[:, -1] >= last - 1) & (step[:, -1] > -np.inf) & (asked < beams * V)
-    columns = [np.take_along_axis(x, rank, 1).tolist() for x in (beam, token, found[0], total)]
-    ranked = [[one for one in map(Candidate, *row) if one.total > -np.inf] for row in zip(*columns, strict=True)]
-    for source in tied.nonzero()[0].tolist():
-        here = log_probs[source * beams : (source + 1) * beams]
-        ranked[source] = all_ranked(here, totals[source], count)
+    found = torch.stack((own.double(), places.double())).tolist()  # one transfer; a double holds every place
+    ranked = []
+    for source, (values, at, row) in enumerate(zip(*found, totals, strict=True)):
+        best_first = []
+        for value, place in zip(values, at, strict=True):
+            beam, token = divmod(int(place), V)
+            best_first.append(Candidate(beam, token, value, row[beam] + value))
+        if not apart(best_first, count):
+            here = log_probs[source * beams : (source + 1) * beams]
+            best_first = settled(best_first, here, row, count)
+        ranked.append(best_first[:count])
     return ranked
+
+
+def apart(best_first: Sequence[Candidate], count: int) -> bool:
+    """Whether the first `count` and the next are so far from each other that their order needs no closer look."""
+    if len(best_first) <= count:
+        return False
+    return all(best_first[i].total - best_first[i + 1].total > 2 * TIE for i in range(count))
+
+
+def settled(
+    found: Sequence[Candidate], log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int
+) -> list[Candidate]:
+    """The candidates of one source in their exact order, without those of probability 0."""
+    if any(math.isnan(one.total) for one in found):
+        raise DataError("models: a log-probability is not a number; the weights are not usable")
+    real = [one for one in found if one.total > NEVER]
+    ranked = sorted(real, key=exactly)
+    everything = len(real) < len(found) or len(found) == log_probs.numel()
+    # What was not fetched may tie with the last one wanted; one step of margin for the sums in float32.
+    if everything or bucket(real[-1].total) < bucket(ranked[count - 1].total) - 1:
+        return ranked
+    return all_ranked(log_probs, totals, count)
+
+
+def exactly(one: Candidate) -> tuple[int, int, int]:
+    """Sorts candidates: by the score in steps, then the token, then the beam."""
+    return (-bucket(one.total), one.token, one.beam)
 
 
 def highest(
@@ -77,34 +102,35 @@ def highest(
     so the vocabulary is read once and never copied.
     """
     k, V = log_probs.shape[1:]
+    flat = log_probs.flatten(1)
     if k * V <= SMALL:
         places = (log_probs + shift[:, :, None]).flatten(1).topk(count).indices
-        return log_probs.flatten(1).gather(1, places), places
-    width = 64
-    blocks, whole = -(-V // width), V // width
-    maxima = log_probs[:, :, : whole * width].unflatten(2, (whole, width)).amax(-1)
-    if whole < blocks:
-        maxima = torch.cat((maxima, log_probs[:, :, whole * width :].amax(-1, keepdim=True)), -1)
+        return flat.gather(1, places), places
+    width = next((width for width in WIDTHS if V % width == 0), WIDTHS[0])
+    whole, rest = divmod(V, width)
+    maxima = log_probs[:, :, : V - rest].unflatten(2, (whole, width)).amax(-1)
+    if rest:
+        maxima = torch.cat((maxima, log_probs[:, :, V - rest :].amax(-1, keepdim=True)), -1)
+    blocks = maxima.shape[2]
     block = (maxima + shift[:, :, None]).flatten(1).topk(min(count, k * blocks)).indices
-    beam, block = block // blocks, block % blocks
-    token = block[:, :, None] * width + torch.arange(width, device=block.device)
-    places = (beam * V)[:, :, None] + (token if whole == blocks else token.clamp(max=V - 1))
-    own = log_probs.flatten(1).gather(1, places.flatten(1))
-    if whole < blocks:  # the last block is not full
-        own.masked_fill_((token >= V).flatten(1), -torch.inf)
-    chosen = (own + shift.gather(1, beam).repeat_interleave(width, 1)).topk(count).indices
-    return own.gather(1, chosen), places.flatten(1).gather(1, chosen)
+    beam, inside = block // blocks, torch.arange(width, device=block.device)
+    places = (block * width - beam * (blocks * width - V))[:, :, None] + inside  # beam * V + first token + inside
+    own = flat.gather(1, places.clamp(max=k * V - 1).flatten(1) if rest else places.flatten(1)).view(places.shape)
+    if rest:  # the last block of a beam runs into the next beam
+        own.masked_fill_((block % blocks == whole)[:, :, None] & (inside >= rest), -torch.inf)
+    chosen = (own + shift.gather(1, beam)[:, :, None]).flatten(1).topk(count).indices
+    return own.flatten(1).gather(1, chosen), places.flatten(1).gather(1, chosen)
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """The same for one source, by ranking everything."""
+    """The same by looking at everything."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]
-    at = ((steps >= enough) & (steps > -torch.inf)).nonzero()
+    at = ((steps >= enough) & (steps > NEVER)).nonzero()
     values = wide[at[:, 0], at[:, 1]].tolist()
     found = [
-        (-bucket(totals[beam] + value), token, beam, value, totals[beam] + value)
+        Candidate(beam, token, value, totals[beam] + value)
         for (beam, token), value in zip(at.tolist(), values, strict=True)
     ]
-    return [Candidate(beam, token, value, total) for _, token, beam, value, total in sorted(found)[:count]]
+    return sorted(found, key=exactly)

@@ -96,7 +96,9 @@ class Bans:
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)
-        self.columns = torch.tensor(sorted(everywhere | {*ends.never}), dtype=torch.int64, device=device)
+        never = everywhere | {*ends.never}
+        self.columns = torch.tensor(sorted(never), dtype=torch.int64, device=device)
+        self.columns_and_eos = torch.tensor(sorted(never | {ends.eos}), dtype=torch.int64, device=device)
         self.own = [sorted(single - everywhere) for single in always]
         self.follows = [each.follows() for each in rules]
         self.busy = [bool(own) or follows for own, follows in zip(self.own, self.follows, strict=True)]
@@ -111,11 +113,9 @@ class Bans:
                 f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of "
                 f"{log_probs.shape[1]} tokens"
             )
-        if self.columns.numel():
-            log_probs.index_fill_(1, self.columns, -torch.inf)
         young = [step < self.least[source] for source in slots]
+        log_probs.index_fill_(1, self.columns_and_eos if all(young) else self.columns, -torch.inf)
         if all(young):
-            log_probs[:, self.eos] = -torch.inf
             young = [False] * len(slots)
         banned: list[tuple[int, int]] = []
         forced: list[tuple[int, int]] = []

@@ -98,10 +98,9 @@ class Draw:
         """A token for every path, with the model's own log-probability of it."""
         u = torch.tensor([self.number(path, step) for path in paths], dtype=torch.float64, device=log_probs.device)
         cumulative = self.spec.warped(log_probs).double().softmax(-1).cumsum_(-1)
-        # Never at the total itself, behind which only tokens of probability 0 may follow.
-        total = cumulative[:, -1:]
-        at = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        ids = torch.searchsorted(cumulative, at, right=True).clamp_(max=log_probs.shape[1] - 1)
+        # u * total < total however it is rounded, so there is a token; the first beyond it has a probability above 0.
+        ids = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)
+        ids.clamp_(max=log_probs.shape[1] - 1)  # of a row in which nothing can be said
         own, top = log_probs.gather(1, ids)[:, 0], log_probs.amax(-1)
         picked: list[tuple[int, float] | None] = []
         for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():

@@ -111,11 +111,11 @@ class Walk:
         if not again:
             return
         for n, step in enumerate(self.steps(run.job.part(again))):
-            old = [(paths[again[said.path.row]][said.path.sample], said) for said in step]
+            before = [paths[again[said.path.row]][said.path.sample] for said in step]
             yield [
-                Said(path, said.token if n >= run.step else None, said.hypothesis)
-                for path, said in old
-                if not path.over and (n >= run.step or said.hypothesis)
+                said._replace(path=path)
+                for path, said in zip(before, step, strict=True)
+                if not path.over and (n >= run.step or said.hypothesis is not None)  # what came before is known
             ]
 
     def find(self, job: Job) -> list[list[Hypothesis]]:

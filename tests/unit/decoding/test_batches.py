@@ -53,7 +53,7 @@ def test_batches_of_any_size_and_order(translates: bool, search: Search) -> None
             make(*[ROWS[i] for i in numbers]),
             search,
             ENDS,
-            [Limits(i % 3, 4 + i % 5) for i in numbers],
+            [Limits(i % 3, 4 + i % 4) for i in numbers],
             [RULES[i] for i in numbers],
             numbers,
         )

@@ -33,7 +33,7 @@ from .telling import (
     writer,
 )
 
-NORMALS = [("none", 1.0), ("mean", 1.0), ("mean", 0.6), ("mean", 0.0), ("mean", -0.5), ("gnmt", 0.6), ("gnmt", 2.0)]
+NORMALS = [("none", 1.0), ("mean", 1.0), ("mean", 0.6), ("mean", 0.0), ("mean", -1.0), ("gnmt", 0.6), ("gnmt", 2.0)]
 
 
 def same(found: list[Hypothesis], expected: list[tuple[tuple[int, ...], float]]) -> None:
@@ -64,15 +64,29 @@ def test_a_beam_as_wide_as_the_tree_finds_the_optimum(normalise: Any, alpha: flo
 
 @pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
 @pytest.mark.parametrize("beams", [2, 3, 5])
-@pytest.mark.parametrize("eos", [-2.0, 0.0, 1.5])
+@pytest.mark.parametrize("eos", [-1.0, 1.5])
 def test_stopping_early_changes_nothing(normalise: Any, alpha: float, beams: int, eos: float) -> None:
     """ "optimal" finds what a search finds that never stops before the last step."""
     says, rows, limit = random_says(7, seed=beams, eos=eos), [(3,), (4, 5), (6, 6, 6)], 9
-    model = Telling(says)
-    found = find(model, sources(*rows), Beam(beams, beams, normalise, alpha), ENDS, Limits(max_len=limit))
     score = partial(normalised, normalise, alpha)
-    for row, hypotheses in zip(rows, found, strict=True):
-        same(hypotheses, simple_beam(says, row, 7, beams, limit, score)[:beams])
+    whole = [simple_beam(says, row, 7, beams, limit, score) for row in rows]
+    for n_best in (1, beams):
+        how = Beam(beams, n_best, normalise, alpha)
+        found = find(Telling(says), sources(*rows), how, ENDS, Limits(max_len=limit))
+        for hypotheses, expected in zip(found, whole, strict=True):
+            same(hypotheses, expected[:n_best])
+
+
+def test_a_negative_power_favours_short_texts_and_still_waits_for_the_next() -> None:
+    """Nothing at all has score log 0.3; one word, log(0.7 * 0.95) * 2, which is better."""
+    tiny = 1e-12
+
+    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
+        return [math.log(p) for p in ((tiny, tiny, 0.95, 0.05) if said else (tiny, tiny, 0.3, 0.7))]
+
+    (found,) = find(Telling(says), sources((3,)), Beam(2, 1, "mean", -1.0), ENDS, Limits(max_len=9))
+    assert found[0].ids == (3,)
+    assert found[0].score == pytest.approx(2 * math.log(0.7 * 0.95))
 
 
 def test_it_does_stop_early() -> None:
@@ -194,6 +208,22 @@ def test_limits_may_differ_by_row() -> None:
     assert [len(row[0].ids) for row in found] == [3, 24, 5]  # 2 S + 20 where nothing is said
     ending = find(Telling(random_says(7, eos=9.0)), sources(*rows), Beam(2), ENDS, limits)
     assert [len(row[0].ids) for row in ending] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_has_all_its_tokens_is_asked_for_its_end(beams: int) -> None:
+    """Two words and eos, with room for two words: ours ends; other libraries count eos and come to no end."""
+    word, end = torch.full((9,), -20.0), torch.full((9,), -20.0)
+    word[3], word[EOS], end[EOS] = 0.0, -30.0, 0.0
+
+    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
+        return (word if len(said) < 2 else end).log_softmax(0).tolist()
+
+    limits = [Limits(max_len=2), Limits(max_len=5)]
+    for stopping, ended in (("optimal", True), ("first", True), ("huggingface", False), ("ctranslate2", False)):
+        how: Any = Beam(beams, stopping=stopping)  # type: ignore[reportArgumentType]
+        found = find(Telling(says), sources((3,), (3, 3)), how, ENDS, limits)
+        assert [(row[0].ids, row[0].ended) for row in found] == [((3, 3), ended), ((3, 3), True)]
 
 
 def test_sources_that_are_done_leave_the_batch() -> None:

@@ -27,13 +27,14 @@ def test_numbers_are_inverted_into_tokens() -> None:
         assert log_prob == float(row[token])
 
 
-def test_a_number_at_the_very_end_draws_a_token_that_can_be_said() -> None:
-    log_probs = torch.tensor([[0.3, 0.7 - 1e-12, 1e-12]]).log()
-    log_probs = torch.cat((log_probs, torch.full((1, 2), -torch.inf)), 1)
-    draw = Draw(Sample(), 1)
-    draw.numbers[0, 0] = np.array([np.nextafter(1.0, 0.0)])
-    ((token, _),) = draw(log_probs, [Path(0, 0, 0)], 0)  # type: ignore[reportGeneralTypeIssues]
-    assert token in (1, 2)
+@pytest.mark.parametrize("number", [0.0, float(np.nextafter(1.0, 0.0))])
+def test_the_first_and_the_last_number_draw_tokens_that_can_be_said(number: float) -> None:
+    log_probs = torch.randn(500, 9).log_softmax(-1)
+    log_probs[:, [0, 1, 7, 8]] = -torch.inf
+    draw, paths = Draw(Sample(), 1), [Path(i, i, 0) for i in range(500)]
+    draw.numbers = {(i, 0): np.array([number]) for i in range(500)}
+    tokens = {picked[0] for picked in draw(log_probs, paths, 0) if picked is not None}
+    assert tokens == {2 if number == 0.0 else 6}
 
 
 def test_samples_have_the_model_s_distribution() -> None:

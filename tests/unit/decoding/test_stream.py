@@ -23,6 +23,7 @@ def joined(steps: list[list[Piece]], rows: int) -> list[tuple[tuple[int, ...], H
         assert len({piece.row for piece in pieces}) == len(pieces)
         for piece in pieces:
             assert piece.row not in ends, "nothing follows the end"
+            assert piece.ids or piece.hypothesis, "a piece has something to tell"
             said[piece.row] += piece.ids
             if piece.hypothesis is not None:
                 ends[piece.row] = piece.hypothesis
