@@ -112,7 +112,25 @@ class Chosen:
     why: list[str]
 
 
-def choose(objective: Objective, survey: Survey, batching: Batching, train: TrainSpec, on_cpu: bool) -> Chosen:
+GENTLE = 0.2  # of the usual rate, for a model that has learned something already
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of a model that is not chosen here."""
+
+    width: int | None = None  # its d_model
+    trained: bool = False  # it goes on from another run
+
+
+def choose(
+    objective: Objective,
+    survey: Survey,
+    batching: Batching,
+    train: TrainSpec,
+    on_cpu: bool,
+    given: Given = Given(),
+) -> Chosen:
     """Model, batches and training for a corpus; what is given is left as it is."""
     sizes = {
         Translation: translation_sizes,
@@ -120,9 +138,12 @@ def choose(objective: Objective, survey: Survey, batching: Batching, train: Trai
         Classification: classification_sizes,
     }
     labels = survey.ids[objective.measured[-1]]
-    size = next(size for size in sizes[type(objective)]() if labels <= size.labels)
+    known = sizes[type(objective)]()
+    size = next(size for size in known if labels <= size.labels)
     why = [f"model: {size.name}, for {labels:,} tokens to learn from"]
-    if on_cpu and size.tokens > 4096:
+    if given.width is not None:
+        size = replace(size, rate=rate_of_width(known, given.width) * (GENTLE if given.trained else 1.0))
+    elif on_cpu and size.tokens > 4096:
         why.append("warning: a model of this size wants a GPU; --preset transformer_tiny trains on a CPU")
     tokens = getattr(batching, "tokens", None) or max(size.tokens, getattr(batching, "length", 0))
     if getattr(batching, "tokens", None) is None:
@@ -131,6 +152,12 @@ def choose(objective: Objective, survey: Survey, batching: Batching, train: Trai
     epoch = max(1, round(labels / tokens / train.accumulate))
     train = _resolve(train, size, epoch, why)
     return Chosen(size.spec, batching, train, why)
+
+
+def rate_of_width(sizes: list[Size], width: int) -> float:
+    """The rate that suits a model of this width: wider ones want lower rates."""
+    fitting = [size.rate for size in sizes if width >= size.spec.d_model]  # type: ignore[reportAttributeAccessIssue]
+    return fitting[-1] if fitting else max(size.rate for size in sizes)
 
 
 def _resolve(train: TrainSpec, size: Size, epoch: int, why: list[str]) -> TrainSpec:

@@ -237,7 +237,8 @@ def resolve(
     wanted: Asked, data: Prepared, on_cpu: bool, say: Callable[[str], None], parent: Run | None = None
 ) -> Recipe:
     """The recipe with everything chosen that was not said, and why."""
-    chosen = defaults.choose(data.objective, data.survey, wanted.data.batches, wanted.train, on_cpu)
+    given = defaults.Given(_width(wanted, parent), trained=parent is not None)
+    chosen = defaults.choose(data.objective, data.survey, wanted.data.batches, wanted.train, on_cpu, given)
     vocabulary = {name: data.tokenizers[name].size for name in data.objective.encoded}
     longest = getattr(chosen.batching, "length", None) if data.objective.stream else wanted.data.max_len + 2
     if parent is not None:
@@ -258,6 +259,15 @@ def resolve(
     for sentence in why:
         say(sentence)
     return Recipe(model, spec, chosen.train, wanted.decode)
+
+
+def _width(wanted: Asked, parent: Run | None) -> int | None:
+    """The width of a model that is not chosen from the corpus."""
+    if parent is not None:
+        return getattr(parent.recipe.model, "d_model", None)
+    if wanted.model is not None:
+        return getattr(model_for(wanted, None, lambda _: {})[1], "d_model", None)
+    return wanted.changes.get("d_model")
 
 
 def _check_family(model: Any, objective: Objective) -> None:

@@ -225,3 +225,24 @@ def test_learned_positions_are_as_many_as_the_longest_text() -> None:
     assert "input.position.max_len" not in defaults.fitted(
         preset("transformer_tiny"), Translation(), {"source": 9, "target": 9}, 64
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "rate"), [(48, 5e-3), (128, 5e-3), (256, 2e-3), (512, 7e-4), (1024, 5e-4), (4096, 5e-4)]
+)
+def test_a_model_that_is_given_gets_the_rate_of_its_width(width: int, rate: float) -> None:
+    small = survey("target", 1000)
+
+    def found(given: defaults.Given) -> float | None:
+        return defaults.choose(Translation(), small, Buckets(), TrainSpec(), True, given).train.optimizer.rate
+
+    assert found(defaults.Given(width)) == rate
+    assert found(defaults.Given(width, trained=True)) == pytest.approx(0.2 * rate)
+    assert found(defaults.Given()) == 3e-3  # that of the model which is chosen
+
+
+def test_a_model_that_is_given_is_not_warned_of() -> None:
+    large = survey("target", 10**8)
+    assert any("GPU" in why for why in defaults.choose(Translation(), large, Buckets(), TrainSpec(), True).why)
+    given = defaults.choose(Translation(), large, Buckets(), TrainSpec(), True, defaults.Given(128))
+    assert not any("GPU" in why for why in given.why)
