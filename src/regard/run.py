@@ -176,7 +176,8 @@ def load(
     model = build(recipe.model, init=False)
     _load_weights(model, weights, folder.path)
     model.to(choose_device(device)).eval()
-    return Run(folder.path, recipe, model, read_tokenizers(folder), max(steps), scores, folder.final.exists())
+    tokenizers = read_tokenizers(folder, recipe.data.objective)
+    return Run(folder.path, recipe, model, tokenizers, max(steps), scores, folder.final.exists())
 
 
 def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
@@ -196,15 +197,12 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
         raise DataError(f"{folder.recipe}: {error}") from None
 
 
-def read_tokenizers(folder: RunFolder) -> dict[str, Tokenizer]:
+def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
     """The tokenizers of a run by what they encode."""
     found = {path.stem.partition(".")[2]: Tokenizer.load(path) for path in sorted(folder.path.glob("tokenizer*.json"))}
     if not found:
         raise DataError(f"{folder.path} has lost its tokenizer.json; restore it from a copy")
-    if "" not in found:
-        return found
-    columns = read_recipe(folder).data.objective.encoded
-    return dict.fromkeys(columns, found[""])
+    return dict.fromkeys(objective.encoded, found[""]) if "" in found else found
 
 
 def _weights(

@@ -91,9 +91,12 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
         "labelled": [{"path": path} for path in labelled],
     }
     held_out = {"source": valid_source, "target": valid_target} if valid_source or valid_target else valid
+    if valid is not None and held_out is not valid:
+        raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
     record = with_files(record, files, held_out)
     if preset is not None:
-        record["model"] = {**record.get("model", {}), "preset": preset}
+        model = record.get("model")
+        record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
     if start is not None:
         record["start"] = str(start)
     return asked(record, changes, variants, trust_code)
@@ -110,6 +113,8 @@ def with_files(
             raise SpecError(
                 "", "there is nothing to learn from; give --source and --target, --tsv, --text or --labelled"
             )
+        if valid is not None:
+            raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
         return _default_train(record)
     objectives = {"lines": "language_model", "labelled": "classification"}
     wanted = {objectives.get(kind, "translation") for kind in kinds}
@@ -299,6 +304,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     watchers: list[Watcher] = [Log(folder.log, step), view]
     if TensorBoard.installed():
         watchers.append(TensorBoard(folder.path / "tensorboard", step))
+    else:
+        view.say("no TensorBoard events: pip install 'regard[log]' adds them")
     write_json(folder.path / "environment.json", environment(device))
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}")
     return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion)

@@ -89,6 +89,17 @@ def test_half_a_pair_of_files_and_no_files_at_all(files: dict[str, str], tmp_pat
     assert "--target" in complaint("train", "--source", files["en"], "--out", out)
     assert "nothing to learn from" in complaint("train", "--out", out)
     assert "--out" in complaint("train", "--source", files["en"], "--target", files["de"])
+    both = (
+        "--source",
+        files["en"],
+        "--target",
+        files["de"],
+        "--valid-source",
+        files["en"],
+        "--valid-target",
+        files["de"],
+    )
+    assert "one validation text" in complaint("train", *both, "--valid", files["en"], "--out", out)
     assert "cannot be mixed" in complaint("train", "--text", files["en"], "--tsv", files["de"], "--out", out)
 
 
@@ -146,6 +157,9 @@ def test_a_recipe_that_names_code_is_not_run(copy: Path) -> None:
     record["model"]["head"]["kind"] = "os:system"
     (copy / "recipe.json").write_text(json.dumps(record))
     assert "would import code" in complaint("translate", str(copy), stdin=b"x\n")
+    record["model"]["head"]["kind"] = "regard.nn.vocab.heads:Softmax"
+    (copy / "recipe.json").write_text(json.dumps(record))
+    assert regard("translate", str(copy), "--trust-code", stdin=b"one\n").returncode == 0
 
 
 def test_searches_that_cannot_be(run: Path) -> None:

@@ -135,6 +135,9 @@ def test_comparing_a_run_with_itself_and_with_a_worse_output(run: Path, corpus: 
     worse = json.loads(regard(*words, "--against", bad).stdout)
     assert worse["difference"]["bleu"]["low"] > 0
     assert worse["difference"]["bleu"]["p_value"] < 0.05
+    assert "would be ignored" in complaint(*words, "--text", bad)
+    alone = json.loads(regard("evaluate", bad, *words[2:]).stdout)
+    assert alone["bleu"] == worse["against"]["bleu"]
     average = json.loads(regard(*words, "--average", "2").stdout)
     assert average["bleu"] > 0
     assert "keeps 4 checkpoints" in complaint(*words, "--average", "9")

@@ -32,8 +32,15 @@ class Test:
     tokenize: str | None = None
     batch_size: int = 32
 
+    def only(self, *names: str) -> None:
+        """Refuse files that this test would ignore."""
+        for name in ("source", "reference", "tsv", "text", "labelled"):
+            if name not in names and getattr(self, name) is not None:
+                raise SpecError(f"--{name}", "would be ignored here; leave it out")
+
     def pairs(self) -> list[tuple[str, str]]:
         """Source and reference."""
+        self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
         if self.tsv is not None:
             return list(TSV(self.tsv).records())
         if self.source is None or self.reference is None:
@@ -44,12 +51,14 @@ class Test:
 
     def examples(self) -> list[tuple[str, str]]:
         """Label and text."""
+        self.only("labelled")
         if self.labelled is None:
             raise SpecError("", "a classifier is measured on labelled text; give --labelled")
         return list(Labelled(self.labelled).records())
 
     def lines(self) -> list[tuple[str]]:
         """Text alone."""
+        self.only("text")
         if self.text is None:
             raise SpecError("", "a language model is measured on text; give --text")
         return list(Lines(self.text).records())
@@ -74,7 +83,7 @@ def evaluate_run(
     warn: Warn = lambda _: None,
 ) -> dict[str, Any]:
     """The report: scores of a run, or of two and their difference."""
-    first = load(name) if Path(name).is_dir() or against is None else None
+    first = None if Path(name).is_file() else load(name)
     if first is not None and not isinstance(first.objective, Translation | Classification):
         if against is not None:
             raise SpecError("--against", "compares what systems say; measure each language model by itself")
