@@ -32,7 +32,8 @@ from regard.batch import Batch, translation
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import CrossEntropy, Softmax
+from regard.nn.vocab.base import CrossEntropy
+from regard.nn.vocab.heads import Softmax
 
 VOCAB = 10_000
 Weights = list[Tensor]

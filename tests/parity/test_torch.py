@@ -24,7 +24,7 @@ from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab import heads
+from regard.nn.vocab import base
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings
 
@@ -299,7 +299,7 @@ def test_rms_norm() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 def test_cross_entropy(monkeypatch: pytest.MonkeyPatch, rows: int, smoothing: float, z: float, bias: bool) -> None:
-    monkeypatch.setattr(heads, "chunk_rows", lambda *_: rows)
+    monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
     N, V = 11, 17
     generator = torch.Generator().manual_seed(3)
     table = Embeddings().build(V, D, site())

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from regard.nn.input import Input, InputSpec
 from regard.nn.linear import Linear
 from regard.nn.mask import Mask
 from regard.nn.state import Droppable, Rows
-from regard.nn.vocab.heads import Head
+from regard.nn.vocab.base import Head, HeadSpec
 from regard.nn.vocab.tables import Table, TableSpec
 from regard.tree import Spec
 
@@ -36,6 +36,7 @@ class ModelSpec(Spec):
     """Slot: describes a whole model."""
 
     __slots__ = ()
+    reads_source: ClassVar[bool] = False  # whether it says a target after reading a source
     if TYPE_CHECKING:
         init: Init  # every family has this field: how its weights are drawn
 
@@ -283,15 +284,30 @@ class Tables(nn.Module):
     """The vocabulary tables of a model. Each is stored once, under the first of its uses."""
 
     def __init__(
-        self, spec: TableSpec, site: Site, uses: dict[str, tuple[str, int, int]], field: str = "sharing"
+        self,
+        spec: TableSpec,
+        site: Site,
+        uses: dict[str, tuple[str, int, int]],
+        head: HeadSpec | None = None,
+        output: TableSpec | None = None,
+        field: str = "sharing",
     ) -> None:
-        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is said."""
+        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is said.
+
+        `output` describes the table of the output where it has its own; None: like the others.
+        """
         super().__init__()
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
         self.tables = nn.ModuleDict()
+        own = "output" in uses and uses["output"][0] == "output"
+        if output is not None and not own:
+            raise SpecError("output_table", f"the output has no table of its own; leave it out or change {field}")
+        if head is not None and "output" in uses:
+            head.check_table(output or spec, not own)
         for use, (owner, vocab, width) in uses.items():
             if use == owner:
-                self.tables[use] = spec.build(vocab, width, site.inside("table"))
+                described, where = (output, "output_table") if output and use == "output" else (spec, "table")
+                self.tables[use] = described.build(vocab, width, site.inside(where))
             elif uses[owner][1:] != (vocab, width):
                 there = f"{uses[owner][1]} x {uses[owner][2]}"
                 raise SpecError(

@@ -33,7 +33,8 @@ from regard.nn.mask import Mask
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, TableSpec
 
 
@@ -55,6 +56,7 @@ class DecoderOnly(ModelSpec):
     activation_dropout: float = 0.0
     visibility: Literal["causal", "prefix"] = "causal"
     table: TableSpec = Embeddings()
+    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
     tied: bool = True  # the input table is also the softmax matrix
     input: InputSpec = Tokens()
     decoder: StackSpec = Plain((Block((SelfAttention(), FeedForward()), PreNorm()),))
@@ -84,7 +86,7 @@ class DecoderOnlyModel(LanguageModel):
         uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
         if spec.head.needs_table:
             uses["output"] = ("target" if spec.tied else "output", spec.vocab, spec.d_model)
-        self.tables = Tables(spec.table, site, uses, field="tied")
+        self.tables = Tables(spec.table, site, uses, spec.head, spec.output_table, field="tied")
         self.inputs = Inputs(spec.input, {"target": site}, shared=False)
         self.decoder = spec.decoder.build(site.inside("decoder"))
         self.head = spec.head.build(spec.vocab, site.inside("head"))

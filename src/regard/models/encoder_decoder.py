@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.errors import DataError
+from regard.errors import DataError, SpecError
 from regard.models.base import (
     Decoding,
     Inputs,
@@ -34,7 +34,8 @@ from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Mask
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 
@@ -43,6 +44,7 @@ class EncoderDecoder(ModelSpec):
     """A source is read at once; a target is said token by token, looking at the source and at what was said."""
 
     kind = "encoder_decoder"
+    reads_source = True
     vocab: int = 32000
     target_vocab: int | None = None  # None: the same
     d_model: int = 512
@@ -52,6 +54,7 @@ class EncoderDecoder(ModelSpec):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     table: TableSpec = Embeddings()
+    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens()
     encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))
@@ -66,6 +69,10 @@ class EncoderDecoder(ModelSpec):
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_types(self.input)
+        if self.bridge.needs_layers and self.encoder.shortens:
+            raise SpecError(
+                "bridge", f"{self.bridge.kind!r} mixes layers of one length, which {self.encoder.kind!r} does not have"
+            )
 
     def build(self, init: Init) -> "EncoderDecoderModel":
         return EncoderDecoderModel(self, init)
@@ -86,7 +93,7 @@ class EncoderDecoderModel(LanguageModel):
         uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
         if spec.head.needs_table:
             uses["output"] = (owner if spec.sharing.input_output else "output", vocab, spec.d_model)
-        self.tables = Tables(spec.table, source, uses)
+        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
         self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
         self.encoder = spec.encoder.build(source.inside("encoder"))
         self.bridge = spec.bridge.build(depths[0] + 1, depths[1], source.inside("bridge"))

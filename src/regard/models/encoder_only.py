@@ -37,7 +37,8 @@ from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.stacks.base import StackOut, StackSpec
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import HeadSpec, Softmax
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
 from regard.tree import Spec
 
@@ -112,6 +113,7 @@ class MaskedLM(Task):
     tied: bool = True
 
     def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        check_length(spec)
         return MaskedLMModel(self, spec, encoder, site)
 
 
@@ -124,6 +126,10 @@ class MaskedLMModel(Model):
         self.transform = site.linear(spec.d_model, {"other": spec.d_model})
         self.activate = ACTIVATIONS[task.activation]
         self.norm = task.norm.build(site.inside("norm"))
+        try:
+            task.head.check_table(spec.table, task.tied)
+        except SpecError as error:
+            raise error.inside(site.path) from None
         self.head = task.head.build(spec.vocab, site.inside("head"))
         self.own: Table | None = None
         if task.tied and encoder.width != spec.d_model:
@@ -187,7 +193,16 @@ class TokenClassifier(Task):
         check_classes(self.classes)
 
     def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+        check_length(spec)
         return TokenClassifierModel(self, spec, encoder, site)
+
+
+def check_length(spec: EncoderOnly) -> None:
+    """A task that speaks of every token needs a vector for each."""
+    if spec.encoder.shortens:
+        raise SpecError(
+            "encoder", f"{spec.encoder.kind!r} leaves fewer vectors than tokens; use a sentence_classifier, or plain"
+        )
 
 
 def check_classes(classes: int) -> None:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -45,6 +45,7 @@ class Site:
     init_: "Init"
     sees_ahead: bool = False  # though causal, tokens see later ones of a prefix
     position: "Position | None" = None  # the stack's, shared by its layers
+    positions: Mapping[int, "Position"] = field(default_factory=dict)  # its others, by the number of heads they are for
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":
@@ -95,10 +96,15 @@ class View:
     terms: Terms | None = None
     lowered: dict[Any, Any] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
+    others: Mapping[int, "View"] = field(default_factory=dict)  # the same pairs for attentions of so many heads
 
     def with_terms(self, terms: Terms | None) -> "View":
         """The same pairs with other position terms."""
-        return replace(self, terms=terms, lowered={})
+        return replace(self, terms=terms, lowered={}, others={})
+
+    def at(self, heads: int) -> "View":
+        """The view of an attention with so many heads."""
+        return self.others.get(heads, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +157,18 @@ class Branch(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         """Read the stream and return what is to be joined to it."""
 
-    def start(self, rows: Rows, ctx: Context) -> State | tuple[State | None, ...] | None:  # noqa: ARG002
+    def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:  # noqa: ARG002
         """The state of one call in a new decoding; None if there is nothing to remember."""
         return None
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A part that counts something while it trains: tokens that an expert had no room for."""
+
+    def report(self) -> dict[str, Tensor]:
+        """The counts since the last report, by name; they begin anew. Equal names of several parts are added up."""
+        ...
 
 
 def widen(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Joined(Branch):
         self.norm = norm
         self.dropout = dropout
 
-    def start(self, rows: Rows, ctx: Context) -> State | tuple[State | None, ...] | None:
+    def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:
         return self.branch.start(rows, ctx)
 
     def read(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any) -> Float[Tensor, "B T D"]:

@@ -123,6 +123,38 @@ class KVCache:
         self.keys, self.values = self.keys[:n], self.values[:n]
 
 
+class Past:
+    """The stream of a branch that reads its own past, written in place at each row's own length: convolutions."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.x: Tensor | None = None
+
+    def append(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
+        """Store what is new; return all so far, by position. What lies beyond a row's length is not to be read."""
+        if self.x is None:
+            self.x = x.new_zeros(x.shape[0], self.rows.max_len, x.shape[2])
+        T = x.shape[1]
+        if self.rows.uniform and not self.rows.static:
+            self.x[:, self.rows.bound : self.rows.bound + T] = x
+        else:
+            row = torch.arange(x.shape[0], device=x.device)[:, None]
+            self.x[row, self.rows.positions(T)] = x
+        return self.x[:, : self.rows.reach(T)]
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        if self.x is not None:
+            live = self.rows.reach(0)
+            self.x[:, :live] = self.x[:, :live].index_select(0, parent)
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """The rows move to the front of the storage, of which only that part is used from now on."""
+        if self.x is not None:
+            n, live = rows.shape[0], self.rows.reach(0)
+            self.x[:n, :live] = self.x[:, :live].index_select(0, rows)
+            self.x = self.x[:n]
+
+
 @dataclass(slots=True)
 class StaticKV:
     """Keys and values of a memory. The beams of a source row share them, so reordering beams changes nothing."""

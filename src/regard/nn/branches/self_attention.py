@@ -38,14 +38,15 @@ class SelfAttention(BranchSpec):
 
     def build(self, site: Site) -> Branch:
         own, groups = attention_site(self, site)
-        shared = site.position
+        shared = site.positions.get(own.heads, site.position)
         if self.position is not None and "kv_heads" in self.position.shaped_by and groups != own.heads:
             raise site.error(
                 "kv_heads", f"{self.position.kind!r} treats queries and keys alike, but {groups} is not {own.heads}"
             )
         if self.position is None and shared is not None:
             sizes = {"heads": own.heads, "kv_heads": groups, "d_head": own.d_head, "d_value": own.d_value}
-            stack = {"heads": site.heads, "kv_heads": site.heads, "d_head": site.d_head, "d_value": site.d_value}
+            heads = own.heads if own.heads in site.positions else site.heads
+            stack = {"heads": heads, "kv_heads": heads, "d_head": site.d_head, "d_value": site.d_value}
             for name in shared.shaped_by:
                 if sizes[name] != stack[name]:
                     raise site.error(
@@ -72,7 +73,7 @@ class _SelfAttention(Branch):
         self.name = f"{site.side}.self"
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
-        view = ctx.own if self.position is None else self.own_view(ctx.own)
+        view = ctx.own.at(self.heads) if self.position is None else self.own_view(ctx.own)
         q, k, v = self.qkv(x).split(self.widths, -1)
         if view.terms is not None and view.terms.offset is not None:
             q, k, v = q + view.terms.offset, k + view.terms.offset, v + view.terms.offset

@@ -7,6 +7,7 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import SpecError
 from regard.nn.core import Site, Terms, View
 from regard.tree import Spec
 
@@ -41,6 +42,19 @@ class PositionTerms(nn.Module):
     @abstractmethod
     def forward(self, places: Places) -> Terms:
         """The terms at these places."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtHeads(Spec):
+    """A position that a stack shares among the attentions with so many heads, where they differ from the model's."""
+
+    kind = "at_heads"
+    heads: int
+    position: Position
+
+    def check(self) -> None:
+        if self.heads < 1:
+            raise SpecError("heads", f"must be at least 1, not {self.heads}")
 
 
 class Additive(Spec):

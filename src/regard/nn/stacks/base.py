@@ -1,14 +1,15 @@
 """Stack slot: one side of a model."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.core import Context, Site, View
-from regard.nn.position.base import PositionTerms, places
+from regard.nn.position.base import AtHeads, Position, PositionTerms, places
 from regard.nn.sight import Sight
 from regard.nn.state import Rows
 from regard.tree import Spec
@@ -27,6 +28,7 @@ class StackSpec(Spec):
     """Slot: describes the wiring of blocks."""
 
     __slots__ = ()
+    shortens: ClassVar[bool] = False  # it leaves fewer vectors than it was given
 
     @abstractmethod
     def blocks(self) -> int:
@@ -59,8 +61,31 @@ class Stack(nn.Module):
         """A state for every call in a new decoding."""
 
 
-def prepare(view: View, position: PositionTerms | None, sight: Sight | None, strict: bool) -> View:
-    """The view of a stack's layers: the mask with the stack's sight, and its position terms. Once per forward pass."""
+def prepare(
+    view: View,
+    position: PositionTerms | None,
+    sight: Sight | None = None,
+    strict: bool = False,
+    others: Mapping[int, PositionTerms] | None = None,
+) -> View:
+    """The view of a stack's layers: the mask with the stack's sight, and its position terms. Once per forward pass.
+
+    `others` are positions for attentions of another number of heads than the model's.
+    """
     if sight is not None or strict:
         view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={}, shared={})
-    return view if position is None else view.with_terms(position(places(view)))
+    main = view if position is None else view.with_terms(position(places(view)))
+    if not others:
+        return main
+    return replace(main, others={heads: view.with_terms(other(places(view))) for heads, other in others.items()})
+
+
+def shared_positions(
+    position: Position | None, positions: tuple[AtHeads, ...], site: Site
+) -> tuple[PositionTerms | None, nn.ModuleDict]:
+    """The modules of what a stack's layers share: the position, and those for other numbers of heads by that number."""
+    others = {
+        str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
+        for i, other in enumerate(positions)
+    }
+    return None if position is None else position.build(site.inside("position")), nn.ModuleDict(others)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.block import Block
 from regard.nn.core import Context, Site
-from regard.nn.position.base import Position, PositionTerms
+from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.sight import Sight
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare
 from regard.nn.state import Rows
@@ -30,6 +30,7 @@ class Plain(StackSpec):
     position: Position | None = None  # shared by all layers
     sight: Sight | None = None
     strict: bool = False  # a token does not see itself, as COMP7607 writes the mask
+    positions: tuple[AtHeads, ...] = ()  # as `position`, for attentions of another number of heads than the model's
 
     def check(self) -> None:
         if self.depth < 1:
@@ -38,6 +39,8 @@ class Plain(StackSpec):
             raise SpecError("pattern", "a stack needs at least one block")
         if self.unique is not None and not 1 <= self.unique <= self.depth:
             raise SpecError("unique", f"must lie between 1 and the depth {self.depth}, not {self.unique}")
+        if len({other.heads for other in self.positions}) < len(self.positions):
+            raise SpecError("positions", "two of them are for the same number of heads; keep one")
 
     def block(self, call: int) -> Block:
         """The description of the block that call n runs."""
@@ -55,20 +58,33 @@ class Plain(StackSpec):
     def build(self, site: Site) -> Stack:
         if self.strict and not site.causal:
             raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
-        site = replace(site, depth=self.depth, position=self.position)
+        others = {other.heads: other.position for other in self.positions}
+        site = replace(site, depth=self.depth, position=self.position, positions=others)
         blocks = []
         for i in range(self.unique or self.depth):
             where = f"pattern[{i % len(self.pattern)}]"
             blocks.append(self.block(i).build(site.inside(where, layer=i)))
         position = None if self.position is None else self.position.build(site.inside("position"))
         last = self.block(self.depth - 1).rules()[-1]
-        return _Plain(self, blocks, position, last.end(site.inside("pattern[-1].residual")))
+        more = {
+            str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
+            for i, other in enumerate(self.positions)
+        }
+        return _Plain(self, blocks, position, more, last.end(site.inside("pattern[-1].residual")))
 
 
 class _Plain(Stack):
-    def __init__(self, spec: Plain, blocks: list[nn.Module], position: PositionTerms | None, end: nn.Module) -> None:
+    def __init__(
+        self,
+        spec: Plain,
+        blocks: list[nn.Module],
+        position: PositionTerms | None,
+        positions: dict[str, PositionTerms],
+        end: nn.Module,
+    ) -> None:
         super().__init__()
         self.position = position
+        self.positions = nn.ModuleDict(positions)
         self.blocks = nn.ModuleList(blocks)
         self.end = end
         self.plan = [call % len(blocks) for call in range(spec.depth)]
@@ -77,7 +93,8 @@ class _Plain(Stack):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict))
+        others: Any = {int(heads): position for heads, position in self.positions.items()}
+        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict, others))
         layers = [x]
         for call, block in enumerate(self.plan):
             x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])

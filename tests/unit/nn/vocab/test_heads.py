@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.vocab import heads
-from regard.nn.vocab.heads import Head, Softmax
+from regard.nn.vocab import base
+from regard.nn.vocab.base import Head
+from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table
 
 MakeSite = Callable[..., Site]
@@ -75,7 +76,7 @@ def test_gradients_are_those_of_the_formula(
     smoothing: float, z: float, bias: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks of any size, against autograd on the whole matrix of logits."""
-    monkeypatch.setattr(heads, "chunk_rows", lambda *_: rows)
+    monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
     head, table = made(Softmax(bias=bias, smoothing=smoothing, z=z), site())
     h, labels, weights = data()
     h.requires_grad_()
@@ -133,7 +134,7 @@ def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 10), (1000, 50_000), (7, 2**25), (4096, 4096), (0, 5)])
 def test_chunks_fit_their_budget_and_cover_the_rows(rows: int, vocab: int) -> None:
-    step = heads.chunk_rows(rows, vocab, torch.device("cpu"))
+    step = base.chunk_rows(rows, vocab, torch.device("cpu"))
     assert step * vocab <= 2**24 or step <= 1
     pieces = -(-rows // max(step, 1))
     assert pieces * step >= rows

@@ -1,0 +1,149 @@
+"""What all heads share: their slot, what a loss is, and the cross-entropy of logits that never exist at once."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from regard.nn.core import Site
+from regard.nn.vocab.tables import Table, TableSpec
+from regard.tree import Spec
+
+
+class Scored(NamedTuple):
+    """A weighted sum over tokens: what is minimised, and the plain negative log-likelihood for the log."""
+
+    objective: Float[Tensor, ""]
+    nll: Float[Tensor, ""]
+
+
+class HeadSpec(Spec):
+    """Slot: describes a head."""
+
+    __slots__ = ()
+    needs_table: ClassVar[bool] = True  # False: the head brings its own
+
+    def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads read any
+        """Refuse a table that this head cannot read; `tied`: it is an input's, too."""
+
+    @abstractmethod
+    def build(self, vocab: int, site: Site) -> "Head":
+        """The head at the end of this site's stream."""
+
+
+class Head(nn.Module):
+    """Abstract: a normalised distribution over ids."""
+
+    @abstractmethod
+    def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
+        """log p of every id, at least in float32. `table` is None for a head that brings its own."""
+
+    @abstractmethod
+    def score(
+        self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
+    ) -> Scored:
+        """The weighted sum of the loss over N tokens. The plain negative log-likelihood when not training."""
+
+
+def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
+    """How many rows of logits exist at a time: 64 MiB of float32 on a CPU, near its caches; 256 MiB elsewhere."""
+    budget = 2**24 if device.type == "cpu" else 2**26
+    pieces = max(1, -(-rows * vocab // budget))
+    return -(-rows // pieces)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Weighted cross-entropy of r M' + b in chunks of rows, with its gradient made in the same pass.
+
+    The logits of a chunk are turned into their own gradient in place, so (N, V) never exists and nothing is computed
+    twice: three matrix products, as with a stored logits matrix.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        r: Float[Tensor, "N R"],
+        matrix: Float[Tensor, "V R"],
+        bias: Float[Tensor, " V"] | None,
+        labels: Int[Tensor, " N"],
+        weights: Float[Tensor, " N"],
+        smoothing: float,
+        z: float,
+    ) -> tuple[Tensor, Tensor]:
+        """(objective, nll), both summed with `weights`."""
+        N, V = r.shape[0], matrix.shape[0]
+        learns = any(ctx.needs_input_grad[:3])
+        wide = torch.float64 if r.dtype == torch.float64 else torch.float32
+        objective, plain = (torch.zeros((), dtype=wide, device=r.device) for _ in range(2))
+        d_r = torch.empty_like(r) if learns else None
+        d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if learns else None
+        d_bias = torch.zeros(V, dtype=wide, device=r.device) if learns and bias is not None else None
+        step = max(1, chunk_rows(N, V, r.device))
+        for at in range(0, N, step):
+            rows = slice(at, at + step)
+            logits = (r[rows] @ matrix.T).to(wide)
+            if bias is not None:
+                logits += bias
+            label, weight = labels[rows, None], weights[rows].to(wide)
+            said = logits.gather(-1, label).squeeze(-1)
+            mean = logits.mean(-1) if smoothing else None
+            # The exponentials take the place of the logits: they are made once and nothing is copied.
+            top = logits.amax(-1, keepdim=True)
+            exponentials = logits.sub_(top).exp_()
+            total = exponentials.sum(-1)
+            log_z = total.log() + top.squeeze(-1)
+            nll = log_z - said
+            loss = nll if mean is None else (1 - smoothing) * nll + smoothing * (log_z - mean)
+            if z:
+                loss = loss + z * log_z.square()
+            objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
+            if d_r is None or d_matrix is None:
+                continue
+            # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
+            scale = weight / total
+            gradient = exponentials.mul_((scale * (1 + 2 * z * log_z) if z else scale)[:, None])
+            if smoothing:
+                gradient -= (weight * (smoothing / V))[:, None]
+            gradient.scatter_add_(-1, label, (weight * (smoothing - 1))[:, None])
+            if d_bias is not None:
+                d_bias += gradient.sum(0)
+            gradient = gradient.to(r.dtype)
+            d_r[rows] = gradient @ matrix
+            d_matrix += gradient.T @ r[rows]
+        ctx.save_for_backward(d_r, d_matrix, d_bias)
+        ctx.matrix_dtype = matrix.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(plain)
+        return objective, plain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        d_objective = d_outputs[0]
+        d_r, d_matrix, d_bias = ctx.saved_tensors
+        return (
+            (d_r * d_objective).to(d_r.dtype),
+            (d_matrix * d_objective).to(ctx.matrix_dtype),
+            None if d_bias is None else (d_bias * d_objective).to(ctx.bias_dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def cross_entropy(
+    r: Float[Tensor, "N R"],
+    matrix: Float[Tensor, "V R"],
+    bias: Float[Tensor, " V"] | None,
+    labels: Int[Tensor, " N"],
+    weights: Float[Tensor, " N"],
+    loss: tuple[float, float],
+) -> Scored:
+    """The weighted cross-entropy of r M' + b with `loss` = (smoothing, z)."""
+    if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
+        r, matrix, bias = r.detach(), matrix.detach(), None if bias is None else bias.detach()
+    return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, *loss))
