@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.batch import Batch
 from regard.errors import DataError
 from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build
-from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.models.encoder_only import MaskedLMModel
 from regard.nn.block import BlockModule
 from regard.nn.core import Branch
@@ -77,6 +76,15 @@ def _owner(name: str, owners: dict[str, str]) -> str:
     return owners.get(name, "other")
 
 
+def _holder(name: str, owners: dict[str, str]) -> str | None:
+    """The nearest owner around a module."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in owners:
+            return name
+    return None
+
+
 class _Forward(nn.Module):
     """A model behind one call, so that the counter sees all of it under one root."""
 
@@ -98,9 +106,14 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
         _Forward(model)(_batch(model, length))
     counted = {name: float(sum(ops.values())) for name, ops in counter.get_flop_counts().items()}
     flops: dict[str, float] = {}
+    own = {module: counted.get(f"_Forward.model.{module}", 0.0) for module in owners}
+    for module in owners:  # what holds other parts has what they leave of it
+        holder = _holder(module, owners)
+        if holder is not None:
+            own[holder] -= counted.get(f"_Forward.model.{module}", 0.0)
     for module, part in owners.items():
-        if not any(other.startswith(f"{module}.") for other in owners):  # only what holds no other part
-            flops[part] = flops.get(part, 0.0) + counted.get(f"_Forward.model.{module}", 0.0)
+        # A model's children and stacks may be called by method; what was not counted has nothing left.
+        flops[part] = flops.get(part, 0.0) + max(0.0, own[module])
     total = float(counter.get_total_flops())
     # Heads and tables are called by method and not as modules: what no module accounts for is theirs.
     flops["head"] = flops.get("head", 0.0) + total - sum(flops.values())
@@ -109,4 +122,4 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
 
 def _batch(model: Model, length: int) -> Batch:
     ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
-    return Batch(target=ids, source=ids if isinstance(model, EncoderDecoderModel) else None)
+    return Batch(target=ids, source=ids if model.spec.reads_source else None)
