@@ -10,10 +10,12 @@ from typing import Any
 from regard.data.batching import Batching, Buckets
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
+from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, SentenceClassifier
+from regard.models.joined import Joined
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
@@ -207,6 +209,8 @@ def fitted(
     """
     source, target = vocabulary.get("source"), vocabulary.get("target")
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
+    if isinstance(model, Joined) and not joint:
+        raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
     if isinstance(model, EncoderDecoder) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False
@@ -218,5 +222,5 @@ def fitted(
             changes["task"] = {"kind": "sentence_classifier", "classes": classes}
     position = getattr(getattr(model, "input", None), "position", None)
     if isinstance(position, Learned):
-        changes["input.position.max_len"] = longest
+        changes["input.position.max_len"] = 2 * longest if isinstance(model, Joined) else longest
     return changes

@@ -19,7 +19,6 @@ from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
 from regard.evaluation.validation import HeldOut, validate
 from regard.models.base import Classifier, LanguageModel, Model, build
-from regard.models.encoder_decoder import EncoderDecoder
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, read_recipe
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
@@ -257,7 +256,7 @@ def resolve(
             wanted, base, lambda m: defaults.fitted(m, data.objective, vocabulary, longest or 0, joint)
         )
         why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
-    _check_family(model, data.objective)
+    check_family(model, data.objective)
     spec = replace(wanted.data, objective=data.objective, batching=chosen.batching)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.size:,} pieces")
@@ -275,11 +274,12 @@ def _width(wanted: Asked, parent: Run | None) -> int | None:
     return wanted.changes.get("d_model")
 
 
-def _check_family(model: Any, objective: Objective) -> None:
+def check_family(model: Any, objective: Objective) -> None:
+    """Refuse a model that cannot learn the objective."""
     built = build(model, device="meta")
     fits = {
-        Translation: isinstance(built, LanguageModel) and isinstance(model, EncoderDecoder),
-        LanguageModelling: isinstance(built, LanguageModel) and not isinstance(model, EncoderDecoder),
+        Translation: isinstance(built, LanguageModel) and model.reads_source,
+        LanguageModelling: isinstance(built, LanguageModel) and not model.reads_source,
         Classification: isinstance(built, Classifier),
     }
     if not fits[type(objective)]:

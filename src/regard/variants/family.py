@@ -1,0 +1,54 @@
+"""Encoder-decoder or decoder alone: the same layers as one stack over source and target."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from regard.errors import SpecError
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.joined import Joined
+from regard.nn.bridge import Last
+from regard.nn.stacks.plain import Plain
+from regard.variants.base import Edit, Variant
+
+
+def joined(visibility: Literal["causal", "prefix"]) -> Edit:
+    """All layers of an encoder-decoder in one stack, of the encoder's blocks: a layer less of attention each."""
+
+    def edit(m: Any) -> Any:
+        if isinstance(m, Joined):
+            return replace(m, visibility=visibility)
+        if not isinstance(m, EncoderDecoder):
+            raise SpecError("variants", f"only a model with an encoder can give it up, not one of kind {m.kind!r}")
+        if not isinstance(m.encoder, Plain) or not isinstance(m.decoder, Plain) or not isinstance(m.bridge, Last):
+            raise SpecError("variants", "only plain stacks can be laid end to end; leave out what rewires them")
+        stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
+        return Joined(
+            vocab=m.vocab,
+            d_model=m.d_model,
+            heads=m.heads,
+            d_head=m.d_head,
+            dropout=m.dropout,
+            attention_dropout=m.attention_dropout,
+            activation_dropout=m.activation_dropout,
+            visibility=visibility,
+            table=m.table,
+            output_table=m.output_table,
+            tied=m.sharing.input_output,
+            input=m.input,
+            decoder=stack,
+            head=m.head,
+            linear=m.linear,
+            init=m.init,
+        )
+
+    return edit
+
+
+VARIANTS = {
+    "decoder_only": Variant(
+        joined("causal"), "family", "no encoder: source and target in one causal stack", "Brown et al. 2020"
+    ),
+    "prefix_lm": Variant(
+        joined("prefix"), "family", "no encoder: one stack in which the source sees all of itself", "Raffel et al. 2020"
+    ),
+}
