@@ -96,6 +96,21 @@ class T5Init(Init):
 
 
 @dataclass(frozen=True, slots=True)
+class FanIn(Init):
+    """T5Init for attention that divides by sqrt(d_head) itself: all projections d_in^-1/2.
+
+    Tables as T5Init: 1, relative bias d^-1/2.
+    """
+
+    kind = "fan_in"
+
+    def draw(self, weight: Tensor, role: Role, site: Site) -> None:
+        std = {"embedding": 1.0, "position": site.d_model**-0.5}.get(role, weight.shape[-1] ** -0.5)
+        with torch.no_grad():
+            weight.normal_(0.0, std)
+
+
+@dataclass(frozen=True, slots=True)
 class DeepNormInit(Init):
     """Wang et al. 2022: Glorot normal, with gain beta on value, output and feed-forward weights.
 

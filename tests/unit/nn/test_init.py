@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.nn.core import Role, Site
-from regard.nn.init import DeepNormInit, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
 
 MakeSite = Callable[..., Site]
 OUT, IN = 120, 200  # a projection from 200 to 120; a table of 120 rows
@@ -38,6 +38,8 @@ def expected(init: Init, role: Role, site: Site) -> float:
         return {"attend_out": init.std / math.sqrt(2 * site.depth), "down": init.std / math.sqrt(2 * site.depth)}.get(
             role, init.std / 2 if role == "position" else init.std
         )
+    if isinstance(init, FanIn):
+        return {"embedding": 1.0, "position": site.d_model**-0.5}.get(role, IN**-0.5)
     if isinstance(init, T5Init):
         special = {"query": (IN * site.d_head) ** -0.5, "embedding": 1.0, "position": site.d_model**-0.5}
         return special.get(role, IN**-0.5)
@@ -51,7 +53,9 @@ def expected(init: Init, role: Role, site: Site) -> float:
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("init", [Xavier(), Normal(), Normal(0.3), GPT2Init(), GPT2Init(0.1), T5Init()], ids=repr)
+@pytest.mark.parametrize(
+    "init", [Xavier(), Normal(), Normal(0.3), GPT2Init(), GPT2Init(0.1), T5Init(), FanIn()], ids=repr
+)
 def test_spread_by_role(init: Init, role: Role, site: MakeSite) -> None:
     check(init, role, site())
 

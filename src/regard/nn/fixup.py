@@ -1,0 +1,110 @@
+"""Fixup: deep residual models without norms. The rule, the linear kind and the init go together."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.core import Branch, Context, Role, Site
+from regard.nn.init import Init, Undrawn, Xavier
+from regard.nn.linear import Dense, Linear
+from regard.nn.residual import Joined, Residual
+
+
+@dataclass(frozen=True, slots=True)
+class Fixup(Residual):
+    """x + s f(x + t), scalars s = 1 and t = 0 at the start; an encoder ends with (x + t) s, a decoder with x + t.
+
+    Zhang et al. 2019. Goes with FixupLinear and FixupInit: every branch then begins as 0.
+    """
+
+    kind = "fixup"
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _Fixup(branch, site.dropout)
+
+    def end(self, site: Site) -> nn.Module:
+        return _End(scaled=site.side == "encoder")
+
+
+class _Fixup(Joined):
+    def __init__(self, branch: Branch, dropout: float) -> None:
+        super().__init__(branch, nn.Identity(), dropout)
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return x + self.scale * self.read(x + self.shift, ctx, state)
+
+
+class _End(nn.Module):
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.ones(1)) if scaled else None
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        x = x + self.shift
+        return x if self.scale is None else x * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class FixupLinear(Linear):
+    """Feed-forward layers without biases, and (x + u) W_down' with a scalar u = 0 at the start; all else dense."""
+
+    kind = "fixup_linear"
+    bias: bool = True  # outside feed-forward layers; one that asks for biases has them
+
+    def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
+        if not widths.keys() & {"up", "gate", "down"}:
+            return Dense(self.bias).build(d_in, widths, bias, site)
+        dense = Dense(bias=False).build(d_in, widths, bias, site)
+        return _Shifted(dense) if "down" in widths else dense
+
+
+class _Shifted(nn.Module):
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        self.dense = dense
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Float[Tensor, "*n F"]) -> Float[Tensor, "*n D"]:
+        return self.dense(x + self.shift)
+
+
+@dataclass(frozen=True, slots=True)
+class FixupInit(Init):
+    """Zhang et al. 2019, with L residual branches in the model: W_o = W_down = 0, and what stands before them shrinks.
+
+    Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))); W_up: He
+    uniform times L^-1/2 (m = 2). Of a gate and W_up only the one shrinks, so that their product does. `others` draws
+    the rest: tables, heads.
+
+    Differs from Narang et al. 2021, whose cross-attention was left out by mistake.
+    """
+
+    kind = "fixup_init"
+    others: Init = Xavier()
+
+    def check(self) -> None:
+        if isinstance(self.others, FixupInit | Undrawn):
+            raise SpecError("others", f"{self.others.kind!r} draws no tables; choose xavier, fan_in or normal")
+
+    def draw(self, weight: Tensor, role: Role, site: Site) -> None:
+        L, d_in = site.branches, weight.shape[-1]
+        if role in ("attend_out", "down"):
+            bound = 0.0
+        elif role in ("query", "key", "value"):
+            bound = L ** (-1 / 6) * math.sqrt(6 / (d_in + weight.shape[-2]))
+        elif role in ("up", "gate"):
+            bound = math.sqrt(6 / d_in) * (L**-0.5 if role == "up" else 1.0)
+        else:
+            self.others.draw(weight, role, site)
+            return
+        with torch.no_grad():
+            weight.uniform_(-bound, bound)

@@ -1,0 +1,38 @@
+"""ReZero: every branch begins silent."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.core import Branch, Context, Site
+from regard.nn.norm import NoNorm, Norm
+from regard.nn.residual import Joined, Residual
+
+
+@dataclass(frozen=True, slots=True)
+class ReZero(Residual):
+    """x + alpha f(norm(x)), one learned scalar alpha per branch that starts at 0. Bachlechner et al. 2021.
+
+    The model begins as the identity on its embeddings. With a norm, one more closes the stream.
+    """
+
+    kind = "rezero"
+    norm: Norm = NoNorm()
+
+    def wrap(self, branch: Branch, site: Site) -> Branch:
+        return _ReZero(branch, self.norm.build(site), site.dropout)
+
+    def end(self, site: Site) -> nn.Module:
+        return self.norm.build(site)
+
+
+class _ReZero(Joined):
+    def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
+        super().__init__(branch, norm, dropout)
+        self.alpha = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        return x + self.alpha * self.read(self.norm(x), ctx, state)

@@ -1,0 +1,104 @@
+"""Rows 14 to 17: deep models that begin as the identity, with few norms or none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.fixup import Fixup, FixupInit, FixupLinear
+from regard.nn.init import FanIn, T5Init
+from regard.nn.linear import Dense
+from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.nn.residual import NoResidual, Residual
+from regard.nn.rezero import ReZero
+from regard.tree import swap
+from regard.variants.base import Edit, Row, Variant
+
+
+def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
+    """Another residual rule for every branch, made with the norm of the one it had."""
+
+    def joined(rule: Residual) -> Residual:
+        if isinstance(rule, NoResidual):
+            raise SpecError(
+                "kind", "'no_residual' replaces the stream; choose a base that adds to it after every branch"
+            )
+        return to(getattr(rule, "norm", NoNorm()))
+
+    return swap(m, Residual, joined)
+
+
+def scaled_attention(m: Any) -> Any:
+    """Every attention divides by sqrt(d_head) itself."""
+
+    def scaled(branch: Any) -> Any:
+        return replace(branch, scale="sqrt") if getattr(branch, "scale", None) == "none" else branch
+
+    return swap(m, BranchSpec, scaled)
+
+
+def rezero(norm: Callable[[Norm], Norm]) -> Edit:
+    """x + alpha f(norm(x)); attention scales its scores itself, and not by its initialisation."""
+
+    def edit(m: Any) -> Any:
+        m = rejoined(m, lambda old: ReZero(norm(old)))
+        scaled = scaled_attention(m) if isinstance(m.init, T5Init) else m
+        return m if scaled is m else replace(scaled, init=FanIn())
+
+    return edit
+
+
+def fixup(m: Any) -> Any:
+    """The residual rule, the scalars, the zeros at the start; and no norm anywhere."""
+    if not isinstance(m.linear, Dense | FixupLinear):
+        raise SpecError(
+            "linear", f"fixup makes projections its own way and cannot also be {m.linear.kind!r}; use dense"
+        )
+    m = rejoined(scaled_attention(m), lambda _: Fixup())
+    m = swap(swap(m, Norm, lambda _: NoNorm()), FeedForward, lambda f: replace(f, bias=None))
+    init = m.init if isinstance(m.init, FixupInit) else FixupInit(m.init)
+    return replace(m, linear=FixupLinear(m.linear.bias), init=init)
+
+
+def _layer_norm(norm: Norm) -> Norm:
+    return norm if isinstance(norm, LayerNorm) else LayerNorm(eps=getattr(norm, "eps", 1e-6))
+
+
+def _rms_norm(norm: Norm) -> Norm:
+    return RMSNorm(getattr(norm, "eps", 1e-6))
+
+
+REZERO = "Bachlechner et al. 2021"
+
+VARIANTS = {
+    "rezero": Variant(
+        rezero(lambda _: NoNorm()),
+        "residual",
+        "x + alpha f(x), alpha = 0 at the start; no norm around branches",
+        REZERO,
+        Row(14, 222_948_156, 223_340_604),
+    ),
+    "rezero_layer_norm": Variant(
+        rezero(_layer_norm),
+        "residual",
+        "x + alpha f(norm(x)), alpha = 0 at the start; layer norm",
+        REZERO,
+        Row(15, 223_043_388, 223_435_836),
+    ),
+    "rezero_rms_norm": Variant(
+        rezero(_rms_norm),
+        "residual",
+        "x + alpha f(norm(x)), alpha = 0 at the start; RMS norm",
+        REZERO,
+        Row(16, 222_995_772, 223_388_220),
+    ),
+    "fixup": Variant(
+        fixup,
+        "residual",
+        "x + s f(x + t): scalars and zeros at the start instead of norms",
+        "Zhang et al. 2019",
+        Row(17, 222_856_083, 223_248_531),
+    ),
+}
