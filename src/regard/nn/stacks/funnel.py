@@ -1,0 +1,126 @@
+"""Funnel: an encoder that leaves a shorter sequence."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import DataError, SpecError
+from regard.nn.block import Block, BlockModule
+from regard.nn.core import Context, Site, View
+from regard.nn.mask import Mask
+from regard.nn.position.base import AtHeads, Position
+from regard.nn.sight import Sight
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare, shared_positions
+from regard.nn.state import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel(StackSpec):
+    """Groups of layers, each but the first on half as many vectors. Dai et al. 2020, as Narang et al. 2021 ran it.
+
+    In the first layer of a later group, x becomes the mean of each pair of neighbours after the first branch
+    (self-attention, with its residual) and before the rest; positions count anew from 0. Differs from Dai et al., who
+    pool the queries of that attention alone.
+    """
+
+    kind = "funnel"
+    shortens: ClassVar[bool] = True
+    pattern: tuple[Block, ...]
+    layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks are tiled from `pattern` over all of them
+    position: Position | None = None  # shared by all layers
+    positions: tuple[AtHeads, ...] = ()
+    sight: Sight | None = None
+
+    def check(self) -> None:
+        if not self.pattern:
+            raise SpecError("pattern", "a stack needs at least one block")
+        if not self.layers or min(self.layers) < 1:
+            raise SpecError("layers", f"every group needs at least 1 layer, not {list(self.layers)}")
+        if len({other.heads for other in self.positions}) < len(self.positions):
+            raise SpecError("positions", "two of them are for the same number of heads; keep one")
+
+    def block(self, call: int) -> Block:
+        """The description of the block that call n runs."""
+        return self.pattern[call % len(self.pattern)]
+
+    def blocks(self) -> int:
+        return sum(self.layers)
+
+    def residual_branches(self) -> int:
+        return sum(len(self.block(call).branches) for call in range(self.blocks()))
+
+    def build(self, site: Site) -> Stack:
+        if site.causal:
+            raise site.error(
+                "kind", "a funnel joins neighbours, so a token would see the next one; it can only be an encoder"
+            )
+        others = {other.heads: other.position for other in self.positions}
+        return _Funnel(self, replace(site, depth=self.blocks(), position=self.position, positions=others))
+
+
+class _Funnel(Stack):
+    def __init__(self, spec: Funnel, site: Site) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            spec.block(i).build(site.inside(f"pattern[{i % len(spec.pattern)}]", layer=i)) for i in range(spec.blocks())
+        )
+        self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.end = spec.block(spec.blocks() - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
+        self.halving = {sum(spec.layers[:group]) for group in range(1, len(spec.layers))}
+        self.sight, self.site = spec.sight, site
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
+    ) -> StackOut:
+        if ctx.own.mask.packed:
+            raise DataError("packed: a funnel would join the end of one text to the next; give it padded batches")
+        if state is not None:
+            raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")
+        if keep and self.halving:
+            raise self.site.error("layers", "they differ in length, so they cannot be mixed; use the bridge 'last'")
+        ctx = replace(ctx, own=self.viewed(ctx.own))
+        layers = [x]
+        for call, block in enumerate(self.blocks):
+            assert isinstance(block, BlockModule)
+            if call in self.halving:
+                first, *rest = block.branches
+                x, seg = halved(first(x, ctx), ctx.own.mask.q_seg)
+                T = x.shape[1]
+                ctx = replace(ctx, own=self.viewed(View(Mask(q_seg=seg, k_seg=seg), T, T, x.device)))
+                for branch in rest:
+                    x = branch(x, ctx)
+            else:
+                x = block(x, ctx)
+            if keep:
+                layers.append(x)
+        x = self.end(x)
+        return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
+
+    def viewed(self, view: View) -> View:
+        """The view with the stack's sight and position terms."""
+        others: Any = {int(heads): position for heads, position in self.positions.items()}
+        return prepare(view, self.position, self.sight, others=others)
+
+    def start(self, rows: Rows, ctx: Context) -> list[Any]:  # noqa: ARG002
+        raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")
+
+
+def halved(
+    x: Float[Tensor, "B T D"], seg: Int[Tensor, "B T"] | None
+) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
+    """The mean of each pair of neighbours, and the segments of what is left; a last one without neighbour stays.
+
+    Differs from Narang et al. 2021, where padding enters the mean of a pair: what a row gives would depend on how far
+    it is padded.
+    """
+    if x.shape[1] % 2:
+        x = torch.cat((x, x[:, -1:]), 1)
+        seg = None if seg is None else torch.cat((seg, seg[:, -1:]), 1)
+    pairs = x.unflatten(1, (-1, 2))
+    if seg is None:
+        return pairs.mean(2), None
+    real = (seg != 0).unflatten(1, (-1, 2))[..., None]
+    return pairs.masked_fill(~real, 0.0).sum(2) / real.sum(2).clamp(min=1), seg[:, ::2]

@@ -1,0 +1,233 @@
+"""Universal Transformers: one block, applied again and again."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.block import Block, BlockModule
+from regard.nn.core import Context, Site, widen
+from regard.nn.position.base import AtHeads, Position
+from regard.nn.sight import Sight
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare, shared_positions
+from regard.nn.state import Rows, StaticKV
+
+
+@dataclass(frozen=True, slots=True)
+class Universal(StackSpec):
+    """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
+
+    Before each of the `steps` in the middle, sqrt(d_model) e_n is added to the stream, a learned vector for each step.
+    As Narang et al. 2021 ran it: a fixed number of steps, and no other sign of position than the block's own.
+    """
+
+    kind = "universal"
+    block: Block
+    before: int = 2
+    steps: int = 24
+    after: int = 2
+    position: Position | None = None  # shared by all applications
+    positions: tuple[AtHeads, ...] = ()
+    sight: Sight | None = None
+    strict: bool = False
+
+    def check(self) -> None:
+        _check(self)
+
+    def blocks(self) -> int:
+        return self.before + self.steps + self.after
+
+    def residual_branches(self) -> int:
+        return self.blocks() * len(self.block.branches)
+
+    def build(self, site: Site) -> Stack:
+        return _Fixed(self, _site(self, site))
+
+
+@dataclass(frozen=True, slots=True)
+class UniversalACT(StackSpec):
+    """Universal, in which every token takes as many of the `steps` as it needs. Graves 2016, Dehghani et al. 2019.
+
+    After step n a token's state s_n says p_n = sigmoid(w s_n + b). The token halts at the first step N at which
+    p_1 + ... + p_N > 1 - epsilon, or at the last; what it leaves is p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with
+    R = 1 - p_1 - ... - p_(N-1). While others go on, its state stays what it was. The training loss gets
+    `ponder` * (N + R), in the mean over all tokens.
+
+    Shapes do not depend on the data, so all steps are computed. Differs from the code of Dehghani et al., where
+    p_n is said by s_(n-1), halted states go on to change for others to see, and the sum is an interpolation.
+    """
+
+    kind = "universal_act"
+    block: Block
+    before: int = 2
+    steps: int = 24  # at most
+    after: int = 2
+    epsilon: float = 0.01
+    ponder: float = 0.01
+    position: Position | None = None
+    positions: tuple[AtHeads, ...] = ()
+    sight: Sight | None = None
+    strict: bool = False
+
+    def check(self) -> None:
+        _check(self)
+        if not 0.0 < self.epsilon < 1.0:
+            raise SpecError("epsilon", f"must lie between 0 and 1, not {self.epsilon}")
+        if self.ponder < 0.0:
+            raise SpecError("ponder", f"must not be negative, not {self.ponder}")
+
+    def blocks(self) -> int:
+        return self.before + self.steps + self.after
+
+    def residual_branches(self) -> int:
+        return self.blocks() * len(self.block.branches)
+
+    def build(self, site: Site) -> Stack:
+        return _Adaptive(self, _site(self, site))
+
+
+def _check(spec: Universal | UniversalACT) -> None:
+    for name, least in (("before", 0), ("steps", 1), ("after", 0)):
+        if getattr(spec, name) < least:
+            raise SpecError(name, f"must be at least {least}, not {getattr(spec, name)}")
+    if len({other.heads for other in spec.positions}) < len(spec.positions):
+        raise SpecError("positions", "two of them are for the same number of heads; keep one")
+
+
+def _site(spec: Universal | UniversalACT, site: Site) -> Site:
+    if spec.strict and not site.causal:
+        raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+    others = {other.heads: other.position for other in spec.positions}
+    return replace(site, depth=spec.blocks(), layer=0, position=spec.position, positions=others)
+
+
+class _Universal(Stack):
+    """Abstract: all but what happens in the recurrent steps."""
+
+    def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([spec.block.build(site.inside("block"))])
+        self.steps = _Steps(spec.steps, site)
+        self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
+        self.first, self.last = spec.before, spec.before + spec.steps  # of the calls, those that recur
+        self.calls = spec.blocks()
+        self.sight, self.strict = spec.sight, spec.strict
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
+    ) -> StackOut:
+        others: Any = {int(heads): position for heads, position in self.positions.items()}
+        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict, others))
+        layers = [x] if keep else None
+        for call in range(self.first):
+            x = self.call(x, call, ctx, state)
+            note(layers, x)
+        x = self.recur(x, ctx, state, layers)
+        for call in range(self.last, self.calls):
+            x = self.call(x, call, ctx, state)
+            note(layers, x)
+        x = self.end(x)
+        return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if layers is not None else ())
+
+    @abstractmethod
+    def recur(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
+    ) -> Float[Tensor, "B T D"]:
+        """All recurrent steps; the stream after each is noted in `layers`."""
+
+    def call(self, x: Tensor, call: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
+        """The block once more."""
+        return self.blocks[0](x, ctx.block(call), None if state is None else state[call])
+
+    def step(self, x: Tensor, n: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
+        """The n-th recurrent step."""
+        return self.call(x + self.steps(n), self.first + n, ctx, state)
+
+    def start(self, rows: Rows, ctx: Context) -> list[Any]:
+        block: Any = self.blocks[0]
+        assert isinstance(block, BlockModule)
+        first = block.start(rows, ctx.block(0))
+        if ctx.memory is not None and len(ctx.memory.x) > 1:
+            return [first, *(block.start(rows, ctx.block(call)) for call in range(1, self.calls))]
+
+        def again(branch: Any, state: Any) -> Any:
+            # The same weights read the same memory: its keys and values exist once.
+            return replace(state) if isinstance(state, StaticKV) else branch.start(rows, ctx)
+
+        rest = [tuple(map(again, block.branches, first)) for _ in range(1, self.calls)]
+        return [first, *rest]
+
+
+class _Steps(nn.Module):
+    """A learned vector for each step: its position in depth."""
+
+    def __init__(self, steps: int, site: Site) -> None:
+        super().__init__()
+        self.position = site.parameter(steps, site.d_model, role="position")
+        self.factor = site.d_model**0.5
+
+    def forward(self, n: int) -> Float[Tensor, " D"]:
+        return self.factor * self.position[n]
+
+
+class _Fixed(_Universal):
+    def recur(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
+    ) -> Float[Tensor, "B T D"]:
+        for n in range(self.last - self.first):
+            x = self.step(x, n, ctx, state)
+            note(layers, x)
+        return x
+
+
+class _Adaptive(_Universal):
+    def __init__(self, spec: UniversalACT, site: Site) -> None:
+        super().__init__(spec, site)
+        self.halt = site.parameter(1, site.d_model, role="other")
+        # Graves begins at 1, so that a new model halts after about two steps.
+        self.halt_bias = nn.Parameter(torch.ones(1))
+        self.threshold, self.ponder = 1.0 - spec.epsilon, spec.ponder
+
+    def recur(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
+    ) -> Float[Tensor, "B T D"]:
+        steps = self.last - self.first
+        mean = torch.zeros_like(widen(x))
+        running = torch.ones(*x.shape[:2], 1, dtype=torch.bool, device=x.device)
+        spent, taken, remainder = (torch.zeros_like(mean[..., :1]) for _ in range(3))
+        for n in range(steps):
+            x = torch.where(running, self.step(x, n, ctx, state), x)
+            p = widen(x @ self.halt.T + self.halt_bias).sigmoid()
+            halts = running & (spent + p > self.threshold) if n + 1 < steps else running
+            rest = torch.where(halts, 1.0 - spent, 0.0)
+            share = torch.where(running & ~halts, p, rest)
+            mean = mean + share * x
+            spent, taken, remainder = spent + share, taken + running, remainder + rest
+            running = running & ~halts
+            note(layers, x)
+        if ctx.losses is not None:
+            ctx.losses.append(self.ponder * _mean(taken + remainder, ctx))
+        y = mean.type_as(x)
+        if layers is not None:
+            layers[-1] = y
+        return y
+
+
+def note(layers: list[Tensor] | None, x: Float[Tensor, "B T D"]) -> None:
+    """Keep the stream between two applications, where somebody asked for it."""
+    if layers is not None:
+        layers.append(x)
+
+
+def _mean(cost: Float[Tensor, "B T 1"], ctx: Context) -> Float[Tensor, ""]:
+    """The mean over real tokens."""
+    seg = ctx.own.mask.q_seg
+    if seg is None:
+        return cost.mean()
+    real = (seg != 0)[:, :, None]
+    return (cost * real).sum() / real.sum().clamp(min=1)
