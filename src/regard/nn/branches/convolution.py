@@ -1,0 +1,173 @@
+"""Lightweight and dynamic convolutions in the place of self-attention."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Site, drop, widen
+from regard.nn.state import Past, Rows
+from regard.nn.taps import convolve, foreign, read, taps
+
+
+@dataclass(frozen=True, slots=True)
+class LightConv(BranchSpec):
+    """Lightweight convolution as Narang et al. 2021 ran it: every channel has a filter of its own, the same everywhere.
+
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c, and then two projections in a row:
+    (y W_p + p) W_o + o. The taps i are around t, or up to t where no later token may be read. `SharedLightConv` is
+    the paper's.
+    """
+
+    kind = "light_conv"
+    width: int = 9
+    bias: bool = True
+
+    def check(self) -> None:
+        _check_width(self.width)
+
+    def build(self, site: Site) -> Branch:
+        return _Convolution(self.width, self.bias, _Free(self.width, site.d_model, site), _Twice(self.bias, site), site)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicConv(BranchSpec):
+    """Dynamic convolution as Narang et al. 2021 ran it: a position predicts the filter of every channel from its own g.
+
+    As `LightConv`, but k_t = g_t W_k + b_k with W_k from d to `width` * d. `SharedDynamicConv` is the paper's.
+    """
+
+    kind = "dynamic_conv"
+    width: int = 9
+    bias: bool = True
+
+    def check(self) -> None:
+        _check_width(self.width)
+
+    def build(self, site: Site) -> Branch:
+        filters = _Predicted(self.width, site.d_model, self.bias, site)
+        return _Convolution(self.width, self.bias, filters, _Twice(self.bias, site), site)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLightConv(BranchSpec):
+    """Wu et al. 2019, LightConv: the d / heads channels of a head share a filter, the same at every position.
+
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), y W_o + o. Filters are dropped at the
+    rate of attention weights, in whose place they stand (DropConnect).
+    """
+
+    kind = "shared_light_conv"
+    width: int = 7
+    heads: int | None = None  # None: the model's
+    bias: bool | None = None  # None: as the model's linear slot says
+
+    def check(self) -> None:
+        _check_width(self.width)
+        _check_heads(self.heads)
+
+    def build(self, site: Site) -> Branch:
+        filters = _Free(self.width, _heads(self.heads, site), site)
+        return _Convolution(self.width, self.bias, filters, _output(self.bias, site), site)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDynamicConv(BranchSpec):
+    """Wu et al. 2019, DynamicConv: as `SharedLightConv`, but every position predicts its filters, k_t = g_t W_k."""
+
+    kind = "shared_dynamic_conv"
+    width: int = 7
+    heads: int | None = None  # None: the model's
+    bias: bool | None = None  # None: as the model's linear slot says
+
+    def check(self) -> None:
+        _check_width(self.width)
+        _check_heads(self.heads)
+
+    def build(self, site: Site) -> Branch:
+        filters = _Predicted(self.width, _heads(self.heads, site), False, site)
+        return _Convolution(self.width, self.bias, filters, _output(self.bias, site), site)
+
+
+def _check_width(width: int) -> None:
+    if width < 1 or width % 2 == 0:
+        raise SpecError("width", f"must be odd, so that as many taps stand on either side, not {width}")
+
+
+def _check_heads(heads: int | None) -> None:
+    if heads is not None and heads < 1:
+        raise SpecError("heads", f"must be at least 1, not {heads}")
+
+
+def _heads(heads: int | None, site: Site) -> int:
+    heads = heads or site.heads
+    if site.d_model % heads:
+        raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor")
+    return heads
+
+
+def _output(bias: bool | None, site: Site) -> nn.Module:
+    return site.linear(site.d_model, {"attend_out": site.d_model}, bias=bias)
+
+
+class _Convolution(Branch):
+    """A gate, a convolution with filters that sum to one, and what is to be done with its result."""
+
+    def __init__(self, width: int, bias: bool | None, filters: nn.Module, output: nn.Module, site: Site) -> None:
+        super().__init__()
+        self.taps = taps(width, site)
+        self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
+        self.filters = filters
+        self.output = output
+        self.dropout = site.attention_dropout
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Past | None = None) -> Float[Tensor, "B T D"]:
+        g = F.glu(self.gated(x), -1)
+        weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
+        if self.training and self.dropout > 0.0:  # a filter that is the same everywhere is dropped anew everywhere
+            weights = drop(weights.expand(*g.shape[:2], -1, -1), self.dropout, self.training)
+        stream = read(g, self.taps, ctx.own, state)
+        return self.output(convolve(stream, weights, foreign(self.taps, ctx.own)))
+
+    def start(self, rows: Rows, ctx: Context) -> Past:  # noqa: ARG002
+        return Past(rows)
+
+
+class _Free(nn.Module):
+    """Filters that are learned as they are."""
+
+    def __init__(self, width: int, heads: int, site: Site) -> None:
+        super().__init__()
+        self.weight = site.parameter(heads, width, role="other")
+
+    def forward(self, g: Float[Tensor, "B T D"]) -> Float[Tensor, "K H"]:  # noqa: ARG002
+        return self.weight.T
+
+
+class _Predicted(nn.Module):
+    """Filters that every position predicts for itself."""
+
+    def __init__(self, width: int, heads: int, bias: bool, site: Site) -> None:
+        super().__init__()
+        self.width = width
+        self.predict = site.linear(site.d_model, {"other": width * heads}, bias=bias)
+
+    def forward(self, g: Float[Tensor, "B T D"]) -> Float[Tensor, "B T K H"]:
+        return self.predict(g).unflatten(-1, (self.width, -1))
+
+
+class _Twice(nn.Module):
+    """(y + c) W_p W_o: the convolution's own bias and pointwise projection, and the output's."""
+
+    def __init__(self, bias: bool, site: Site) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(site.d_model)) if bias else None
+        self.pointwise = site.linear(site.d_model, {"other": site.d_model}, bias=bias)
+        self.output = _output(bias, site)
+
+    def forward(self, y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.output(self.pointwise(y if self.bias is None else y + self.bias))

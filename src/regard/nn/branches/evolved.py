@@ -1,0 +1,151 @@
+"""The branches that evolution found: So et al. 2019, "The Evolved Transformer"."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Role, Site, drop
+from regard.nn.norm import LayerNorm, Norm
+from regard.nn.state import Past, Rows
+from regard.nn.taps import Taps, convolve, foreign, read, taps
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear(BranchSpec):
+    """(x W + b) * sigmoid(x V + c), as wide as the stream: a gate alone (Dauphin et al. 2017)."""
+
+    kind = "gated_linear"
+    bias: bool | None = None  # None: as the model's linear slot says
+
+    def build(self, site: Site) -> Branch:
+        return _GatedLinear(self.bias, site)
+
+
+class _GatedLinear(Branch):
+    def __init__(self, bias: bool | None, site: Site) -> None:
+        super().__init__()
+        self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
+        return F.glu(self.gated(x), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class EvolvedEncoderConv(BranchSpec):
+    """The convolutions of an evolved encoder block: narrow results fill the first channels, the rest are zeros.
+
+    h = norm(relu(x W) + [relu(conv_3(x)), 0]), with W from d to 4 d and the convolution from d to d / 2;
+    y = [separable_9(h), 0], from 4 d to d / 2. A separable convolution is one filter with a bias per channel, then a
+    projection with a bias.
+    """
+
+    kind = "evolved_encoder_conv"
+    norm: Norm = LayerNorm()
+    bias: bool | None = False  # of W and the plain convolution; None: as the model's linear slot says
+
+    def build(self, site: Site) -> Branch:
+        return _EncoderConv(self, site)
+
+
+@dataclass(frozen=True, slots=True)
+class EvolvedDecoderConv(BranchSpec):
+    """The convolutions of an evolved decoder block: a narrow result fills the first channels, the rest are zeros.
+
+    h = norm(relu(separable_11(x)) + [separable_7(x), 0]), from d to 2 d and to d / 2; y = separable_7(h), from 2 d
+    to d.
+    """
+
+    kind = "evolved_decoder_conv"
+    norm: Norm = LayerNorm()
+
+    def build(self, site: Site) -> Branch:
+        return _DecoderConv(self, site)
+
+
+def _half(site: Site) -> int:
+    if site.d_model < 2:
+        raise site.error("kind", "half of the stream is convolved, so d_model must be at least 2")
+    return site.d_model // 2
+
+
+class _TwoConvolutions(Branch):
+    """Abstract: convolves the stream, then what came of it, and remembers both."""
+
+    def start(self, rows: Rows, ctx: Context) -> tuple[Past, Past]:  # noqa: ARG002
+        return Past(rows), Past(rows)
+
+
+class _EncoderConv(_TwoConvolutions):
+    def __init__(self, spec: EvolvedEncoderConv, site: Site) -> None:
+        super().__init__()
+        D, half = site.d_model, _half(site)
+        self.first, self.second = taps(3, site), taps(9, site)
+        self.left = site.linear(D, {"up": 4 * D}, bias=spec.bias)
+        self.right = site.linear(3 * D, {"up": half}, bias=spec.bias)
+        self.norm = spec.norm.build(site.inside("norm"), 4 * D)
+        self.output = _Separable(4 * D, 9, "down", half, site)
+        self.rest = (4 * D - half, D - half)
+        self.dropout = site.activation_dropout
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Past, Past] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        before, after = (None, None) if state is None else state
+        left = drop(F.relu(self.left(x)), self.dropout, self.training)
+        stream, T = read(x, self.first, ctx.own, before), x.shape[1]
+        near = [stream[:, i : i + T] for i in range(3)]
+        others = foreign(self.first, ctx.own)
+        if others is not None:
+            near = [tap.masked_fill(other[:, :, None], 0.0) for tap, other in zip(near, others, strict=True)]
+        right = drop(F.relu(self.right(torch.cat(near, -1))), self.dropout, self.training)
+        h = self.norm(left + F.pad(right, (0, self.rest[0])))
+        y = self.output(read(h, self.second, ctx.own, after), foreign(self.second, ctx.own))
+        return F.pad(y, (0, self.rest[1]))
+
+
+class _DecoderConv(_TwoConvolutions):
+    def __init__(self, spec: EvolvedDecoderConv, site: Site) -> None:
+        super().__init__()
+        D, half = site.d_model, _half(site)
+        self.wide, self.narrow = taps(11, site), taps(7, site)
+        self.left = _Separable(D, 11, "up", 2 * D, site)
+        self.right = _Separable(D, 7, "up", half, site)
+        self.norm = spec.norm.build(site.inside("norm"), 2 * D)
+        self.output = _Separable(2 * D, 7, "down", D, site)
+        self.rest = 2 * D - half
+        self.dropout = site.activation_dropout
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Past, Past] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        before, after = (None, None) if state is None else state
+        stream = read(x, self.wide, ctx.own, before)
+        left = drop(F.relu(self.left(stream, foreign(self.wide, ctx.own))), self.dropout, self.training)
+        right = self.right(_within(stream, self.wide, self.narrow), foreign(self.narrow, ctx.own))
+        h = self.norm(left + F.pad(drop(right, self.dropout, self.training), (0, self.rest)))
+        return self.output(read(h, self.narrow, ctx.own, after), foreign(self.narrow, ctx.own))
+
+
+def _within(stream: Float[Tensor, "B N D"], wide: Taps, narrow: Taps) -> Float[Tensor, "B n D"]:
+    """What narrower taps read of a stream that was read for wider ones."""
+    return stream[:, wide.before - narrow.before : stream.shape[1] - (wide.after - narrow.after)]
+
+
+class _Separable(nn.Module):
+    """A filter and a bias for every channel, then a projection with a bias."""
+
+    def __init__(self, d_in: int, width: int, role: Role, d_out: int, site: Site) -> None:
+        super().__init__()
+        self.filters = site.parameter(d_in, width, role="other")
+        self.bias = nn.Parameter(torch.zeros(d_in))
+        self.pointwise = site.linear(d_in, {role: d_out}, bias=True)
+
+    def forward(
+        self, stream: Float[Tensor, "B N W"], foreign: tuple[Bool[Tensor, "B T"], ...] | None
+    ) -> Float[Tensor, "B T E"]:
+        return self.pointwise(convolve(stream, self.filters.T, foreign) + self.bias)

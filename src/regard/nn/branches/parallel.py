@@ -1,0 +1,49 @@
+"""Branches side by side."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Site
+from regard.nn.state import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(BranchSpec):
+    """f_1(x) + f_2(x) + ...: several branches read the same input, and their sum is one branch.
+
+    Attention and feed-forward in GPT-J (Wang and Komatsuzaki 2021) and PaLM (Chowdhery et al. 2022); self- and
+    cross-attention in the Evolved Transformer (So et al. 2019).
+    """
+
+    kind = "parallel_branches"
+    branches: tuple[BranchSpec, ...]
+
+    def check(self) -> None:
+        if not self.branches:
+            raise SpecError("branches", "needs at least one branch")
+
+    def build(self, site: Site) -> Branch:
+        return _Parallel([branch.build(site.inside(f"branches[{i}]")) for i, branch in enumerate(self.branches)])
+
+
+class _Parallel(Branch):
+    def __init__(self, branches: list[Branch]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        read = [branch(x, ctx, None if state is None else state[i]) for i, branch in enumerate(self.branches)]
+        y = read[0]
+        for other in read[1:]:
+            y = y + other
+        return y
+
+    def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
+        return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]
