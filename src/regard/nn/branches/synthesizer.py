@@ -1,0 +1,307 @@
+"""Synthesizers: self-attention whose scores are not, or not only, products of queries and keys."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec, merge_heads, output_projection, split_heads
+from regard.nn.core import Branch, Context, Role, Site, Terms, View
+from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
+from regard.nn.position.base import Position, places
+from regard.nn.state import KVCache, Past, Rows
+from regard.tree import Spec
+
+
+class Scores(Spec):
+    """Slot: how much a synthesizer looks at each position, said by the token that looks or by nothing at all."""
+
+    __slots__ = ()
+    reads_query: ClassVar[bool] = False  # whether it is a function of the attention's queries
+
+    @abstractmethod
+    def build(self, max_len: int, site: Site) -> "ScoresModule":
+        """A module that scores up to `max_len` positions for every head of the site."""
+
+
+class ScoresModule(nn.Module):
+    """Abstract: the module that Scores build."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, q: Tensor | None, view: View) -> Tensor: ...
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "B T D"], q: Float[Tensor, "B H T K"] | None, view: View
+    ) -> Float[Tensor, "b H T S"]:
+        """The scores of every key of the view, before its bias and mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseScores(Scores):
+    """relu(q_i) P, P in d_head x max_len shared by the heads: as Narang et al. 2021 ran the dense synthesizer."""
+
+    kind = "dense_scores"
+    reads_query = True
+
+    def build(self, max_len: int, site: Site) -> ScoresModule:
+        return _DenseScores(max_len, site)
+
+
+class _DenseScores(ScoresModule):
+    def __init__(self, max_len: int, site: Site) -> None:
+        super().__init__()
+        self.weight = site.parameter(max_len, site.d_head, role="key")
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],  # noqa: ARG002
+        q: Float[Tensor, "B H T K"] | None,
+        view: View,
+    ) -> Float[Tensor, "b H T S"]:
+        assert q is not None
+        return _at_keys(q.relu() @ self.weight[: _bound(view)].T, view)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLayerScores(Scores):
+    """relu(x_i A + a) P + p, all of it per head: the dense synthesizer of Tay et al. 2021."""
+
+    kind = "two_layer_scores"
+
+    def build(self, max_len: int, site: Site) -> ScoresModule:
+        return _TwoLayerScores(max_len, site)
+
+
+class _TwoLayerScores(ScoresModule):
+    def __init__(self, max_len: int, site: Site) -> None:
+        super().__init__()
+        self.heads = site.heads
+        self.first = site.linear(site.d_model, {"query": site.heads * site.d_head}, bias=True)
+        self.weight = site.parameter(site.heads, max_len, site.d_head, role="key")
+        self.bias = nn.Parameter(torch.zeros(site.heads, max_len))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        q: Float[Tensor, "B H T K"] | None,  # noqa: ARG002
+        view: View,
+    ) -> Float[Tensor, "b H T S"]:
+        hidden, n = split_heads(self.first(x), self.heads).relu(), _bound(view)
+        return _at_keys(hidden @ self.weight[:, :n].transpose(1, 2) + self.bias[:, None, :n], view)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomScores(Scores):
+    """R_h[i, j], one learned number per head and pair of positions (Tay et al. 2021)."""
+
+    kind = "random_scores"
+
+    def build(self, max_len: int, site: Site) -> ScoresModule:
+        return _RandomScores(max_len, site)
+
+
+class _RandomScores(ScoresModule):
+    def __init__(self, max_len: int, site: Site) -> None:
+        super().__init__()
+        self.weight = site.parameter(site.heads, max_len, max_len, role="position")
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],  # noqa: ARG002
+        q: Float[Tensor, "B H T K"] | None,  # noqa: ARG002
+        view: View,
+    ) -> Float[Tensor, "b H T S"]:
+        return _at_keys(_at_queries(self.weight[:, :, : _bound(view)], view), view)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorisedScores(Scores):
+    """(R1 R2')_h[i, j], both factors max_len x rank per head (Tay et al. 2021).
+
+    The code that Narang et al. released gives both factors the keys' axis, so that all queries score alike; this is
+    the paper's, with as many parameters.
+    """
+
+    kind = "factorised_scores"
+    rank: int = 16
+
+    def check(self) -> None:
+        if self.rank < 1:
+            raise SpecError("rank", f"must be at least 1, not {self.rank}")
+
+    def build(self, max_len: int, site: Site) -> ScoresModule:
+        return _FactorisedScores(max_len, self.rank, site)
+
+
+class _FactorisedScores(ScoresModule):
+    def __init__(self, max_len: int, rank: int, site: Site) -> None:
+        super().__init__()
+        self.queries = site.parameter(site.heads, max_len, rank, role="position")
+        self.keys = site.parameter(site.heads, max_len, rank, role="position")
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],  # noqa: ARG002
+        q: Float[Tensor, "B H T K"] | None,  # noqa: ARG002
+        view: View,
+    ) -> Float[Tensor, "b H T S"]:
+        return _at_keys(_at_queries(self.queries, view) @ self.keys[:, : _bound(view)].transpose(1, 2), view)
+
+
+def _bound(view: View) -> int:
+    """A host-side number above every position of the view."""
+    return view.mask.bound(view.S)
+
+
+def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H T W"]:
+    """The rows at the positions of the queries; a slice where they follow each other."""
+    mask = view.mask
+    if mask.q_pos is None:
+        # A copy, because a FLOP counter cannot follow a module that returns a view of its weights.
+        return table[None, :, mask.start : mask.start + view.T].clone()
+    return table[:, mask.q_pos].transpose(0, 1)
+
+
+def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H T S"]:
+    """The columns at the positions of the keys; nothing to do where they follow each other."""
+    if view.mask.k_pos is None:
+        return scores
+    return scores.take_along_dim(view.mask.k_pos[:, None, None, :], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesizer(BranchSpec):
+    """Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, where no query meets a key.
+
+    `mix` says what becomes of attention: "alone" has only the scores, so no keys either; "plus" is scale q.k + scores;
+    "alpha" is (1 - a) scale q.k + a scores with a learned share a, one half at first. Positions are counted from the
+    start of a sequence, at most `max_len` of them; a stack's position may add a bias.
+    """
+
+    kind = "synthesizer"
+    scores: Scores = DenseScores()
+    mix: Literal["alone", "plus", "alpha"] = "alone"
+    heads: int | None = None  # None: the model's, as for d_head
+    d_head: int | None = None
+    max_len: int = 512
+    scale: Scale = "sqrt"  # of q.k, where there is any
+    bias: bool | None = None  # None: as the model's linear slot says
+    position: Position | None = None  # this layer's own, instead of the stack's
+
+    def check(self) -> None:
+        for name in ("heads", "d_head", "max_len"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise SpecError(name, f"must be at least 1, not {size}")
+        check_position(self.position)
+
+    def build(self, site: Site) -> Branch:
+        heads, d_head = self.heads or site.heads, self.d_head or site.d_head
+        if self.position is None:
+            shared = site.positions.get(heads, site.position)
+            check_position(shared, site.path)
+            made_for = heads if heads in site.positions else site.heads
+            if shared is not None and made_for != heads and "heads" in shared.shaped_by:
+                raise site.error(
+                    "heads",
+                    f"{heads} differs from the stack's {made_for}, for which its {shared.kind!r} position is made; "
+                    "give this attention a position of its own or the stack one for so many heads",
+                )
+        own = site.inside("", heads=heads, d_head=d_head, d_value=d_head)
+        return (_Synthesizer if self.mix == "alone" else _SynthesizerPlus)(self, own)
+
+
+def check_position(position: Position | None, path: str = "") -> None:
+    """Refuse positions that act on queries and keys: a synthesizer has scores only."""
+    if position is not None and "d_head" in position.shaped_by:
+        raise SpecError(
+            f"{path}.position".lstrip("."),
+            f"a synthesizer can add a bias to its scores, but {position.kind!r} acts on queries and keys; use t5_bias, "
+            "alibi or positions at the input",
+        )
+
+
+class _Synthesizing(Branch):
+    """Abstract: what both ways have in common."""
+
+    def __init__(self, spec: Synthesizer, site: Site) -> None:
+        super().__init__()
+        self.heads, self.max_len, self.site = site.heads, spec.max_len, site
+        self.scores = spec.scores.build(spec.max_len, site.inside("scores"))
+        self.output = output_projection(site, True, spec.bias)
+        self.position = None if spec.position is None else spec.position.build(site.inside("position"))
+        self.dropout = site.attention_dropout
+        self.name = f"{site.side}.self"
+
+    def view(self, ctx: Context) -> View:
+        """Who sees whom here, with the bias of this layer or of the stack."""
+        stack = ctx.own
+        view = stack.at(self.heads) if self.position is None else stack.with_terms(self.position(places(stack)))
+        if _bound(view) > self.max_len:
+            raise self.site.error(
+                "max_len", f"a sequence of {_bound(view)} tokens is longer than the {self.max_len} that are scored"
+            )
+        return view
+
+
+class _Synthesizer(_Synthesizing):
+    def __init__(self, spec: Synthesizer, site: Site) -> None:
+        super().__init__(spec, site)
+        width = site.heads * site.d_head
+        widths: dict[Role, int] = {"query": width} if spec.scores.reads_query else {}
+        widths["value"] = width
+        self.widths = tuple(widths.values())
+        self.project = site.linear(site.d_model, widths, bias=spec.bias)
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Past | None = None) -> Float[Tensor, "B T D"]:
+        view = self.view(ctx)
+        *query, v = self.project(x).split(self.widths, -1)
+        scores = self.scores(x, split_heads(query[0], self.heads) if query else None, view)
+        scores = scores.expand(x.shape[0], -1, -1, -1)  # rows that score alike still have their own mask and dropout
+        v = split_heads(v if state is None else state.append(v), self.heads)
+        if ctx.trace is not None:
+            ctx.trace.add(self.name, normalise(scores.detach(), view).detach())
+        y = mix(scores, v, view, dropout=self.dropout if self.training else 0.0)
+        return self.output(merge_heads(y))
+
+    def start(self, rows: Rows, ctx: Context) -> Past:  # noqa: ARG002
+        return Past(rows)
+
+
+class _SynthesizerPlus(_Synthesizing):
+    def __init__(self, spec: Synthesizer, site: Site) -> None:
+        super().__init__(spec, site)
+        width = site.heads * site.d_head
+        self.qkv = site.linear(site.d_model, {"query": width, "key": width, "value": width}, bias=spec.bias)
+        self.scale = factor(spec.scale, site.d_head)
+        self.alpha = nn.Parameter(torch.zeros(())) if spec.mix == "alpha" else None
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
+        view = self.view(ctx)
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        scores = self.scores(x, q, view)
+        if self.alpha is not None:
+            share = self.alpha.sigmoid()
+            q, scores = (1.0 - share) * q, share * scores
+        view = _with_scores(view, scores)
+        if state is not None:
+            k, v = state.append(k, v)
+        if ctx.trace is not None:
+            ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
+        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.output(merge_heads(y))
+
+    def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
+        return KVCache(rows)
+
+
+def _with_scores(view: View, scores: Float[Tensor, "b H T S"]) -> View:
+    """The view with scores beside its bias: to a kernel, all that is added is a bias."""
+    terms = view.terms or Terms()
+    return view.with_terms(replace(terms, bias=scores if terms.bias is None else scores + terms.bias))

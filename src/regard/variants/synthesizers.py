@@ -1,0 +1,112 @@
+"""Rows 40 to 46: self-attention whose scores are synthesized, instead of or beside q.k."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from regard.errors import SpecError
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.synthesizer import (
+    DenseScores,
+    FactorisedScores,
+    RandomScores,
+    Scores,
+    Synthesizer,
+    TwoLayerScores,
+    check_position,
+)
+from regard.nn.norm import NoNorm
+from regard.nn.position.base import AtHeads
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.funnel import Funnel
+from regard.nn.stacks.plain import Plain
+from regard.nn.stacks.universal import Universal, UniversalACT
+from regard.tree import swap, walk
+from regard.variants.base import Edit, Row, Variant
+
+Mix = Literal["alone", "plus", "alpha"]
+TAY = "Tay et al. 2021"
+
+
+def as_run(scores: Scores, mix: Mix) -> Edit:
+    """With 2/3 of the heads, each twice as wide, as the class of Narang et al. set them: 8 x 128 instead of 12 x 64.
+
+    A stack's bias is then for so many heads.
+    """
+
+    def edit(m: Any) -> Any:
+        def moved(stack: StackSpec) -> StackSpec:
+            attentions = any(isinstance(part, SelfAttention) for part in walk(stack))
+            if not attentions or not isinstance(stack, Funnel | Plain | Universal | UniversalACT):
+                return stack
+            others = stack.positions if stack.position is None else (AtHeads(m.heads, stack.position), *stack.positions)
+            for other in others:
+                check_position(other.position)
+            return replace(stack, position=None, positions=tuple(AtHeads(fewer(o.heads), o.position) for o in others))
+
+        def exchanged(attention: SelfAttention) -> Synthesizer:
+            d_head = attention.d_head or (m.d_model // attention.heads if attention.heads else m.d_head)
+            return replace(
+                _synthesizer(attention, scores, mix),
+                heads=fewer(attention.heads or m.heads),
+                d_head=2 * (d_head or m.d_model // m.heads),
+            )
+
+        return swap(swap(m, StackSpec, moved), SelfAttention, exchanged)
+
+    return edit
+
+
+def fewer(heads: int) -> int:
+    """Two thirds of the heads, at least one."""
+    return max(1, round(heads * 2 / 3))
+
+
+def of_paper(scores: Scores) -> Edit:
+    """With the heads that the model has."""
+    return lambda m: swap(m, SelfAttention, lambda attention: _synthesizer(attention, scores, "alone"))
+
+
+def _synthesizer(attention: SelfAttention, scores: Scores, mix: Mix) -> Synthesizer:
+    if attention.kv_heads or attention.d_value or not attention.output or attention.query_key_norm != NoNorm():
+        raise SpecError(
+            "",
+            "a synthesizer has no shared key-value heads, no width of its values, no query-key norm, and always W_o; "
+            "choose a base whose attention has none of these either",
+        )
+    return Synthesizer(
+        scores,
+        mix,
+        heads=attention.heads,
+        d_head=attention.d_head,
+        scale=attention.scale,
+        bias=attention.bias,
+        position=attention.position,
+    )
+
+
+def _row(number: int, scores: Scores, mix: Mix, about: str, parameters: int, learned: int) -> Variant:
+    return Variant(as_run(scores, mix), "attention", about, TAY, Row(number, parameters, learned))
+
+
+VARIANTS = {
+    "synth_dense": _row(
+        40, DenseScores(), "alone", "scores by a map of the query to positions", 224_615_936, 225_009_152
+    ),
+    "synth_dense_plus": _row(41, DenseScores(), "plus", "the same beside q.k", 243_490_304, 243_883_520),
+    "synth_dense_plus_alpha": _row(
+        42, DenseScores(), "alpha", "the same and q.k, in learned shares", 243_490_328, 243_883_544
+    ),
+    "synth_factorised": _row(
+        43, FactorisedScores(), "alone", "learned scores of rank 16, whatever the tokens", 207_314_432, 207_707_648
+    ),
+    "synth_random": _row(
+        44, RandomScores(), "alone", "a learned score per pair of positions", 254_500_352, 254_893_568
+    ),
+    "synth_random_plus": _row(45, RandomScores(), "plus", "the same beside q.k", 292_249_088, 292_642_304),
+    "synth_random_plus_alpha": _row(
+        46, RandomScores(), "alpha", "the same and q.k, in learned shares", 292_249_112, 292_642_328
+    ),
+    "synth_dense_tay": Variant(
+        of_paper(TwoLayerScores()), "attention", "scores by two layers per head, as the paper has them", TAY
+    ),
+}
