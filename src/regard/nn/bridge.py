@@ -4,9 +4,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from regard.nn.core import Memory, Site
+from regard.nn.core import Memory, Site, drop, widen
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.stacks.base import StackOut
 from regard.tree import Spec
 
@@ -35,3 +38,49 @@ class Last(Bridge):
 class _Last(nn.Module):
     def forward(self, out: StackOut) -> Memory:
         return Memory((out.x,), out.seg)
+
+
+@dataclass(frozen=True, slots=True)
+class Transparent(Bridge):
+    """Bapna et al. 2018: decoder block j looks at z_j = sum_i softmax_i(W_ij) h_i, a learned mixture of all layers.
+
+    h_0 is what the encoder read, h_N what it left (after a final norm, where there is one), and between them stands
+    the stream as it is. Dropout is on W.
+    """
+
+    kind = "transparent"
+    needs_layers = True
+
+    def build(self, layers: int, calls: int, site: Site) -> nn.Module:
+        return _Transparent(NoNorm(), layers, calls, site)
+
+
+@dataclass(frozen=True, slots=True)
+class TransparentNormed(Bridge):
+    """As `transparent`, with a norm before the mixture for every layer: the stream of a pre-norm encoder grows."""
+
+    kind = "transparent_normed"
+    needs_layers = True
+    norm: Norm = LayerNorm()
+
+    def build(self, layers: int, calls: int, site: Site) -> nn.Module:
+        return _Transparent(self.norm, layers, calls, site)
+
+
+class _Transparent(nn.Module):
+    def __init__(self, norm: Norm, layers: int, calls: int, site: Site) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norm.build(site.inside("norm")) for _ in range(layers))
+        self.weight = nn.Parameter(torch.randn(layers, calls) * layers**-0.5)
+        self.dropout, self.site = site.dropout, site
+
+    def forward(self, out: StackOut) -> Memory:
+        shares = widen(drop(self.weight, self.dropout, self.training)).softmax(0)  # (layers, calls)
+        kept = self.kept(out)
+        return Memory(torch.einsum("lj,lbsd->jbsd", shares.to(kept.dtype), kept).unbind(0), out.seg)
+
+    def kept(self, out: StackOut) -> Float[Tensor, "L B S D"]:
+        """What the layers of the encoder left."""
+        if len(out.layers) != len(self.norms) or any(layer.shape != out.x.shape for layer in out.layers):
+            raise self.site.error("kind", "this encoder does not keep a stream of one length; use 'last'")
+        return torch.stack([norm(layer) for norm, layer in zip(self.norms, out.layers, strict=True)])

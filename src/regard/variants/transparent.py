@@ -1,0 +1,47 @@
+"""Row 36: the decoder sees mixtures of all encoder layers."""
+
+from dataclasses import replace
+from typing import Any
+
+from regard.errors import SpecError
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.nn.bridge import Bridge, Transparent, TransparentNormed
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.residual import Residual
+from regard.tree import walk
+from regard.variants.base import Row, Variant
+
+
+def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
+    """The model with another bridge."""
+    if not isinstance(m, EncoderDecoder):
+        raise SpecError("", "only an encoder-decoder has a bridge between encoder and decoder")
+    if bridge.needs_layers and m.encoder.shortens:
+        raise SpecError("encoder", f"{m.encoder.kind!r} leaves layers of unequal length, which cannot be mixed")
+    return replace(m, bridge=bridge)
+
+
+def _norm(m: Any) -> Norm:
+    """The norm that the encoder's residual branches have."""
+    rules = [part for part in walk(m) if isinstance(part, Residual)]
+    norms = [part for rule in rules for part in walk(rule) if isinstance(part, Norm) and part != NoNorm()]
+    return norms[0] if norms else LayerNorm()
+
+
+BAPNA = "Bapna et al. 2018"
+
+VARIANTS = {
+    "transparent": Variant(
+        lambda m: bridged(m, Transparent()),
+        "wiring",
+        "each decoder block sees its own mixture of the encoder's layers",
+        BAPNA,
+        Row(36, 223_043_484, 223_435_932),
+    ),
+    "transparent_normed": Variant(
+        lambda m: bridged(m, TransparentNormed(_norm(m))),
+        "wiring",
+        "the same, with a norm for every layer before it is mixed",
+        BAPNA,
+    ),
+}
