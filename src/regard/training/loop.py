@@ -20,6 +20,7 @@ from regard.data.objectives import Item
 from regard.data.stream import Place, Prefetch, Stream
 from regard.errors import DataError, RegardError
 from regard.models.base import Loss, Model
+from regard.nn.core import Reporting
 from regard.training.checkpoint import RunFolder, mean, read_tensors, weights_digest
 from regard.training.optim import clip
 from regard.training.spec import TrainSpec
@@ -136,6 +137,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.loss = torch.compile(model.loss, dynamic=False) if spec.compile else model.loss
         self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if spec.ema else None
+        self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
         self.progress = Progress()
         self.window = Window()
         self.prefetch: Prefetch | None = None
@@ -165,6 +167,7 @@ class Trainer:
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.window = Window()
+        self.counts()  # of whatever ran before
         try:
             while progress.step < self.steps and not self.exhausted():
                 self.step()
@@ -243,11 +246,13 @@ class Trainer:
             return
         waited = time.perf_counter()
         metrics = self.window.metrics()  # waits for the device
+        counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
         rate = next(iter(self.optimizer.parts.values())).param_groups[0]["lr"]
         if self.device.type == "cuda":
             metrics["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        self.tell("step", rate=rate, epoch=self.progress.place.epoch, labels=self.progress.labels, **metrics)
+        told: dict[str, Any] = {"rate": rate, "epoch": self.progress.place.epoch, "labels": self.progress.labels}
+        self.tell("step", **counts | told | metrics)
         self.window = Window()
         # A float16 gradient may overflow: that step is left out and the next one scaled down.
         for name in ("loss",) if self.scaler.is_enabled() else ("loss", "gradient"):
@@ -256,6 +261,14 @@ class Trainer:
                     f"the {name} is {metrics[name]} at step {self.progress.step}: training diverged; lower "
                     "train.optimizer.rate or lengthen train.schedule.warmup (the last checkpoint is intact)"
                 )
+
+    def counts(self) -> dict[str, int | float]:
+        """What the parts of the model counted since the last time, added up by name. The log's alone: no state."""
+        totals: dict[str, Tensor] = {}
+        for part in self.reporting:
+            for name, count in part.report().items():
+                totals[name] = totals[name] + count if name in totals else count
+        return {name: total.item() for name, total in totals.items()}
 
     def validate_and_save(self) -> None:
         """What is due after this step."""

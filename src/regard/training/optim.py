@@ -99,8 +99,8 @@ def _is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether a parameter is a table, of words or positions, by the name that models give those."""
-    return any(part in ("tables", "inputs", "position") for part in name.split("."))
+    """Whether a parameter is a table, of words, positions or memories, by the name that models give those."""
+    return any(part in ("tables", "inputs", "position", "positions", "memory") for part in name.split("."))
 
 
 def check_rate(spec: Any) -> None:

@@ -55,6 +55,9 @@ class View:
         facts = [f"loss {event['loss']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
             facts.append(f"{event['memory_gb']:.1f} GB")
+        dropped = event.get("dropped_tokens", 0)
+        if sent := event.get("routed_tokens", 0) + dropped:
+            facts.append(f"{dropped / sent:.1%} dropped")
         if self.live is not None and self.task is not None:
             self.live.update(self.task, facts="  ".join(facts))
 

@@ -1,0 +1,265 @@
+"""Experts: many feed-forwards, of which a token uses one or two."""
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.activation import ACTIVATIONS, Activation
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Context, Role, Site, drop, widen
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts(BranchSpec):
+    """Shazeer et al. 2017, in the form of Lepikhin et al. 2021: y = g_1 expert_1(x) + g_2 expert_2(x).
+
+    p = softmax(x G) in float32; the two best are used, with g_i = p_i / (p_1 + p_2); expert_e(x) = phi(x U_e) V_e.
+    In training the second is used with probability min(1, g_2 / threshold), and an expert has room for
+    max(4, group * capacity / experts) tokens of each group, first choices before second ones, then by position;
+    what finds no room adds 0. So tokens of a group, later ones too, depend on each other in training, and only there:
+    evaluation uses both experts and drops nothing. Padding is not routed.
+    """
+
+    kind = "mixture_of_experts"
+    experts: int = 32
+    d_hidden: int | None = None  # None: 2 * d_model, so that two experts cost what one feed-forward does
+    activation: Activation = "relu"
+    capacity: float = 1.25  # room in all experts, in tokens of the group
+    group: int = 1024  # most tokens that share it
+    threshold: float = 0.2
+    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of first choices, mean probability
+
+    def check(self) -> None:
+        _check(self, 2)
+        if self.threshold < 0.0:
+            raise SpecError("threshold", f"must not be negative, not {self.threshold}")
+
+    def build(self, site: Site) -> Branch:
+        return _MixtureOfExperts(self, self.d_hidden or 2 * site.d_model, site)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(BranchSpec):
+    """Fedus et al. 2022: y = p_e expert_e(x), where e is the most probable expert, p = softmax(x G) in float32.
+
+    In training the router reads x times U(1 - jitter, 1 + jitter), and an expert has room for
+    max(4, group * capacity / experts) tokens of each group, by position; what finds no room adds 0. Evaluation
+    drops nothing, so that no token depends on its neighbours. Padding is not routed.
+    """
+
+    kind = "switch"
+    experts: int = 32
+    d_hidden: int | None = None  # None: 4 * d_model
+    activation: Activation = "relu"
+    capacity: float = 1.25  # room in all experts, in tokens of the group
+    group: int = 1024  # most tokens that share it
+    jitter: float = 0.01
+    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of choices, mean probability
+
+    def check(self) -> None:
+        _check(self, 1)
+        if not 0.0 <= self.jitter < 1.0:
+            raise SpecError("jitter", f"must lie in [0, 1), not {self.jitter}")
+
+    def build(self, site: Site) -> Branch:
+        return _Switch(self, self.d_hidden or 4 * site.d_model, site)
+
+
+def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
+    if spec.experts < used:
+        raise SpecError("experts", f"must be at least {used}, not {spec.experts}")
+    for name in ("d_hidden", "group"):
+        size = getattr(spec, name)
+        if size is not None and size < 1:
+            raise SpecError(name, f"must be at least 1, not {size}")
+    if spec.capacity <= 0.0:
+        raise SpecError("capacity", f"must lie above 0, not {spec.capacity}")
+    if spec.balance < 0.0:
+        raise SpecError("balance", f"must not be negative, not {spec.balance}")
+
+
+class _Choice(NamedTuple):
+    """What the router says of N tokens, each of which has K choices, best first."""
+
+    expert: Tensor  # (N, K)
+    gate: Tensor  # (N, K)
+    sent: Tensor  # (N, K): whether the choice is used at all; never for padding
+    probability: Tensor  # (N, E)
+
+
+class _Places(NamedTuple):
+    """Where each choice goes: into an array of rows of `width` places, every row of which is worked by one expert."""
+
+    at: Tensor  # (N, K); rows * width is nowhere
+    width: int
+    rows: int
+    owner: Tensor | None  # (rows,); None: row e is expert e's
+
+
+class _Experts(Branch):
+    """Abstract: a router in front of experts, whose weights are kept as (E, out, in)."""
+
+    def __init__(self, spec: MixtureOfExperts | Switch, d_hidden: int, site: Site) -> None:
+        super().__init__()
+        self.router = site.parameter(spec.experts, site.d_model, role="router")
+        self.up = _stacked(spec.experts, d_hidden, site.d_model, "up", site)
+        self.down = _stacked(spec.experts, site.d_model, d_hidden, "down", site)
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+        self.capacity, self.group, self.balance = spec.capacity, spec.group, spec.balance
+        # Counts for the log, which a checkpoint does not need.
+        self.dropped: Tensor
+        self.routed: Tensor
+        self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("routed", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @abstractmethod
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+        """Which experts each token goes to, and what their answers count."""
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
+        tokens, seg = x.flatten(0, 1), ctx.own.mask.q_seg
+        real = torch.ones_like(tokens[:, 0], dtype=torch.bool) if seg is None else (seg != 0).flatten()
+        choice = self.choose(tokens, real)
+        if self.training:
+            places = _limited(choice, self.capacity, self.group)
+            self._count(choice, places)
+        else:
+            places = _unlimited(choice)
+        if ctx.losses is not None:
+            ctx.losses.append(self.balance * _imbalance(choice, real, self.group))
+        answers = self._answer(tokens, places)
+        return (answers * choice.gate[..., None].to(answers.dtype)).sum(1).view_as(x)
+
+    def probabilities(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
+        """softmax(x G), in float32 even where autocast would halve it: close calls decide where a token goes."""
+        with _as_given(x.device):
+            return (widen(x) @ widen(self.router).T).softmax(-1)
+
+    def report(self) -> dict[str, Tensor]:
+        """Choices that found no room, and those that did; a token counts once for every expert it is sent to."""
+        counts = {"dropped_tokens": self.dropped.clone(), "routed_tokens": self.routed.clone()}
+        self.dropped.zero_()
+        self.routed.zero_()
+        return counts
+
+    def _count(self, choice: _Choice, places: _Places) -> None:
+        routed = (places.at < places.rows * places.width).sum()
+        self.routed += routed
+        self.dropped += choice.sent.sum() - routed
+
+    def _answer(self, x: Float[Tensor, "N D"], places: _Places) -> Float[Tensor, "N K D"]:
+        """What the expert of each choice says of its token; 0 for a choice that goes nowhere."""
+        N, K = places.at.shape
+        at = places.at.flatten()
+        # One place more, for what goes nowhere.
+        laid = x.new_zeros(places.rows * places.width + 1, x.shape[1])
+        laid = laid.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
+        up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
+        hidden = self.activate(laid.unflatten(0, (places.rows, places.width)) @ up.mT)
+        out = (drop(hidden, self.dropout, self.training) @ down.mT).flatten(0, 1)
+        return F.pad(out, (0, 0, 0, 1)).index_select(0, at).unflatten(0, (N, K))
+
+
+class _MixtureOfExperts(_Experts):
+    def __init__(self, spec: MixtureOfExperts, d_hidden: int, site: Site) -> None:
+        super().__init__(spec, d_hidden, site)
+        self.threshold = spec.threshold
+
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+        probability = self.probabilities(x)
+        best, expert = probability.topk(2, -1)
+        gate = best / (best.sum(-1, keepdim=True) + 1e-9)
+        second = real
+        # Narang et al. drew at random in evaluation, too; then the model would not be a function of its input.
+        if self.training:
+            second = real & (torch.rand_like(gate[:, 1]) * self.threshold < gate[:, 1])
+        return _Choice(expert, gate, torch.stack((real, second), 1), probability)
+
+
+class _Switch(_Experts):
+    def __init__(self, spec: Switch, d_hidden: int, site: Site) -> None:
+        super().__init__(spec, d_hidden, site)
+        self.jitter = spec.jitter
+
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+        if self.training and self.jitter > 0.0:
+            x = widen(x)
+            x = x * torch.empty_like(x).uniform_(1.0 - self.jitter, 1.0 + self.jitter)
+        probability = self.probabilities(x)
+        gate, expert = probability.max(-1, keepdim=True)
+        return _Choice(expert, gate, real[:, None], probability)
+
+
+def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
+    """One matrix per expert, each drawn as a projection of its own: the fans are a matrix's, not the stack's."""
+    return nn.Parameter(torch.stack([site.parameter(d_out, d_in, role=role).detach() for _ in range(experts)]))
+
+
+def _as_given(device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def _groups(tokens: int, most: int) -> tuple[int, int]:
+    """(groups, tokens in each): as few as possible, of equal size; the last may lack some."""
+    groups = -(-tokens // most)
+    return groups, -(-tokens // groups)
+
+
+def _grouped(x: Tensor, groups: int, size: int) -> Tensor:
+    """(N, ...) -> (groups, size, ...), with zeros for the tokens that the last group lacks."""
+    missing = groups * size - x.shape[0]
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (groups, size))
+
+
+def _limited(choice: _Choice, capacity: float, most: int) -> _Places:
+    """An expert has as many places for each group; who comes too late goes nowhere."""
+    (N, K), E = choice.expert.shape, choice.probability.shape[1]
+    G, S = _groups(N, most)
+    C = min(S, max(4, int(S * capacity / E)))
+    chosen = F.one_hot(choice.expert, E) * choice.sent[..., None]
+    # All first choices of a group stand before all second ones.
+    queue = _grouped(chosen, G, S).transpose(1, 2).flatten(1, 2)
+    turn = _turn(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
+    group = torch.arange(N, device=turn.device)[:, None] // S
+    at = (choice.expert * G + group) * C + turn
+    return _Places(at.where(choice.sent & (turn < C), E * G * C), G * C, E, None)
+
+
+def _unlimited(choice: _Choice) -> _Places:
+    """Every choice has a place, in an array whose shape does not depend on the choices.
+
+    An expert works as many rows as it needs. At the mean width there are at most 2 * E rows, and in a step of a
+    decoding no more than choices: it reads the weights that it uses.
+    """
+    (N, K), E = choice.expert.shape, choice.probability.shape[1]
+    width = -(-N * K // E)
+    rows = min(N * K, N * K // width + E)
+    chosen = (F.one_hot(choice.expert, E) * choice.sent[..., None]).flatten(0, 1)
+    needed = (chosen.sum(0) + width - 1) // width
+    end = needed.cumsum(0)
+    at = (end - needed)[choice.expert] * width + _turn(chosen, 0).unflatten(0, (N, K))
+    owner = torch.searchsorted(end, torch.arange(rows, device=at.device), right=True).clamp(max=E - 1)
+    return _Places(at.where(choice.sent, rows * width), width, rows, owner)
+
+
+def _turn(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
+    """How many stand before each one in the queue of its expert, along `dim`."""
+    return ((queue.cumsum(dim) - queue) * queue).sum(-1)
+
+
+def _imbalance(choice: _Choice, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
+    """E sum_e f_e P_e over the real tokens of a group, and the mean over groups; 1 where all experts are alike."""
+    E = choice.probability.shape[1]
+    G, S = _groups(real.shape[0], most)
+    mask = _grouped(real[:, None].to(choice.probability.dtype), G, S)
+    tokens = mask.sum(1).clamp(min=1.0)
+    share = (_grouped(F.one_hot(choice.expert[:, 0], E), G, S) * mask).sum(1) / tokens
+    mean = (_grouped(choice.probability, G, S) * mask).sum(1) / tokens
+    return E * (share * mean).sum() / mask.any(1).sum().clamp(min=1)

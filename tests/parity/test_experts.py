@@ -1,0 +1,110 @@
+"""Hugging Face: the sparse layer of Switch Transformers, and the top-2 router of NLLB, in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import NllbMoeConfig, SwitchTransformersConfig
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeTop2Router
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
+
+from regard import build
+from regard.models.decoder_only import DecoderOnly
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.experts import MixtureOfExperts, Switch
+from regard.nn.core import Context, View
+from regard.nn.mask import Mask
+from regard.nn.stacks.plain import Plain
+from regard.testing import tiny
+
+D, F, E, B, T = 12, 10, 4, 3, 18
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def ours(spec: BranchSpec) -> Any:
+    model = build(DecoderOnly(vocab=tiny.VOCAB, d_model=D, heads=2, decoder=Plain((Block((spec,)),), 1))).double()
+    branch = next(module for module in model.modules() if hasattr(module, "router"))
+    for parameter in branch.parameters():
+        nn.init.normal_(parameter)
+    return branch
+
+
+def context(seg: Tensor | None = None) -> Context:
+    return Context(View(Mask(q_seg=seg, k_seg=seg), T, T, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_switch(training: bool) -> None:
+    """Without dropping in evaluation, with room for 4 tokens of each sequence in training; gradients, too."""
+    branch = ours(Switch(E, F, capacity=0.5, group=T, jitter=0.0)).train(training)
+    config = SwitchTransformersConfig(
+        d_model=D,
+        d_ff=F,
+        num_experts=E,
+        expert_capacity=4 if training else T,
+        router_jitter_noise=0.0,
+        dropout_rate=0.0,
+    )
+    theirs: Any = SwitchTransformersSparseMLP(config).double().train(training)
+    theirs.router.dtype = torch.float64  # their configuration knows no more than float32
+    theirs.router.classifier.weight.data = branch.router.data.clone()
+    for e in range(E):
+        expert = theirs.experts[f"expert_{e}"]
+        expert.wi.weight.data, expert.wo.weight.data = branch.up.data[e].clone(), branch.down.data[e].clone()
+    x = torch.randn(B, T, D)
+    mine, wanted = branch(x, context()), theirs(x)
+    torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+    assert bool((mine == 0).all(-1).any()) is training
+    probe = torch.randn(B, T, D)
+    (mine * probe).sum().backward()
+    (wanted * probe).sum().backward()
+    torch.testing.assert_close(branch.router.grad, theirs.router.classifier.weight.grad, rtol=0, atol=1e-10)
+    for e in range(E):
+        expert = theirs.experts[f"expert_{e}"]
+        torch.testing.assert_close(branch.up.grad[e], expert.wi.weight.grad, rtol=0, atol=1e-10)
+        torch.testing.assert_close(branch.down.grad[e], expert.wo.weight.grad, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_top_2(training: bool, padded: bool) -> None:
+    """The weight of every expert for every token, then the experts themselves."""
+    spec = MixtureOfExperts(E, F, capacity=0.6, group=B * T, threshold=0.0)
+    room = int(B * T * 0.6 / E)
+    branch = ours(spec).train(training)
+    config = NllbMoeConfig(
+        d_model=D,
+        num_experts=E,
+        expert_capacity=room if training else B * T,
+        router_ignore_padding_tokens=False,
+        second_expert_policy="all",
+        normalize_router_prob_before_dropping=True,
+        batch_prioritized_routing=False,
+        moe_eval_capacity_token_fraction=-1.0,
+    )
+    theirs = NllbMoeTop2Router(config).double().train(training)
+    theirs.dtype = torch.float64
+    theirs.classifier.weight.data = branch.router.data.clone()
+    seg = torch.ones(B, T, dtype=torch.int64)
+    if padded:
+        seg[1, 5:] = seg[2, 11:] = 0
+    x = torch.randn(B, T, D)
+    _, weights, _ = theirs(x.flatten(0, 1), (seg == 0).flatten())
+    experts = torch.einsum("nd,efd->nef", x.flatten(0, 1), branch.up).relu()
+    wanted = torch.einsum("ne,nef,edf->nd", weights, experts, branch.down).view(B, T, D)
+    mine = branch(x, context(seg))
+    # They divide by p_1 + p_2, we by p_1 + p_2 + 1e-9, as Narang et al. did.
+    torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8)
+    if training:
+        assert int(branch.report()["dropped_tokens"]) == 2 * int((seg != 0).sum()) - int((weights > 0).sum())
+
+
+def test_top_2_drops_in_training() -> None:
+    """So that the comparison above is about something."""
+    branch = ours(replace(MixtureOfExperts(E, F), capacity=0.6, group=B * T, threshold=0.0)).train()
+    branch(torch.randn(B, T, D), context())
+    assert int(branch.report()["dropped_tokens"]) > 0
