@@ -3,9 +3,11 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import SpecError
 from regard.nn.core import Site
 from regard.tree import Spec
 
@@ -57,6 +59,41 @@ class _Embeddings(Table):
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
         return h, self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Factorised(TableSpec):
+    """E = A B': a narrow row per id, and one projection for all of them. Lan et al. 2020.
+
+    The init slot draws A as a table and B as a projection; the scale is then split evenly between them, which leaves
+    the product as it is. Under T5's init both have standard deviation width^-1/4, as in Narang et al. 2021.
+    """
+
+    kind = "factorised"
+    width: int
+
+    def check(self) -> None:
+        if self.width < 1:
+            raise SpecError("width", f"must be at least 1, not {self.width}")
+
+    def build(self, vocab: int, width: int, site: Site) -> Table:
+        return _Factorised(vocab, self.width, width, site)
+
+
+class _Factorised(Table):
+    def __init__(self, vocab: int, narrow: int, width: int, site: Site) -> None:
+        super().__init__()
+        self.weight = site.parameter(vocab, narrow, role="embedding")
+        self.projection = site.parameter(width, narrow, role="other")
+        with torch.no_grad():
+            self.weight.mul_(narrow**-0.25)
+            self.projection.mul_(narrow**0.25)
+
+    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        return nn.functional.embedding(ids, self.weight) @ self.projection.T
+
+    def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
+        return h @ self.projection, self.weight
 
 
 @dataclass(frozen=True, slots=True)

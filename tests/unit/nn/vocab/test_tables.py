@@ -1,10 +1,13 @@
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
+from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.vocab.tables import Embeddings
+from regard.nn.init import T5Init
+from regard.nn.vocab.tables import Embeddings, Factorised
 
 
 def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
@@ -25,3 +28,33 @@ def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
 def test_rows_are_drawn_as_embeddings(site: Callable[..., Site]) -> None:
     table = Embeddings().build(400, 100, site())
     assert abs(table.embed(torch.arange(400)).std().item() - 0.1) < 0.005
+
+
+def test_factorised_is_a_product_both_ways(site: Callable[..., Site]) -> None:
+    table = Factorised(3).build(7, 5, site())
+    A, B = table.weight, table.projection
+    assert isinstance(A, nn.Parameter)
+    assert isinstance(B, nn.Parameter)
+    assert (A.shape, B.shape) == ((7, 3), (5, 3))
+    E = [[sum((A[v, k] * B[j, k]).item() for k in range(3)) for j in range(5)] for v in range(7)]
+    ids, h = torch.tensor([[3, 1], [6, 3]]), torch.randn(2, 3, 5)
+    torch.testing.assert_close(table.embed(ids), torch.tensor([[E[3], E[1]], [E[6], E[3]]]))
+    torch.testing.assert_close(table.logits(h), h @ torch.tensor(E).T)
+    r, matrix = table.readout(h)
+    assert r.shape == (2, 3, 3)
+    torch.testing.assert_close(r @ matrix.T, table.logits(h))
+
+
+def test_factors_are_drawn_alike_and_make_unit_rows(site: Callable[..., Site]) -> None:
+    """As Narang et al. 2021: both N(0, width^-1/2), where a table of T5 has variance 1."""
+    table = Factorised(16).build(800, 300, site(init_=T5Init()))
+    assert abs(table.weight.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
+    assert abs(table.projection.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
+    assert abs(table.embed(torch.arange(800)).std().item() - 1) < 0.03
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_a_factorised_table_needs_a_width(width: int) -> None:
+    with pytest.raises(SpecError) as raised:
+        Factorised(width)
+    assert raised.value.path == "width"

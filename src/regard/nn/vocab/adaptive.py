@@ -1,0 +1,164 @@
+"""Vocabularies in clusters of falling frequency: narrow vectors for rare ids, and a softmax that asks for the cluster.
+
+The ids must be sorted by frequency, as a tokenizer's are; what is common has low ids.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.core import Site, widen
+from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
+from regard.nn.vocab.tables import Embeddings, Factorised, Table, TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveTable(TableSpec):
+    """Clusters of ids, each with vectors of its own width and a projection to the model's. Baevski and Auli 2019.
+
+    E of an id in cluster c is A_c[id] B_c', and A_c[id] where the cluster is as wide as the model. `parts` are
+    proportions, so that one description fits any vocabulary: one as large as their sum is cut exactly so. Cluster c is
+    d_model / divisors[c] wide.
+    """
+
+    kind = "adaptive_table"
+    parts: tuple[int, ...] = (2500, 6000, 23628)
+    divisors: tuple[int, ...] = (1, 3, 12)
+
+    def check(self) -> None:
+        for name, numbers in (("parts", self.parts), ("divisors", self.divisors)):
+            if len(numbers) < 2 or min(numbers) < 1:
+                raise SpecError(name, f"needs a positive number for each of two or more clusters, not {list(numbers)}")
+        if len(self.parts) != len(self.divisors):
+            raise SpecError("divisors", f"needs one for each of {len(self.parts)} clusters, not {len(self.divisors)}")
+
+    def cuts(self, vocab: int) -> list[int]:
+        """Where each cluster begins, and the end: at least one id in each."""
+        clusters, total, cuts = len(self.parts), sum(self.parts), [0]
+        for c in range(1, clusters + 1):
+            end = round(vocab * sum(self.parts[:c]) / total)
+            cuts.append(min(max(end, cuts[-1] + 1), vocab - clusters + c))
+        return cuts
+
+    def build(self, vocab: int, width: int, site: Site) -> Table:
+        if vocab < len(self.parts):
+            raise site.error("parts", f"{vocab} ids are too few for {len(self.parts)} clusters; choose fewer")
+        return _AdaptiveTable(self, vocab, width, site)
+
+
+class _AdaptiveTable(Table):
+    def __init__(self, spec: AdaptiveTable, vocab: int, width: int, site: Site) -> None:
+        super().__init__()
+        self.cuts = spec.cuts(vocab)
+        self.clusters = nn.ModuleList()
+        for begin, end, divisor in zip(self.cuts, self.cuts[1:], spec.divisors, strict=False):
+            narrow = max(1, width // divisor)
+            kind = Embeddings() if narrow == width else Factorised(narrow)
+            self.clusters.append(kind.build(end - begin, width, site))
+
+    def cluster(self, c: int) -> Table:
+        """The table of cluster c, whose ids count from 0."""
+        return self.clusters[c]  # type: ignore[reportReturnType]
+
+    def within(self, ids: Int[Tensor, "*n"], c: int) -> tuple[Bool[Tensor, "*n"], Int[Tensor, "*n"]]:
+        """Which ids are of cluster c, and their number in it (0 for the others).
+
+        What is below the first cluster or above the last belongs to it, where looking it up is an error.
+        """
+        inside = torch.ones_like(ids, dtype=torch.bool) if c == 0 else ids >= self.cuts[c]
+        if c < len(self.clusters) - 1:
+            inside = inside & (ids < self.cuts[c + 1])
+        return inside, torch.where(inside, ids - self.cuts[c], 0)
+
+    def rows(self, c: int, device: torch.device) -> Float[Tensor, "n W"]:
+        """The vectors of all ids of cluster c."""
+        return self.cluster(c).embed(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
+
+    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        # Every cluster looks up every id: a projection from so few channels costs less than a shape that changes.
+        x = self.cluster(0).embed(self.within(ids, 0)[1])
+        for c in range(1, len(self.clusters)):
+            inside, local = self.within(ids, c)
+            x = torch.where(inside[..., None], self.cluster(c).embed(local), x)
+        return x
+
+    def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
+        return h, torch.cat([self.rows(c, h.device) for c in range(len(self.clusters))])
+
+    def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
+        # Few rows are projected cheaper than the whole vocabulary is.
+        return torch.cat([self.cluster(c).logits(h) for c in range(len(self.clusters))], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSoftmax(HeadSpec):
+    """log p(v) = log p(v) in the first cluster, and log p(c) + log p(v | c) in a tail c. Grave et al. 2017.
+
+    A first softmax is over the ids of the first cluster and one row for each tail; every tail has a softmax of its own,
+    and the loss of a token needs only the one it is in. The vectors are those of an adaptive table. Smoothing and z, as
+    in a plain softmax, are those of each softmax that a token uses.
+    """
+
+    kind = "adaptive_softmax"
+    tails: int = 2  # clusters of the table after the first
+    scaled: bool = False  # h * d_model^-1/2 first
+    smoothing: float = 0.0
+    z: float = 0.0
+
+    def check(self) -> None:
+        if self.tails < 1:
+            raise SpecError("tails", f"must be at least 1, not {self.tails}")
+        if not 0.0 <= self.smoothing < 1.0:
+            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
+        if self.z < 0.0:
+            raise SpecError("z", f"must not be negative, not {self.z}")
+
+    def check_table(self, table: TableSpec, tied: bool) -> None:  # noqa: ARG002
+        if not isinstance(table, AdaptiveTable):
+            raise SpecError("head", f"an adaptive softmax reads an adaptive table, not {table.kind!r}; set that, too")
+        tails = len(table.parts) - 1
+        if tails != self.tails:
+            raise SpecError("head.tails", f"is {self.tails}, but the table has {tails} clusters after the first")
+
+    def build(self, vocab: int, site: Site) -> Head:  # noqa: ARG002
+        return _AdaptiveSoftmax(self, site)
+
+
+class _AdaptiveSoftmax(Head):
+    def __init__(self, spec: AdaptiveSoftmax, site: Site) -> None:
+        super().__init__()
+        self.tails = site.parameter(spec.tails, site.d_model, role="embedding")
+        self.factor = site.d_model**-0.5 if spec.scaled else None
+        self.smoothing, self.z = spec.smoothing, spec.z
+
+    def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
+        assert isinstance(table, _AdaptiveTable)
+        h = h if self.factor is None else h * self.factor
+        first = table.cluster(0).logits(h)
+        first = widen(torch.cat((first, h @ self.tails.T), -1)).log_softmax(-1)
+        ids, *tails = first.split((table.cuts[1], *[1] * len(self.tails)), -1)
+        within = (widen(table.cluster(c).logits(h)).log_softmax(-1) for c in range(1, len(table.clusters)))
+        return torch.cat((ids, *(tail + inner for tail, inner in zip(tails, within, strict=True))), -1)
+
+    def score(
+        self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
+    ) -> Scored:
+        assert isinstance(table, _AdaptiveTable)
+        h = h if self.factor is None else h * self.factor
+        loss = (self.smoothing, self.z) if self.training else (0.0, 0.0)
+        first, tails = labels, []
+        for c in range(1, len(table.clusters)):
+            inside, local = table.within(labels, c)
+            first = torch.where(inside, table.cuts[1] + c - 1, first)
+            kept, weight = h, weights * inside
+            if not torch.compiler.is_compiling():  # a graph needs fixed shapes; else only the rows of this tail
+                at = inside.nonzero().squeeze(-1)
+                kept, local, weight = h[at], local[at], weights[at]
+            r, matrix = table.cluster(c).readout(kept)
+            tails.append(cross_entropy(r, matrix, None, local, weight, loss))
+        matrix = torch.cat((table.rows(0, h.device), self.tails))
+        objective, nll = zip(cross_entropy(h, matrix, None, first, weights, loss), *tails, strict=True)
+        return Scored(torch.stack(objective).sum(), torch.stack(nll).sum())

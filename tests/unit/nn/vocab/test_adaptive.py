@@ -1,0 +1,256 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.errors import SpecError
+from regard.models.base import build
+from regard.nn.core import Site
+from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
+from regard.nn.vocab.base import Head
+from regard.nn.vocab.tables import Embeddings, Factorised, Table
+from regard.testing import tiny
+
+MakeSite = Callable[..., Site]
+V, D, N = 14, 12, 9
+TABLE = AdaptiveTable((4, 3, 5, 2), (1, 3, 12, 1))  # widths 12, 4, 1, 12
+CUTS = (0, 4, 7, 12, 14)
+HEAD = AdaptiveSoftmax(tails=3)
+
+
+def made(site: Site, spec: AdaptiveSoftmax = HEAD, table: AdaptiveTable = TABLE) -> tuple[Head, Table]:
+    head, vectors = spec.build(V, site), table.build(V, D, site)
+    for parameter in (*head.parameters(), *vectors.parameters()):
+        nn.init.normal_(parameter, std=0.7)
+    return head, vectors
+
+
+def vector(table: Table, v: int) -> Tensor:
+    """The definition: the row of the id in its cluster, times the projection of the cluster."""
+    c = next(c for c in range(4) if CUTS[c] <= v < CUTS[c + 1])
+    row = table.get_parameter(f"clusters.{c}.weight")[v - CUTS[c]]
+    return row if c in (0, 3) else table.get_parameter(f"clusters.{c}.projection") @ row
+
+
+def softmaxes(head: Head, table: Table, h: Tensor) -> list[list[Tensor]]:
+    """Logits of the first softmax (ids, then tails) and of each tail, one number each."""
+    tails = head.get_parameter("tails")
+    first = [h @ vector(table, v) for v in range(CUTS[1])] + [h @ tails[c] for c in range(3)]
+    return [first, *([h @ vector(table, v) for v in range(CUTS[c], CUTS[c + 1])] for c in (1, 2, 3))]
+
+
+def place(v: int) -> list[tuple[int, int]]:
+    """The (softmax, row) pairs that say id v."""
+    if v < CUTS[1]:
+        return [(0, v)]
+    c = next(c for c in (1, 2, 3) if v < CUTS[c + 1])
+    return [(0, CUTS[1] + c - 1), (c, v - CUTS[c])]
+
+
+def log_sum(logits: list[Tensor]) -> Tensor:
+    return torch.stack([logit.exp() for logit in logits]).sum().log()
+
+
+def naive_log_probs(head: Head, table: Table, h: Tensor) -> Tensor:
+    found = softmaxes(head, table, h)
+    sums = [log_sum(logits) for logits in found]
+    return torch.stack([sum((found[s][row] - sums[s] for s, row in place(v)), torch.zeros(())) for v in range(V)])
+
+
+def naive_loss(head: Head, table: Table, h: Tensor, label: int, smoothing: float, z: float) -> Tensor:
+    found, total = softmaxes(head, table, h), torch.zeros(())
+    for s, row in place(label):
+        log_z = log_sum(found[s])
+        uniform = torch.stack([log_z - logit for logit in found[s]]).mean()
+        total = total + (1 - smoothing) * (log_z - found[s][row]) + smoothing * uniform + z * log_z**2
+    return total
+
+
+def data(every: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    labels = torch.tensor([3, 4, 11, 0, 13, 7, 6, 12, 2]) if every else torch.tensor([3, 4, 0, 0, 5, 1, 6, 2, 2])
+    return torch.randn(N, D), labels, torch.rand(N)
+
+
+def test_a_vocabulary_as_large_as_the_parts_is_cut_exactly() -> None:
+    assert AdaptiveTable().cuts(32128) == [0, 2500, 8500, 32128]
+    assert AdaptiveTable((2500, 6000, 23500, 128), (1, 1, 1, 1)).cuts(32128) == [0, 2500, 8500, 32000, 32128]
+    assert AdaptiveTable((2500, 6000, 23500, 128), (1, 1, 1, 1)).cuts(29) == [0, 2, 8, 28, 29]
+    assert AdaptiveTable((1, 1000), (1, 1)).cuts(2) == [0, 1, 2]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=6), st.integers(0, 10**6))
+def test_every_cluster_has_an_id(parts: list[int], more: int) -> None:
+    vocab = len(parts) + more
+    cuts = AdaptiveTable(tuple(parts), (1,) * len(parts)).cuts(vocab)
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, vocab, len(parts) + 1)
+    assert all(a < b for a, b in pairwise(cuts))
+
+
+def test_vectors_by_formula(site: MakeSite) -> None:
+    _, table = made(site())
+    assert sum(p.numel() for p in table.parameters()) == 4 * 12 + (3 * 4 + 4 * 12) + (5 * 1 + 1 * 12) + 2 * 12
+    ids, h = torch.randint(0, V, (2, 3, 5)), torch.randn(2, 3, D)
+    expected = torch.stack([vector(table, int(v)) for v in ids.flatten()]).view(2, 3, 5, D)
+    torch.testing.assert_close(table.embed(ids), expected)
+    every = torch.stack([vector(table, v) for v in range(V)])
+    torch.testing.assert_close(table.logits(h), h @ every.T)
+    r, matrix = table.readout(h)
+    torch.testing.assert_close(r @ matrix.T, h @ every.T)
+
+
+def test_vectors_learn_as_in_the_formula(site: MakeSite) -> None:
+    _, table = made(site())
+    ids, direction = torch.tensor([0, 5, 5, 8, 13, 11]), torch.randn(6, D)
+    expected = torch.autograd.grad(
+        (torch.stack([vector(table, int(v)) for v in ids]) * direction).sum(), list(table.parameters())
+    )
+    found = torch.autograd.grad((table.embed(ids) * direction).sum(), list(table.parameters()))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("wrong", [-1, V])
+def test_an_id_that_is_not_there_is_an_error(wrong: int, site: MakeSite) -> None:
+    head, table = made(site())
+    with pytest.raises((IndexError, RuntimeError)):
+        table.embed(torch.tensor([1, wrong]))
+    with pytest.raises((IndexError, RuntimeError)):
+        head.score(torch.randn(2, D), torch.tensor([1, wrong]), torch.ones(2), table)
+
+
+def test_a_narrow_model_keeps_a_channel(site: MakeSite) -> None:
+    table = TABLE.build(V, 2, site())
+    assert [tuple(p.shape) for p in table.parameters()] == [(4, 2), (3, 1), (2, 1), (5, 1), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_log_probs_by_formula(scaled: bool, site: MakeSite) -> None:
+    head, table = made(site(), replace(HEAD, scaled=scaled))
+    h = torch.randn(2, 3, D)
+    log_probs = head.log_probs(h, table)
+    rows = (h / math.sqrt(D) if scaled else h).view(-1, D)
+    expected = torch.stack([naive_log_probs(head, table, row) for row in rows]).view(2, 3, V)
+    torch.testing.assert_close(log_probs, expected)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+def test_loss_and_gradients_by_formula(
+    smoothing: float, z: float, every: bool, compiling: bool, site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no label is in some tail, and in the form of fixed shapes that is compiled."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    head, table = made(site(), replace(HEAD, smoothing=smoothing, z=z))
+    h, labels, weights = data(every)
+    h.requires_grad_()
+    inputs = [h, *head.parameters(), *table.parameters()]
+    losses = [naive_loss(head, table, x, int(y), smoothing, z) for x, y in zip(h, labels, strict=True)]
+    expected = (weights * torch.stack(losses)).sum()
+    scored = head.score(h, labels, weights, table)
+    torch.testing.assert_close(scored.objective, expected)
+    plain = -head.log_probs(h, table)[torch.arange(N), labels]
+    torch.testing.assert_close(scored.nll, (weights * plain).sum())
+    assert not scored.nll.requires_grad
+    found = torch.autograd.grad(2.5 * scored.objective, inputs)
+    for a, b in zip(found, torch.autograd.grad(2.5 * expected, inputs, materialize_grads=True), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_evaluation_is_the_plain_likelihood(site: MakeSite) -> None:
+    head, table = made(site(), AdaptiveSoftmax(3, True, 0.2, 0.3))
+    h, labels, weights = data()
+    with torch.no_grad():
+        scored = head.eval().score(h, labels, weights, table)
+    assert torch.equal(scored.objective, scored.nll)
+    plain = -head.log_probs(h, table)[torch.arange(N), labels]
+    torch.testing.assert_close(scored.nll, (weights * plain).sum())
+
+
+def test_a_token_costs_only_the_softmaxes_it_is_in(site: MakeSite) -> None:
+    head, table = made(site())
+    h, labels, weights = data()
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        head.score(h, labels, weights, table)
+    tails = 2 * (2 * 4 * (12 + 3)) + 2 * (2 * 1 * (12 + 5)) + 2 * (2 * 12 * 2)
+    assert counted.get_total_flops() == 2 * N * D * (4 + 3) + tails
+
+
+def test_no_labels_cost_nothing(site: MakeSite) -> None:
+    head, table = made(site())
+    scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
+    scored.objective.backward()
+    assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
+    assert all(p.grad is not None for p in (*head.parameters(), *table.parameters()))
+
+
+def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
+    head, table = made(site(), replace(HEAD, scaled=True))
+    h = torch.randn(N, D)
+    exact = head.log_probs(h, table)
+    half = head.half().log_probs(h.half(), table.half())
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, exact.float(), rtol=0.02, atol=0.02)
+
+
+def test_everything_starts_at_one_scale(site: MakeSite) -> None:
+    table = AdaptiveTable((300, 300, 300), (1, 3, 12)).build(900, 120, site())
+    stds = [table.embed(torch.arange(c * 300, c * 300 + 300)).std().item() * 120**0.5 for c in range(3)]
+    assert all(0.9 < std < 1.6 for std in stds)
+
+
+@pytest.mark.parametrize(
+    ("parts", "divisors", "path"),
+    [
+        ((4,), (1,), "parts"),
+        ((4, 0), (1, 1), "parts"),
+        ((4, 4), (1, 0), "divisors"),
+        ((4, 4, 4), (1, 2), "divisors"),
+        ((), (), "parts"),
+    ],
+)
+def test_tables_are_refused(parts: tuple[int, ...], divisors: tuple[int, ...], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        AdaptiveTable(parts, divisors)
+    assert raised.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"tails": 0}, "tails"),
+        ({"smoothing": 1.0}, "smoothing"),
+        ({"smoothing": -0.1}, "smoothing"),
+        ({"z": -1.0}, "z"),
+    ],
+)
+def test_heads_are_refused(changes: dict[str, float], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        replace(AdaptiveSoftmax(), **changes)
+    assert raised.value.path == path
+
+
+def test_a_head_and_a_table_must_fit() -> None:
+    model = tiny.encoder_decoder()
+    fitting = replace(model, table=TABLE, head=HEAD)
+    build(fitting, device="meta")
+    build(replace(fitting, vocab=40, target_vocab=29, sharing=replace(fitting.sharing, source_target=False)), "meta")
+    for wrong, path in [
+        (replace(model, head=HEAD), "head"),
+        (replace(fitting, table=Factorised(3)), "head"),
+        (replace(fitting, output_table=Embeddings(), sharing=replace(fitting.sharing, input_output=False)), "head"),
+        (replace(fitting, head=replace(HEAD, tails=2)), "head.tails"),
+        (replace(fitting, vocab=3), "table.parts"),
+        (replace(tiny.encoder_only(), task=replace(tiny.encoder_only().task, head=HEAD)), "task.head"),  # type: ignore[reportArgumentType]
+    ]:
+        with pytest.raises(SpecError) as raised:
+            build(wrong, device="meta")
+        assert raised.value.path == path
