@@ -6,10 +6,10 @@ from pathlib import Path
 
 from regard import catalogue as model_parts
 from regard import count, recipe
-from regard.presets import PRESETS
+from regard.presets import PRESETS, preset
 from regard.testing import LAWS
 from regard.tree import Spec, hints
-from regard.variants import VARIANTS
+from regard.variants import chosen, described
 
 PAGE = Path(__file__).with_name("catalogue.md")
 
@@ -44,8 +44,28 @@ def catalogue() -> str:
         first = (make.__doc__ or "").strip().splitlines()[0]
         lines.append(f"| `{name}` | {first} | {count(make()):,} |")
     lines += ["", "## Variants", "", "`regard train --variant NAME`", ""]
-    lines += ["| name | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {variant.about} |" for name, variant in VARIANTS.items()]
+    lines += [
+        "Rows are those of Narang et al. 2021 in the form that was run; parameters are of `narang_base` with it.",
+        "",
+    ]
+    lines += [
+        "| row | name | group | what it is | paper | parameters | changes | bends |",
+        "|--:|---|---|---|---|--:|---|---|",
+    ]
+    base = preset("narang_base")
+    for name in chosen():
+        row = described(name, base)
+        cells = [
+            "" if row["row"] is None else str(row["row"]),
+            f"`{name}`",
+            row["group"],
+            row["about"],
+            row["paper"],
+            "-" if row["parameters"] is None else f"{row['parameters']:,}",
+            ", ".join(dict.fromkeys(f"`{change['path'].split('.pattern')[0]}`" for change in row["changes"])),
+            "; ".join(f"{law}: {why}" for law, why in row["bends"].items()),
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Laws", "", "| law | statement |", "|---|---|"]
     lines += [f"| {law.name} | {' '.join(law.statement.split())} |" for law in LAWS.values()]
     return "\n".join(lines) + "\n"

@@ -11,49 +11,92 @@ from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
+from regard.models.joined import Joined
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
+from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.parallel import Parallel
+from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.bridge import Bridge, Last
-from regard.nn.init import DeepNormInit, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.branches.synthesizer import (
+    DenseScores,
+    FactorisedScores,
+    RandomScores,
+    Scores,
+    Synthesizer,
+    TwoLayerScores,
+)
+from regard.nn.branches.weighted import Weighted, WeightedSimplex
+from regard.nn.bridge import Bridge, Last, Transparent, TransparentNormed
+from regard.nn.fixup import Fixup, FixupInit, FixupLinear
+from regard.nn.gated import GatedRecurrent
+from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
 from regard.nn.position.additive import Injected, Learned, Sinusoidal
-from regard.nn.position.base import Additive, Position
+from regard.nn.position.base import Additive, AtHeads, Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.rezero import ReZero
 from regard.nn.sight import Sight, Window
 from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import HeadSpec, Softmax
-from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+from regard.nn.stacks.universal import Universal, UniversalACT
+from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.mixture import MixtureOfSoftmaxes
+from regard.nn.vocab.tables import Embeddings, Factorised, Sharing, TableSpec
 from regard.tree import Spec
 
 S = TypeVar("S", bound=Spec)
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
-    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly),
+    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly, Joined),
     Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
-    TableSpec: (Embeddings,),
+    TableSpec: (AdaptiveTable, Embeddings, Factorised),
     Sharing: (Sharing,),
     InputSpec: (Tokens,),
     Additive: (Learned, Sinusoidal),
-    StackSpec: (Plain,),
+    StackSpec: (Funnel, Plain, Universal, UniversalACT),
     Block: (Block,),
-    BranchSpec: (CrossAttention, FeedForward, SelfAttention),
-    Residual: (DeepNorm, NoResidual, PostNorm, PreNorm, Sandwich),
+    BranchSpec: (
+        CrossAttention,
+        DynamicConv,
+        EvolvedDecoderConv,
+        EvolvedEncoderConv,
+        FeedForward,
+        GatedLinear,
+        LightConv,
+        MixtureOfExperts,
+        Parallel,
+        ProductKeyMemory,
+        SelfAttention,
+        SharedDynamicConv,
+        SharedLightConv,
+        Switch,
+        Synthesizer,
+        Weighted,
+        WeightedSimplex,
+    ),
+    Scores: (DenseScores, FactorisedScores, RandomScores, TwoLayerScores),
+    Residual: (DeepNorm, Fixup, GatedRecurrent, NoResidual, PostNorm, PreNorm, ReZero, Sandwich),
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
     Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
+    AtHeads: (AtHeads,),
     Sight: (Window,),
-    Bridge: (Last,),
-    HeadSpec: (Softmax,),
-    Linear: (Dense,),
-    Init: (DeepNormInit, GPT2Init, Normal, T5Init, Undrawn, Xavier),
+    Bridge: (Last, Transparent, TransparentNormed),
+    HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
+    Linear: (Dense, FixupLinear),
+    Init: (DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Xavier),
 }
 
 PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for part in parts}

@@ -24,6 +24,7 @@ from regard.nn.position.bias import T5Bias
 from regard.nn.residual import NoResidual, PostNorm, PreNorm, Residual
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
+from regard.tree import swap
 
 
 def preset(name: str, **overrides: Any) -> ModelSpec:
@@ -112,6 +113,13 @@ def narang_base() -> EncoderDecoder:
     )
 
 
+def narang_small() -> EncoderDecoder:
+    """The same at a size for one's own tables: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
+    small = edited(narang_base(), {"vocab": 10000, "d_model": 256, "heads": 6, "d_head": 64, "dropout": 0.1})
+    small = swap(small, FeedForward, lambda branch: replace(branch, d_hidden=1152))
+    return swap(small, Plain, lambda stack: replace(stack, depth=6))
+
+
 def bert_base() -> EncoderOnly:
     """Devlin et al. 2019, base uncased, with the pooler. Set `task` to train it: masked_lm, sentence_classifier, ..."""
     norm = LayerNorm(eps=1e-12)
@@ -159,6 +167,7 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "bert_base": bert_base,
     "gpt2_small": gpt2_small,
     "narang_base": narang_base,
+    "narang_small": narang_small,
     "sahai": sahai,
     "t5_base": t5_base,
     "transformer_base": transformer_base,

@@ -24,7 +24,7 @@ from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
 from regard.training.spec import TrainSpec
 from regard.tree import Spec, edit, read, to_record
-from regard.variants import apply as apply_variant
+from regard.variants import combine
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     DataSpec: (DataSpec,),
@@ -174,10 +174,7 @@ def model_for(
             raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
     base = model_of(recipe.model, "model", recipe.trust_code)[1] if chosen is None else chosen
     try:
-        spec = base
-        for name in recipe.variants:
-            spec = apply_variant(name, spec)
-        spec = edited(spec, recipe.changes, recipe.trust_code)
+        spec = _modified(base, recipe.variants, recipe.changes, recipe.trust_code)
         fits = fitted(spec)
         given = _flat(recipe.model or {}) | dict(recipe.changes)
         for path in fits.keys() & given.keys():
@@ -223,11 +220,16 @@ def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpe
     variants, name = table.pop("variants", ()), table.pop("preset", None)
     try:
         base = spec = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
-        for variant in variants:
-            spec = apply_variant(variant, spec)
-        return base, spec if name is None else edited(spec, _flat(table), trust_code)
+        return base, _modified(spec, variants, {} if name is None else _flat(table), trust_code)
     except SpecError as error:
         raise error.inside(path) from None
+
+
+def _modified(spec: ModelSpec, variants: Sequence[str], changes: Mapping[str, Any], trust_code: bool) -> ModelSpec:
+    """Variants and edits. The model's own sizes come first: what a variant makes is measured by them."""
+    sizes = {path: value for path, value in changes.items() if "." not in path and isinstance(value, int | float)}
+    spec = combine(variants, edited(spec, sizes, trust_code))
+    return edited(spec, {path: value for path, value in changes.items() if path not in sizes}, trust_code)
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
-from regard.nn.init import DeepNormInit, GPT2Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.fixup import Fixup, FixupInit, FixupLinear
+from regard.nn.gated import GatedRecurrent
+from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Normal, T5Init, Undrawn, Xavier
 from regard.nn.input import Tokens
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm
@@ -26,13 +28,17 @@ from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Sandwich
+from regard.nn.rezero import ReZero
 from regard.nn.sight import Window
+from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
+from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing
 from regard.presets import PRESETS
 from regard.testing import LAWS, around, examine, tiny
 from regard.tree import Spec, swap, to_record, walk
+from regard.variants import VARIANTS
 
 BLOCK = Block((SelfAttention(), FeedForward(24)))
 
@@ -67,6 +73,13 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "sandwich": Sandwich(),
     "deep_norm": DeepNorm(),
     "no_residual": NoResidual(LayerNorm()),
+    "rezero": ReZero(),
+    "rezero normed": ReZero(RMSNorm()),
+    "fixup": Fixup(),
+    "fixup_linear": FixupLinear(),
+    "gated_recurrent": GatedRecurrent(),
+    "universal": Universal(BLOCK, 1, 2, 1, position=ALiBi()),
+    "universal_act": UniversalACT(BLOCK, 1, 3, 0, epsilon=0.3),
     "rules per branch": Block((SelfAttention(), FeedForward(24)), (PostNorm(), NoResidual())),
     **{
         position.kind: position
@@ -86,7 +99,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "softmax with bias": Softmax(bias=True, scaled=True, smoothing=0.1, z=1e-4),
     "dense without bias": Dense(bias=False),
     "last": Last(),
-    **{init.kind: init for init in (DeepNormInit(), GPT2Init(), Normal(), T5Init(), Xavier())},
+    **{init.kind: init for init in (DeepNormInit(), FanIn(), FixupInit(), GPT2Init(), Normal(), T5Init(), Xavier())},
     "nothing shared": Sharing(source_target=False, input_output=False),
     "inputs shared": Sharing(input_output=False, positions=True),
     "target and output shared": Sharing(source_target=False),
@@ -124,6 +137,7 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["two vocabularies"] = replace(
         tiny.encoder_decoder(), vocab=tiny.VOCAB + 5, target_vocab=tiny.VOCAB, sharing=Sharing(source_target=False)
     )
+    subjects["funnel"] = replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 1, 1), T5Bias(8, 16)))
     for name, part in PARTS_UNDER_LAW.items():
         if isinstance(part, CrossAttention):
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
@@ -148,7 +162,11 @@ def test_laws(subject: str) -> None:
 
 
 def test_every_catalogued_part_is_under_law() -> None:
+    """Here, or as part of a variant in test_table."""
     seen = {part.kind for subject in SUBJECTS.values() for part in walk(subject)}
+    deep = tiny.narang(depth=6, d_model=24, heads=6)
+    for variant in VARIANTS.values():
+        seen |= {part.kind for part in walk(variant.edit(deep))}
     # An undrawn model has no numbers to compare, and a pooled one answers nothing until it gets a task.
     assert set(PARTS) - seen == {Undrawn.kind, "pooled"}
 

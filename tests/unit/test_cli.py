@@ -267,3 +267,37 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert run.stdout == "{\n"
     assert run.stderr == ""
+
+
+def test_variants_lists_the_whole_table() -> None:
+    found = regard("variants", "--json")
+    assert found.returncode == 0
+    listed = json.loads(found.stdout)
+    rows = {row["row"]: row for row in listed["variants"] if row["row"] is not None}
+    assert set(rows) == set(range(1, 53))
+    assert (rows[1]["parameters"], rows[14]["name"], rows[14]["parameters"]) == (223_043_328, "rezero", 222_948_156)
+    assert all(row["parameters"] and row["about"] and row["paper"] for row in rows.values())
+    assert all(row["changes"] for number, row in rows.items() if number != 1)
+
+
+def test_variants_of_a_group_and_by_name() -> None:
+    found = regard("variants", "--group", "norm")
+    assert found.returncode == 0
+    assert "rms_norm_full" in found.stdout
+    assert "swiglu" not in found.stdout
+    found = regard("variants", "swiglu", "--base", "transformer_small")
+    assert "encoder.pattern[0].branches[1]" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["swigul"], "rows: unknown variant 'swigul'; did you mean 'swiglu'?"),
+        (["--group", "nrom"], "group: unknown group 'nrom'; did you mean 'norm'?"),
+        (["--base", "narang"], "unknown preset 'narang'"),
+    ],
+)
+def test_variants_complains_in_a_sentence(words: list[str], sentence: str) -> None:
+    found = regard("variants", *words)
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"regard: {sentence}")

@@ -1,4 +1,4 @@
-"""Commands to study parts: check."""
+"""Commands to study parts and modifications: check, variants."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import STUDY, app
+from regard.cli.base import STUDY, AsJson, app, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -71,3 +71,45 @@ def _print_report(report: "Report") -> None:
         console.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", highlight=False, markup=False)
     kept = sum(verdict.outcome == "kept" for verdict in report.verdicts)
     console.print(f"{report.part}: {kept} kept, {len(report.broken)} broken", highlight=False)
+
+
+@app.command(rich_help_panel=STUDY)
+def variants(
+    name: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these; with every change.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group, such as activation.")] = None,
+    base: Annotated[str, typer.Option(metavar="PRESET", help="The model that is changed.")] = "narang_base",
+    as_json: AsJson = False,
+) -> None:
+    """List the modifications: the 52 rows of Narang et al. 2021, the methods of the papers, and what came since.
+
+    For each its group, its row of the table, the parameters of the base with it, and the paper.
+    """
+    from regard.presets import preset
+    from regard.variants import chosen, described
+
+    spec = preset(base)
+    rows = [described(variant, spec) for variant in chosen(name or [], group)]
+    if as_json:
+        print_json({"base": base, "variants": rows})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("row", "name", "group", "parameters", "what it is"):
+        right = heading in ("row", "parameters")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "what it is")
+    for row in rows:
+        count = f"{row['parameters']:,}" if row["parameters"] is not None else "-"
+        number = "" if row["row"] is None else str(row["row"])
+        table.add_row(number, row["name"], row["group"], count, f"{row['about']} ({row['paper']})")
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row["refused"]:
+            console.print(f"- {row['name']}: {row['refused']}", highlight=False, markup=False)
+        for law, reason in row["bends"].items():
+            console.print(f"- {row['name']} bends the law {law!r}: {reason}", highlight=False, markup=False)
+        for change in row["changes"] if name else ():
+            console.print(f"  {change['path']}", highlight=False, markup=False)
+    console.print(f"{len(rows)} variants of {base}; regard train --variant NAME, regard ablate --rows NAME,NAME")

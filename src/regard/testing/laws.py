@@ -17,7 +17,6 @@ from regard.batch import Batch
 from regard.catalogue import PARTS
 from regard.errors import DataError, KernelError, SpecError
 from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build, count
-from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly, Pooled
 from regard.nn import kernels
 from regard.nn.core import Trace
@@ -93,7 +92,7 @@ def causality(subject: Subject) -> None:
     model = subject.generator()
     example = subject.examples(1)[0]
     before = answers(model, subject.collate([example]))
-    first = example.prefix if isinstance(subject.spec, DecoderOnly) and subject.spec.visibility == "prefix" else 1
+    first = example.prefix if tiny.prefixed_by(subject.spec) else 1
     for t in range(first, len(example.target)):
         changed = list(example.target)
         changed[t] = 3 + (changed[t] - 2) % (tiny.VOCAB - 3)
@@ -158,7 +157,7 @@ def steps(subject: Subject) -> None:
 def ragged(subject: Subject) -> None:
     """Rows of different prompt lengths continue correctly."""
     model, rows = subject.generator(), subject.examples(3)
-    prefixed = isinstance(subject.spec, DecoderOnly) and subject.spec.visibility == "prefix"
+    prefixed = tiny.prefixed_by(subject.spec)
     lengths = [2, 2, 2] if prefixed else [3, 1, 2]
     width = max(lengths)
     batch = subject.collate(rows)

@@ -27,8 +27,9 @@ from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.sight import Sight
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import HeadSpec
+from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.tables import Sharing, TableSpec
+from regard.presets import narang_base
 from regard.tree import Spec, swap
 
 VOCAB = 29
@@ -44,6 +45,14 @@ def encoder_decoder(depth: int = 2) -> EncoderDecoder:
         encoder=Plain((Block((SelfAttention(), FeedForward(24))),), depth),
         decoder=Plain((Block((SelfAttention(), CrossAttention(), FeedForward(24))),), depth),
     )
+
+
+def narang(depth: int = 2, d_model: int = 16, heads: int = 4) -> EncoderDecoder:
+    """A tiny model like the base of the table of Narang et al. 2021."""
+    spec = narang_base()
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=depth))
+    spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
+    return replace(spec, vocab=VOCAB, d_model=d_model, heads=heads)
 
 
 def decoder_only(depth: int = 2) -> DecoderOnly:
@@ -156,13 +165,18 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
     return made
 
 
+def prefixed_by(spec: ModelSpec) -> bool:
+    """Whether a batch must say which tokens all of their segment see."""
+    return isinstance(spec, DecoderOnly) and spec.visibility == "prefix" and not spec.reads_source
+
+
 def collate(
     spec: ModelSpec, rows: Sequence[Example], *, packed: bool = False, extra: int = 0, device: str = "cpu"
 ) -> Batch:
     """Examples as a batch, with `extra` columns of padding, or all in one packed row."""
     masked = isinstance(spec, EncoderOnly) and isinstance(spec.task, MaskedLM)
     by_row = isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier)
-    prefixed = isinstance(spec, DecoderOnly) and spec.visibility == "prefix"
+    prefixed = prefixed_by(spec)
 
     def lay(pieces: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Ids, segments, positions."""
@@ -172,7 +186,7 @@ def collate(
 
     target, target_seg, target_pos = lay([row.target for row in rows])
     source, source_seg, source_pos = lay([row.source for row in rows])
-    if not isinstance(spec, EncoderDecoder):
+    if not spec.reads_source:
         source = source_seg = source_pos = None
     before = lay([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
     weights = lay([[int(weight) for weight in row.weights] for row in rows])[0]

@@ -1,0 +1,81 @@
+"""Variant: a modification as a function from description to description, and the edits that several groups use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_only import EncoderOnly, MaskedLM
+from regard.nn.vocab.base import HeadSpec
+from regard.tree import swap
+
+Edit = Callable[[Any], Any]
+Group = Literal[
+    "base",
+    "activation",
+    "norm",
+    "residual",
+    "position",
+    "depth",
+    "sharing",
+    "vocabulary",
+    "head",
+    "attention",
+    "convolution",
+    "wiring",
+    "experts",
+    "family",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of Narang et al. 2021, in the form that was run: its number and exact parameter counts."""
+
+    number: int
+    parameters: int  # at narang_base
+    learned: int  # the same with learned positions instead of the bucketed bias
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A modification: the function that makes it, what it is, and where it is from."""
+
+    edit: Edit
+    group: Group
+    about: str
+    paper: str = ""
+    row: Row | None = None
+    bends: Mapping[str, str] = field(default_factory=dict)  # a law it does not keep, and why
+
+
+def own_softmax(m: Any) -> Any:
+    """The softmax gets a matrix of its own; only a tied one is read at d_model^-1/2, as T5 has it."""
+    if isinstance(m, EncoderDecoder):
+        m = replace(m, sharing=replace(m.sharing, input_output=False))
+    elif isinstance(m, DecoderOnly):
+        m = replace(m, tied=False)
+    elif isinstance(m, EncoderOnly) and isinstance(m.task, MaskedLM):
+        m = replace(m, task=replace(m.task, tied=False))
+    return unscaled(m)
+
+
+def unscaled(m: Any) -> Any:
+    """The head reads the stream as it is."""
+
+    def plain(head: Any) -> Any:
+        return replace(head, scaled=False) if getattr(head, "scaled", False) else head
+
+    return swap(m, HeadSpec, plain)
+
+
+def chained(*edits: Edit) -> Edit:
+    """One edit after the other."""
+
+    def edit(m: Any) -> Any:
+        for one in edits:
+            m = one(m)
+        return m
+
+    return edit

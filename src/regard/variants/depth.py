@@ -1,0 +1,49 @@
+"""Rows 18 to 21: deeper and narrower, or shallower and wider, at about the same number of parameters."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from regard.errors import SpecError
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.plain import Plain
+from regard.tree import swap, walk
+from regard.variants.base import Edit, Row, Variant
+
+
+def deeper(factor: Fraction) -> Edit:
+    """`factor` times the layers, with 1 / `factor` of the heads (of the same width) and of the hidden width."""
+
+    def times(value: int, by: Fraction, what: str) -> int:
+        product = value * by
+        if product.denominator != 1 or product < 1:
+            raise SpecError("variants", f"{by} of {value} {what} is no whole number; choose a base whose sizes divide")
+        return int(product)
+
+    def edit(m: Any) -> Any:
+        strange = next((part for part in walk(m) if isinstance(part, StackSpec) and not isinstance(part, Plain)), None)
+        if strange is not None:
+            raise SpecError("variants", f"only plain stacks have layers to add and take away, not {strange.kind!r}")
+        d_head = m.d_head or m.d_model // m.heads
+        m = swap(
+            m,
+            FeedForward,
+            lambda f: replace(f, d_hidden=times(f.d_hidden or 4 * m.d_model, 1 / factor, "hidden units")),
+        )
+        m = swap(m, Plain, lambda s: replace(s, depth=times(s.depth, factor, "layers")))
+        return replace(m, heads=times(m.heads, 1 / factor, "heads"), d_head=d_head)
+
+    return edit
+
+
+def _row(number: int, layers: int, about: str, parameters: int, learned: int) -> Variant:
+    return Variant(deeper(Fraction(layers, 12)), "depth", about, "Narang et al. 2021", Row(number, parameters, learned))
+
+
+VARIANTS = {
+    "layers_24": _row(18, 24, "twice the layers, half the heads and hidden width", 223_153_536, 223_546_368),
+    "layers_18": _row(19, 18, "3/2 of the layers, 2/3 of the heads and hidden width", 223_098_368, 223_491_072),
+    "layers_8": _row(20, 8, "2/3 of the layers, 3/2 of the heads and hidden width", 223_006_848, 223_398_912),
+    "layers_6": _row(21, 6, "half the layers, twice the heads and hidden width", 222_988_800, 223_380_480),
+}

@@ -1,0 +1,31 @@
+"""Row 13, and where norms stand."""
+
+from regard.nn.norm import LayerNorm, PartialRMSNorm, RMSNorm
+from regard.nn.residual import PostNorm, PreNorm, Sandwich
+from regard.tree import swap
+from regard.variants.base import Row, Variant
+
+VARIANTS = {
+    "rms_norm": Variant(
+        lambda m: swap(m, LayerNorm, lambda norm: PartialRMSNorm(0.0675, norm.eps)),
+        "norm",
+        "RMS norm as Narang et al. ran it: the mean square of the first 6.75 % of the channels",
+        "Zhang and Sennrich 2019",
+        Row(13, 222_995_712, 223_388_160),
+    ),
+    "rms_norm_full": Variant(
+        lambda m: swap(m, LayerNorm, lambda norm: RMSNorm(norm.eps)),
+        "norm",
+        "RMS norm over all channels",
+        "Zhang and Sennrich 2019",
+    ),
+    "post_norm": Variant(
+        lambda m: swap(m, PreNorm, lambda r: PostNorm(r.norm)), "norm", "norm(x + f(x))", "Vaswani et al. 2017"
+    ),
+    "pre_norm": Variant(
+        lambda m: swap(m, PostNorm, lambda r: PreNorm(r.norm)), "norm", "x + f(norm(x))", "Xiong et al. 2020"
+    ),
+    "sandwich": Variant(
+        lambda m: swap(m, PreNorm, lambda r: Sandwich(r.norm)), "norm", "x + norm(f(norm(x)))", "Ding et al. 2021"
+    ),
+}

@@ -1,0 +1,68 @@
+"""Position schemes, beyond the table."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regard.errors import SpecError
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.input import Tokens
+from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.position.base import Position
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
+from regard.nn.stacks.base import StackSpec
+from regard.tree import hints, swap
+from regard.variants.base import Edit, Variant
+
+
+def at_input(position: Any) -> Edit:
+    """Positions added to the embeddings, and none in attention."""
+
+    def edit(m: Any) -> Any:
+        cleared = swap(swap(m, SelfAttention, _own_position_gone), StackSpec, _without_position)
+        return swap(cleared, Tokens, lambda t: replace(t, position=position))
+
+    return edit
+
+
+def in_attention(make: Callable[[], Position]) -> Edit:
+    """Positions in self-attention, shared by the layers of a stack, and none at the input."""
+
+    def edit(m: Any) -> Any:
+        cleared = swap(swap(m, SelfAttention, _own_position_gone), Tokens, lambda t: replace(t, position=None))
+        return swap(cleared, StackSpec, lambda s: replace(_without_position(s), position=make()))
+
+    return edit
+
+
+def _own_position_gone(attention: SelfAttention) -> SelfAttention:
+    return replace(attention, position=None)
+
+
+def _without_position(stack: Any) -> Any:
+    if "position" not in hints(type(stack)):
+        raise SpecError("variants", f"a stack of kind {stack.kind!r} has no place for positions")
+    return replace(stack, position=None, positions=())
+
+
+def _none(m: Any) -> Any:
+    return at_input(None)(m)
+
+
+VARIANTS = {
+    "alibi": Variant(in_attention(ALiBi), "position", "a penalty that grows with distance", "Press et al. 2022"),
+    "learned": Variant(
+        at_input(Learned(512)), "position", "learned absolute positions, up to 512", "Gehring et al. 2017"
+    ),
+    "no_positions": Variant(
+        _none, "position", "none at all: a decoder still sees order by its mask", "Haviv et al. 2022"
+    ),
+    "rotary": Variant(in_attention(Rotary), "position", "queries and keys turned by their position", "Su et al. 2021"),
+    "shaw": Variant(in_attention(Shaw), "position", "relative positions in keys and values", "Shaw et al. 2018"),
+    "sinusoidal": Variant(at_input(Sinusoidal()), "position", "sines and cosines at the input", "Vaswani et al. 2017"),
+    "t5_bias": Variant(
+        in_attention(T5Bias), "position", "a bias per head and bucket of distances", "Raffel et al. 2020"
+    ),
+}

@@ -1,0 +1,72 @@
+"""Rows 22, 25, 26 and 29 to 31: what is one instead of many."""
+
+from dataclasses import replace
+from typing import Any
+
+from regard.errors import SpecError
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.nn.stacks.plain import Plain
+from regard.variants.base import Edit, Row, Variant, own_softmax, unscaled
+
+
+def shared(*sides: str) -> Edit:
+    """Lan et al. 2020: one block for all layers of a stack; the softmax has a matrix of its own, as in Narang et al."""
+
+    def edit(m: Any) -> Any:
+        changes: dict[str, Any] = {}
+        for side in sides:
+            stack = getattr(m, side, None)
+            if stack is not None and not isinstance(stack, Plain):
+                raise SpecError("variants", f"only the layers of a plain {side} can be shared, not of {stack.kind!r}")
+            if stack is not None:
+                changes[side] = replace(stack, unique=1)
+        return own_softmax(replace(m, **changes)) if changes else m
+
+    return edit
+
+
+def sharing(source_target: bool, input_output: bool) -> Edit:
+    """Which of the three vocabulary tables are one."""
+
+    def edit(m: Any) -> Any:
+        if not isinstance(m, EncoderDecoder):
+            raise SpecError("", "only an encoder-decoder has tables to share between source and target")
+        m = replace(m, sharing=replace(m.sharing, source_target=source_target, input_output=input_output))
+        return m if input_output else unscaled(m)
+
+    return edit
+
+
+LAN = "Lan et al. 2020"
+PRESS = "Press and Wolf 2017"
+
+VARIANTS = {
+    "block_sharing": Variant(
+        shared("encoder", "decoder"),
+        "sharing",
+        "one block for all layers of a stack",
+        LAN,
+        Row(22, 65_882_880, 66_275_328),
+    ),
+    "block_sharing_encoder": Variant(
+        shared("encoder"), "sharing", "one block for all layers of the encoder", LAN, Row(25, 169_784_832, 170_177_280)
+    ),
+    "block_sharing_decoder": Variant(
+        shared("decoder"), "sharing", "one block for all layers of the decoder", LAN, Row(26, 143_815_680, 144_208_128)
+    ),
+    "tied_inputs": Variant(
+        sharing(True, False),
+        "vocabulary",
+        "encoder and decoder inputs share a table, the softmax has its own",
+        PRESS,
+        Row(29, 247_717_632, 248_110_080),
+    ),
+    "tied_decoder": Variant(
+        sharing(False, True),
+        "vocabulary",
+        "decoder input and softmax share a table, the encoder has its own",
+        PRESS,
+        Row(30, 247_717_632, 248_503_296),
+    ),
+    "untied": Variant(sharing(False, False), "vocabulary", "three tables", PRESS, Row(31, 272_391_936, 273_177_600)),
+}
