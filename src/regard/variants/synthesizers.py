@@ -92,9 +92,11 @@ VARIANTS = {
     "synth_dense": _row(
         40, DenseScores(), "alone", "scores by a map of the query to positions", 224_615_936, 225_009_152
     ),
-    "synth_dense_plus": _row(41, DenseScores(), "plus", "the same beside q.k", 243_490_304, 243_883_520),
+    "synth_dense_plus": _row(
+        41, DenseScores(), "plus", "scores by a map of the query, added to q.k", 243_490_304, 243_883_520
+    ),
     "synth_dense_plus_alpha": _row(
-        42, DenseScores(), "alpha", "the same and q.k, in learned shares", 243_490_328, 243_883_544
+        42, DenseScores(), "alpha", "scores by a map of the query and q.k, in learned shares", 243_490_328, 243_883_544
     ),
     "synth_factorised": _row(
         43, FactorisedScores(), "alone", "learned scores of rank 16, whatever the tokens", 207_314_432, 207_707_648
@@ -102,9 +104,16 @@ VARIANTS = {
     "synth_random": _row(
         44, RandomScores(), "alone", "a learned score per pair of positions", 254_500_352, 254_893_568
     ),
-    "synth_random_plus": _row(45, RandomScores(), "plus", "the same beside q.k", 292_249_088, 292_642_304),
+    "synth_random_plus": _row(
+        45, RandomScores(), "plus", "a learned score per pair of positions, added to q.k", 292_249_088, 292_642_304
+    ),
     "synth_random_plus_alpha": _row(
-        46, RandomScores(), "alpha", "the same and q.k, in learned shares", 292_249_112, 292_642_328
+        46,
+        RandomScores(),
+        "alpha",
+        "a learned score per pair of positions and q.k, in learned shares",
+        292_249_112,
+        292_642_328,
     ),
     "synth_dense_tay": Variant(
         of_paper(TwoLayerScores()), "attention", "scores by two layers per head, as the paper has them", TAY

@@ -65,7 +65,7 @@ def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
     H, V = site.heads, site.d_value
     if wanted:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
-    if site.d_model != H * V:
+    if site.d_model != H * V and not site.held:
         raise site.error(
             "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
         )

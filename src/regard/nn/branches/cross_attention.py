@@ -55,7 +55,7 @@ class _CrossAttention(Branch):
         self.dropout = site.attention_dropout
         self.name = f"{site.side}.cross"
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: StaticKV | None = None) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: StaticKV | None = None) -> Float[Tensor, "B T W"]:
         assert ctx.cross is not None
         B, T, _ = x.shape
         k, v = (state.keys, state.values) if state is not None else self.keys_and_values(ctx)

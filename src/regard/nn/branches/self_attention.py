@@ -72,7 +72,7 @@ class _SelfAttention(Branch):
         self.dropout = site.attention_dropout
         self.name = f"{site.side}.self"
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T W"]:
         view = ctx.own.at(self.heads) if self.position is None else self.own_view(ctx.own)
         q, k, v = self.qkv(x).split(self.widths, -1)
         if view.terms is not None and view.terms.offset is not None:

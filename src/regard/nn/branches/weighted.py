@@ -77,7 +77,7 @@ class _Branched(Branch):
         assert isinstance(spec.attention, Heads)
         inner, _ = attention_site(spec.attention, site.inside("attention"))
         self.heads = inner.heads
-        self.attention = spec.attention.build(site.inside("attention"))
+        self.attention = spec.attention.build(site.inside("attention", held=True))
         self.output = site.parameter(site.d_model, inner.heads * inner.d_value, role="attend_out")
 
     @abstractmethod
