@@ -19,6 +19,7 @@ from regard.models.joined import Joined
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.init import GPT2Init
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
@@ -28,7 +29,7 @@ from regard.presets import preset
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import Cosine, InverseSqrt
 from regard.training.spec import TrainSpec
-from regard.tree import replace_at
+from regard.tree import get_at, leaves, replace_at
 from regard.variants import apply
 
 
@@ -223,4 +224,9 @@ def fitted(
     position = getattr(getattr(model, "input", None), "position", None)
     if isinstance(position, Learned):
         changes["input.position.max_len"] = 2 * longest if isinstance(model, Joined) else longest
+    longest = 2 * longest if isinstance(model, Joined) else longest
+    for path, value in leaves(model):
+        holder = path.removesuffix(".max_len")
+        if holder != path and isinstance(get_at(model, holder), Synthesizer) and value < longest:
+            changes[path] = longest
     return changes

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from regard.catalogue import PARTS as MODEL_PARTS
@@ -23,7 +24,7 @@ from regard.presets import PRESETS, preset
 from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
 from regard.training.spec import TrainSpec
-from regard.tree import Spec, edit, read, to_record
+from regard.tree import Spec, edit, get_at, read, to_record
 from regard.variants import combine
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
@@ -172,15 +173,10 @@ def model_for(
     for name in ("vocab", "target_vocab"):
         if name in recipe.changes or name in (recipe.model or {}):
             raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
-    base = model_of(recipe.model, "model", recipe.trust_code)[1] if chosen is None else chosen
+    if chosen is None:
+        return model_of(recipe.model, "model", recipe.trust_code, recipe.variants, recipe.changes, fitted)
     try:
-        spec = _modified(base, recipe.variants, recipe.changes, recipe.trust_code)
-        fits = fitted(spec)
-        given = _flat(recipe.model or {}) | dict(recipe.changes)
-        for path in fits.keys() & given.keys():
-            if given[path] != fits[path]:
-                raise SpecError(path, f"is {given[path]!r} here, but the data ask for {fits[path]!r}; leave it out")
-        return base, edited(spec, fits, recipe.trust_code)
+        return chosen, _modified(chosen, recipe.variants, recipe.changes, recipe.trust_code, fitted)
     except SpecError as error:
         raise error.inside("model") from None
 
@@ -191,19 +187,14 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
     `changes` are `path=value` edits of the model; a leading `model.` is allowed, so that the same edit works on a whole
     recipe.
     """
-    base, spec = _resolve(name, trust_code)
     edits = dict(parse_change(change) for change in changes)
     edits = {path.removeprefix("model."): value for path, value in edits.items()}
-    return base, edited(spec, edits, trust_code) if edits else spec
-
-
-def _resolve(name: str, trust_code: bool) -> tuple[ModelSpec, ModelSpec]:
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
         if name and name not in PRESETS and path.exists():
             raise SpecError("", f"{name} is no recipe; one ends in .toml or .json")
         spec = preset(name)
-        return spec, spec
+        return spec, edited(spec, edits, trust_code)
     record = read_file(path)
     known = (*SECTIONS, "start")
     unknown = [key for key in record if key not in known]
@@ -211,25 +202,68 @@ def _resolve(name: str, trust_code: bool) -> tuple[ModelSpec, ModelSpec]:
         raise SpecError(unknown[0], f"unknown key {unknown[0]!r} in {name}; {nearest(unknown[0], known)}")
     if "model" not in record:
         raise SpecError("model", f'{name} has none; write model = {{ preset = "transformer_base" }}')
-    return model_of(record["model"], "model", trust_code)
+    return model_of(record["model"], "model", trust_code, changes=edits)
 
 
-def model_of(record: Any, path: str, trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits."""
+def model_of(
+    record: Any,
+    path: str,
+    trust_code: bool = False,
+    variants: Sequence[str] = (),
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
+) -> tuple[ModelSpec, ModelSpec]:
+    """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits.
+
+    `variants` and `changes` go on after those of the table.
+    """
     table = _model_table(record, path)
-    variants, name = table.pop("variants", ()), table.pop("preset", None)
+    variants, name = (*table.pop("variants", ()), *variants), table.pop("preset", None)
     try:
-        base = spec = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
-        return base, _modified(spec, variants, {} if name is None else _flat(table), trust_code)
+        base = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
+        edits = dict(changes) if name is None else _flat(table) | dict(changes)
+        return base, _modified(base, variants, edits, trust_code, fitted)
     except SpecError as error:
         raise error.inside(path) from None
 
 
-def _modified(spec: ModelSpec, variants: Sequence[str], changes: Mapping[str, Any], trust_code: bool) -> ModelSpec:
-    """Variants and edits. The model's own sizes come first: what a variant makes is measured by them."""
-    sizes = {path: value for path, value in changes.items() if "." not in path and isinstance(value, int | float)}
-    spec = combine(variants, edited(spec, sizes, trust_code))
-    return edited(spec, {path: value for path, value in changes.items() if path not in sizes}, trust_code)
+DEPTHS = ("encoder.depth", "decoder.depth")
+
+
+def _modified(
+    spec: ModelSpec,
+    variants: Sequence[str],
+    changes: Mapping[str, Any],
+    trust_code: bool,
+    fitted: Callable[[ModelSpec], Mapping[str, Any]],
+) -> ModelSpec:
+    """Sizes, then what the data ask for, then variants, then all other edits.
+
+    What a variant makes is measured by the sizes. What the data ask for is no variant's to change.
+    """
+    first = {path: value for path, value in changes.items() if isinstance(value, int | float)}
+    first = {path: value for path, value in first.items() if "." not in path or path in DEPTHS}
+    sized = edited(spec, first, trust_code)
+    fits = fitted(sized)
+    suited = edited(sized, fits, trust_code)
+    made = combine(variants, suited)
+    made = edited(made, {path: value for path, value in changes.items() if path not in first}, trust_code)
+    fits = fitted(made)
+    for path, wanted in fits.items():
+        if path in changes and changes[path] != wanted:
+            raise SpecError(path, f"is {changes[path]!r} here, but the data ask for {wanted!r}; leave it out")
+        found = get_at(made, path)
+        if variants and path != "input.position.max_len" and found not in (wanted, _found(suited, path)):
+            raise SpecError(path, f"a variant makes it {found!r}, but the data ask for {wanted!r}; leave it out")
+    return edited(made, fits, trust_code)
+
+
+def _found(spec: ModelSpec, path: str) -> Any:
+    """What stands at a path; None where there is no such place."""
+    try:
+        return get_at(spec, path)
+    except SpecError:
+        return None
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:

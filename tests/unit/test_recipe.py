@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from regard.data.batching import Buckets, Packing, Windows
-from regard.data.objectives import Classification, LanguageModelling
+from regard.data.objectives import Classification, LanguageModelling, Translation
 from regard.data.prepare import DataSpec
 from regard.data.text import JSONL, TSV, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Characters, Imported, Words
 from regard.decoding.beam import Beam
 from regard.decoding.sample import Sample
+from regard.defaults import fitted
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.presets import PRESETS, preset
@@ -34,6 +35,7 @@ from regard.recipe import (
 from regard.training.optim import Adafactor, AdamW
 from regard.training.schedule import Cosine
 from regard.training.spec import TrainSpec
+from regard.tree import to_record
 from regard.variants import apply
 
 DATA: dict[str, Any] = {"train": [{"kind": "tsv", "path": "a.tsv"}]}
@@ -297,8 +299,9 @@ def test_a_name_alone_is_a_preset_or_a_kind() -> None:
 def test_the_model_asked_for_is_fitted() -> None:
     wanted = everything_asked()
     base, spec = model_for(wanted, None, lambda _: {"vocab": 77})
+    assert base == preset("transformer_tiny")
     with_table: Any = apply("rotary", preset("transformer_tiny"))
-    assert (base.decoder.depth, base.input) == (2, with_table.input)  # type: ignore[attr-defined]
+    assert spec.input == with_table.input  # type: ignore[attr-defined]
     found: Any = spec
     assert (found.vocab, found.heads, found.decoder.depth, found.encoder.depth) == (77, 2, 2, 4)
     assert found.encoder.pattern[0].branches[1].gated
@@ -315,7 +318,10 @@ def test_the_model_chosen_is_changed_and_fitted() -> None:
     base, spec = model_for(wanted, preset("transformer_small"), fitted)
     assert base == preset("transformer_small")
     assert spec == preset_with(heads=2, vocab=77)
-    assert seen == [preset_with(heads=2)]
+    assert seen == [
+        preset("transformer_small", heads=2),
+        preset_with(heads=2, vocab=77),
+    ]  # before the variant, after it
 
 
 def preset_with(**changes: Any) -> ModelSpec:
@@ -397,3 +403,40 @@ def test_kinds_are_all_different() -> None:
     assert all(part.kind == kind for kind, part in PARTS.items())
     assert len(PARTS) == len(MODEL_PARTS) + sum(len(parts) for parts in SLOTS.values())
     assert {"adamw", "beam", "bpe", "encoder_decoder", "tsv", "translation", "cosine"} <= PARTS.keys()
+
+
+def test_sizes_from_the_command_line_come_before_the_variants_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[model]\npreset = "narang_small"\nvariants = ["factorised"]\n[data]\n')
+    shown: Any = load_model(str(path), ["model.d_model=384"])[1]
+    assert shown.table.width == 64
+    wanted = asked(
+        {"data": DATA, "model": {"preset": "narang_small", "variants": ["factorised"]}}, ["model.d_model=384"]
+    )
+    trained: Any = model_for(wanted, None, nothing)[1]
+    assert trained.table.width == 64
+
+
+def test_depth_comes_before_variants() -> None:
+    table = {"preset": "narang_small", "variants": ["product_key_memory"], "decoder": {"depth": 4}}
+    model: Any = model_of(table, "model")[1]
+    found = [n for n in range(4) if "product_key_memory" in str(to_record(model.decoder.block(n), PARTS))]
+    assert found == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("tied_inputs", "model.sharing.source_target: a variant makes it True, but the data ask for False"),
+        ("tied_decoder", "'tied_decoder' changes nothing here"),
+        ("decoder_only", "one vocabulary"),
+    ],
+)
+def test_what_two_tokenizers_make_impossible_is_refused(name: str, sentence: str) -> None:
+    wanted = asked({"data": DATA, "model": "transformer_small"}, (), [name])
+
+    def fits(spec: ModelSpec) -> dict[str, Any]:
+        return fitted(spec, Translation(), {"source": 90, "target": 80}, 20, joint=False)
+
+    with pytest.raises(SpecError, match=sentence):
+        model_for(wanted, None, fits)
