@@ -27,13 +27,23 @@ class Job:
     least: tuple[int, ...]  # tokens before a row may end
     most: tuple[int, ...]  # tokens a row may have
     rows: tuple[int, ...]  # the caller's numbers of the rows
-    lengths: tuple[int, ...]  # of each row's prompt: 1 where there is a source, as only bos is read then
+    lengths: tuple[int, ...]  # of what each row reads before it says anything: its prompt, or its source, or bos
 
     def part(self, rows: Sequence[int]) -> "Job":
-        """The same for some rows of a batch of prompts."""
+        """The same for some rows of a batch of prompts or sources."""
         at = torch.tensor(rows, device=self.batch.target.device)
-        seg, width = self.batch.target_seg, max(self.lengths[row] for row in rows)
-        batch = Batch(self.batch.target[at, :width], target_seg=None if seg is None else seg[at, :width])
+        width = max(self.lengths[row] for row in rows)
+
+        def narrowed(ids: Tensor | None, width: int | None) -> Tensor | None:
+            return None if ids is None else ids[at, :width]
+
+        if self.batch.source is None:
+            target, seg = self.batch.target[at, :width], narrowed(self.batch.target_seg, width)
+            batch = Batch(target, target_seg=seg)
+        else:
+            source = narrowed(self.batch.source, width), narrowed(self.batch.source_seg, width)
+            target = self.batch.target[at]
+            batch = Batch(target, None, narrowed(self.batch.target_seg, None), *source)
         picked = {
             name: tuple(getattr(self, name)[row] for row in rows)
             for name in ("rules", "least", "most", "rows", "lengths")
@@ -74,7 +84,9 @@ def prepare(
                 f"rules: row {row} needs {needed} tokens for its prefix and what is required of it, and max_len is "
                 f"{most[row]}; raise it"
             )
-    lengths = row_lengths(batch.target, batch.target_seg) if sources is None else (1,) * B
+    every_model = [models] if isinstance(models, Generator) else models
+    read_first = any(model.source_first for model in every_model)
+    lengths = row_lengths(batch.target, batch.target_seg) if sources is None else sources if read_first else (1,) * B
     least = tuple(bound.min_len for bound in bounds)
     return Job(Ensemble(models), batch, ends, every, least, tuple(most), numbers, lengths)
 

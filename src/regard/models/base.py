@@ -125,6 +125,8 @@ def flat(states: Iterable[Any]) -> Iterator[Any]:
 class Generator(Model):
     """Abstract: a model that says one token after another. All that search, sampling and serving know."""
 
+    source_first: ClassVar[bool] = False  # a source is read as the beginning of the sequence, and takes up its room
+
     @abstractmethod
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         """Begin a decoding of at most `max_len` read tokens, with `beams` rows for each row of the batch.

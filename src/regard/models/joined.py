@@ -32,6 +32,8 @@ class Joined(DecoderOnly):
 class JoinedModel(DecoderOnlyModel):
     """The module of a joined model. It takes the batches of an encoder-decoder."""
 
+    source_first = True
+
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:

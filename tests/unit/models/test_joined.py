@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from regard.batch import Batch, translation
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.search import find
 from regard.errors import DataError, SpecError
 from regard.models.base import build
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.joined import Joined, JoinedModel, joined
+from regard.nn.input import Tokens
+from regard.nn.position.additive import Learned
 from regard.testing import tiny
 from regard.variants import apply
 
@@ -92,3 +97,17 @@ def test_an_encoder_decoder_becomes_one_stack(name: str, visibility: str) -> Non
     assert (changed.visibility, changed.decoder.blocks(), changed.tied) == (visibility, 6, True)
     with pytest.raises(SpecError, match="only a model with an encoder can give it up"):
         apply(name, tiny.decoder_only())
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_room_of_a_row_does_not_depend_on_its_neighbours(beams: int) -> None:
+    """A long source uses up a table of learned positions; the short one beside it still has its own room."""
+    spec = replace(tiny.decoder_only(), input=Tokens(position=Learned(24)))
+    model = build(Joined(**{name: getattr(spec, name) for name in DecoderOnly.__dataclass_fields__}), seed=4).eval()
+    assert isinstance(model, JoinedModel)
+    short, long = [5, 6, 7], [3 + n % 20 for n in range(18)]
+    ends, limits, search = Ends(bos=1, eos=2, pad=0), Limits(min_len=20, max_len=40), Beam(beams=beams)
+    alone = find(model, translation([(short, [8])]), search, ends, limits)[0]
+    beside = find(model, translation([(short, [8]), (long, [8])]), search, ends, limits)[0]
+    assert alone[0].ids == beside[0].ids
+    assert len(alone[0].ids) > 24 - len(long)
