@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Role = Literal[
     "query", "key", "value", "attend_out", "up", "gate", "down", "router", "head", "embedding", "position", "other"
 ]
+
+PROJECTIONS = ("query", "key", "value", "attend_out", "up", "gate", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,9 @@ class Site:
         """A weight of this shape, drawn by its role."""
         weight = torch.empty(*shape)
         self.init_.draw(weight, role, self)
-        return nn.Parameter(weight)
+        made = nn.Parameter(weight)
+        made.projects = role in PROJECTIONS  # type: ignore[reportAttributeAccessIssue]  # for the optimizer
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,11 @@ class Reporting(Protocol):
 def widen(x: Tensor) -> Tensor:
     """At least float32: squares, exponentials and sums do not fit in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """No autocast inside: for scores whose close calls decide where a token goes."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:

@@ -84,7 +84,7 @@ def named(model: nn.Module) -> Named:
 
 
 def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices; none for biases, norms and other vectors, nor for tables of embeddings."""
+    """Weight decay for projections; none for biases, norms and other vectors, nor for tables and filters."""
     decayed = [p for name, p in parameters if _is_matrix(name, p)]
     others = [p for name, p in parameters if not _is_matrix(name, p)]
     found = [
@@ -95,7 +95,7 @@ def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() >= 2 and not is_table(name)
+    return parameter.dim() >= 2 and not is_table(name) and getattr(parameter, "projects", True)
 
 
 def is_table(name: str) -> bool:
@@ -190,7 +190,7 @@ class Muon(OptimizerSpec):
                 "train.optimizer", "torch's muon multiplies in bfloat16, which kills some CPUs; use a GPU, or adamw"
             )
         muon = _torch_muon()
-        matrices = [(name, p) for name, p in named(model) if p.dim() == 2 and not is_table(name)]
+        matrices = [(name, p) for name, p in named(model) if p.dim() == 2 and _is_matrix(name, p)]
         held = {id(p) for _, p in matrices}
         others = [(name, p) for name, p in named(model) if id(p) not in held]
         rate = resolved(self.rate)

@@ -1,7 +1,7 @@
 """Branch slot, and what self- and cross-attention have in common."""
 
 from abc import abstractmethod
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ class BranchSpec(Spec):
     """Slot: describes a branch."""
 
     __slots__ = ()
+    looks: ClassVar[bool] = False  # at other tokens of its stream, by score: a stack's position and sight mean it
 
     @abstractmethod
     def build(self, site: Site) -> Branch:

@@ -1,7 +1,6 @@
 """Experts: many feed-forwards, of which a token uses one or two."""
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Role, Site, drop, widen
+from regard.nn.core import Branch, Context, Role, Site, drop, full_precision, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class _Experts(Branch):
 
     def probabilities(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
         """softmax(x G), in float32 even where autocast would halve it: close calls decide where a token goes."""
-        with _as_given(x.device):
+        with full_precision(x.device):
             return (widen(x) @ widen(self.router).T).softmax(-1)
 
     def report(self) -> dict[str, Tensor]:
@@ -200,10 +199,6 @@ class _Switch(_Experts):
 def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
     """One matrix per expert, each drawn as a projection of its own: the fans are a matrix's, not the stack's."""
     return nn.Parameter(torch.stack([site.parameter(d_out, d_in, role=role).detach() for _ in range(experts)]))
-
-
-def _as_given(device: torch.device) -> AbstractContextManager[Any]:
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:

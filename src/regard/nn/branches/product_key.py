@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site, widen
+from regard.nn.core import Branch, Context, Site, full_precision, widen
 from regard.nn.norm import LayerNorm
 
 
@@ -56,8 +56,9 @@ class _ProductKeyMemory(Branch):
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         query = self.norm(self.query(x).flatten(0, 1).unflatten(-1, (self.heads, 2, -1)))
-        scores = torch.einsum("nhck,hcik->nhci", query, self.keys)
-        best, index = product_top(widen(scores), self.knn)
+        with full_precision(x.device):  # close calls decide what is read
+            scores = torch.einsum("nhck,hcik->nhci", widen(query), widen(self.keys))
+        best, index = product_top(scores, self.knn)
         weights = best.softmax(-1).to(self.memory.dtype).flatten(1)
         # One sum over heads and keys, without the values laid out side by side.
         read = nn.functional.embedding_bag(index.flatten(1), self.memory, per_sample_weights=weights, mode="sum")

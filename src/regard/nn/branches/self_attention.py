@@ -23,6 +23,7 @@ class SelfAttention(BranchSpec):
     """
 
     kind = "self_attention"
+    looks = True
     heads: int | None = None  # None: the model's, as for the three below
     kv_heads: int | None = None
     d_head: int | None = None

@@ -83,8 +83,10 @@ class _TwoLayerScores(ScoresModule):
         super().__init__()
         self.heads = site.heads
         self.first = site.linear(site.d_model, {"query": site.heads * site.d_head}, bias=True)
-        self.weight = site.parameter(site.heads, max_len, site.d_head, role="key")
+        drawn = [site.parameter(max_len, site.d_head, role="key").detach() for _ in range(site.heads)]
+        self.weight = nn.Parameter(torch.stack(drawn))  # a head's fans are those of its own matrix
         self.bias = nn.Parameter(torch.zeros(site.heads, max_len))
+        self.bias.projects = False  # type: ignore[reportAttributeAccessIssue]  # a bias for all its two axes
 
     def forward(
         self,
@@ -185,6 +187,7 @@ class Synthesizer(BranchSpec):
     """
 
     kind = "synthesizer"
+    looks = True
     scores: Scores = DenseScores()
     mix: Literal["alone", "plus", "alpha"] = "alone"
     heads: int | None = None  # None: the model's, as for d_head

@@ -78,7 +78,8 @@ class _Branched(Branch):
         inner, _ = attention_site(spec.attention, site.inside("attention"))
         self.heads = inner.heads
         self.attention = spec.attention.build(site.inside("attention", held=True))
-        self.output = site.parameter(site.d_model, inner.heads * inner.d_value, role="attend_out")
+        # No branch ends with it, so it is drawn as what stands before an end: Fixup would else begin with two zeros.
+        self.output = site.parameter(site.d_model, inner.heads * inner.d_value, role="value")
 
     @abstractmethod
     def weights(self) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:

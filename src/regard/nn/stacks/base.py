@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Context, Site, View
 from regard.nn.position.base import AtHeads, Position, PositionTerms, places
 from regard.nn.sight import Sight
 from regard.nn.state import Rows
-from regard.tree import Spec
+from regard.tree import Spec, walk
+
+
+def check_seen(spec: Spec) -> None:
+    """Refuse a position, a sight or strictness where no branch looks at other tokens: it would be ignored."""
+    if any(isinstance(part, BranchSpec) and part.looks for part in walk(spec)):
+        return
+    for name in ("position", "positions", "sight", "strict"):
+        if getattr(spec, name, None):
+            raise SpecError(name, "no branch of this stack looks at other tokens, so it would be ignored; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

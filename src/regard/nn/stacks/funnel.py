@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
+from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Context, Site, View
 from regard.nn.mask import Mask
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
 from regard.nn.state import Rows
+from regard.tree import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,12 @@ class Funnel(StackSpec):
             raise SpecError("layers", f"every group needs at least 1 layer, not {list(self.layers)}")
         if len({other.heads for other in self.positions}) < len(self.positions):
             raise SpecError("positions", "two of them are for the same number of heads; keep one")
+        for i, block in enumerate(self.pattern):
+            if not any(isinstance(part, BranchSpec) and part.looks for part in walk(block.branches[0])):
+                raise SpecError(
+                    f"pattern[{i}].branches", "a funnel halves the stream after self-attention, which must come first"
+                )
+        check_seen(self)
 
     def block(self, call: int) -> Block:
         """The description of the block that call n runs."""

@@ -11,7 +11,7 @@ from regard.nn.block import Block
 from regard.nn.core import Context, Site
 from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare
 from regard.nn.state import Rows
 
 
@@ -39,8 +39,12 @@ class Plain(StackSpec):
             raise SpecError("pattern", "a stack needs at least one block")
         if self.unique is not None and not 1 <= self.unique <= self.depth:
             raise SpecError("unique", f"must lie between 1 and the depth {self.depth}, not {self.unique}")
+        built = self.unique or self.depth
+        if len(self.pattern) > built:
+            raise SpecError("pattern", f"has {len(self.pattern)} blocks, of which only {built} would ever run")
         if len({other.heads for other in self.positions}) < len(self.positions):
             raise SpecError("positions", "two of them are for the same number of heads; keep one")
+        check_seen(self)
 
     def block(self, call: int) -> Block:
         """The description of the block that call n runs."""

@@ -13,7 +13,7 @@ from regard.nn.block import Block, BlockModule
 from regard.nn.core import Context, Site, widen
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
 from regard.nn.state import Rows, StaticKV
 
 
@@ -96,6 +96,7 @@ def _check(spec: Universal | UniversalACT) -> None:
             raise SpecError(name, f"must be at least {least}, not {getattr(spec, name)}")
     if len({other.heads for other in spec.positions}) < len(spec.positions):
         raise SpecError("positions", "two of them are for the same number of heads; keep one")
+    check_seen(spec)
 
 
 def _site(spec: Universal | UniversalACT, site: Site) -> Site:
