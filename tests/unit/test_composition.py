@@ -88,3 +88,43 @@ def test_what_is_undone_is_refused() -> None:
         combine(("gelu", "swiglu"), base())
     with pytest.raises(SpecError, match="'sinusoidal' leaves nothing of 'rotary'"):
         combine(("rotary", "swiglu", "sinusoidal"), base())
+
+
+@pytest.mark.parametrize(
+    ("pair", "sentence"),
+    [
+        (("switch", "block_sharing"), "'block_sharing' cannot follow 'switch': the layers of the encoder differ"),
+        (("product_key_memory", "layers_24"), "'layers_24' cannot follow 'product_key_memory': the layers differ"),
+        (("light_conv", "rotary"), "'rotary' cannot follow 'light_conv': encoder: has no attention"),
+        (
+            ("sliding_window", "light_conv"),
+            "'light_conv' cannot follow 'sliding_window': .*no branch of this stack looks",
+        ),
+        (("synth_dense_plus", "query_key_norm"), "'synthesizer' has no queries and keys"),
+        (("universal", "rezero"), r"'rezero' takes away what 'universal' brought \(gated_recurrent\)"),
+        (("block_sharing_decoder", "decoder_only"), "encoder and decoder differ in more than looking across"),
+        (("evolved", "funnel"), "a funnel halves the stream after self-attention"),
+        (("swiglu", "gelu"), "'gelu' leaves nothing of 'swiglu'"),
+    ],
+    ids=lambda value: " + ".join(value) if isinstance(value, tuple) else "",
+)
+def test_nothing_is_built_in_half(pair: tuple[str, str], sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence):
+        combine(pair, base())
+
+
+def test_an_untied_softmax_that_is_tied_again_is_read_as_a_tied_one() -> None:
+    model: Any = combine(("block_sharing_encoder", "tied_decoder"), base())
+    assert (model.sharing.input_output, model.head.scaled) == (True, True)
+
+
+def test_two_zeros_in_a_row_would_never_learn() -> None:
+    model = build(combine(("weighted", "fixup"), base()), seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(3):
+        loss = model.loss(translation(PAIRS))
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    moving = [p.grad is not None and bool(p.grad.any()) for name, p in model.named_parameters() if ".blocks." in name]
+    assert sum(moving) > len(moving) / 2

@@ -10,7 +10,8 @@ from typing import Any
 from regard.catalogue import PARTS
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec, count
-from regard.tree import diff, plain
+from regard.nn.position.base import AtHeads
+from regard.tree import diff, plain, walk
 from regard.variants import (
     activations,
     attention,
@@ -66,6 +67,8 @@ def apply(name: str, spec: ModelSpec) -> ModelSpec:
 def combine(names: Sequence[str], base: ModelSpec) -> ModelSpec:
     """`base` with several modifications, one after the other. Two that do not go together are refused by name."""
     spec = base
+    before = {part.kind for part in walk(spec)}
+    brought: dict[str, set[str]] = {}
     for i, name in enumerate(names):
         spec = _after(names[:i], name, spec) if i else apply(name, spec)
         if i:
@@ -77,6 +80,15 @@ def combine(names: Sequence[str], base: ModelSpec) -> ModelSpec:
             lost = next((other for other in names[:i] if _idle(other, names[: i + 1], base, spec)), None)
             if lost is not None:
                 raise SpecError("variants", f"{name!r} leaves nothing of {lost!r}; choose one of the two")
+        kinds = {part.kind for part in walk(spec)}
+        for other, new in brought.items():
+            if not new <= kinds:
+                gone = ", ".join(sorted(new - kinds))
+                raise SpecError(
+                    "variants", f"{name!r} takes away what {other!r} brought ({gone}); choose one of the two"
+                )
+        brought[name] = kinds - before - {AtHeads.kind}  # positions follow the attentions they are for
+        before = kinds
     return spec
 
 

@@ -13,8 +13,16 @@ GATED = (223_067_904, 223_460_352)
 
 
 def activation(phi: Activation) -> Edit:
-    """Another function inside every feed-forward layer."""
-    return lambda m: swap(m, FeedForward, lambda f: replace(f, activation=phi, gated=False))
+    """Another function inside every feed-forward layer; one with a gate loses it, and gets its width back."""
+
+    def edit(m: Any) -> Any:
+        def widened(f: FeedForward) -> FeedForward:
+            width = f.d_hidden if not f.gated else (f.d_hidden or 4 * m.d_model) * 3 // 2
+            return replace(f, activation=phi, gated=False, d_hidden=width)
+
+        return swap(m, FeedForward, widened)
+
+    return edit
 
 
 def gated(phi: Activation) -> Edit:

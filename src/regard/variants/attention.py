@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.errors import SpecError
 from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
@@ -38,6 +39,7 @@ def grouped_query(m: Any) -> Any:
     """
     if getattr(m, "decoder", None) is None:
         return m
+    _check_attention(m.decoder)
 
     def grouped(attention: Any) -> Any:
         heads = attention.heads or m.heads
@@ -48,11 +50,19 @@ def grouped_query(m: Any) -> Any:
 
 def multi_query(m: Any) -> Any:
     """Shazeer 2019: all heads of every attention share one key and one value."""
+    _check_attention(m)
 
     def single(attention: Any) -> Any:
         return _with_groups(attention, attention.heads or m.heads, 1)
 
     return swap(swap(m, SelfAttention, single), CrossAttention, single)
+
+
+def _check_attention(m: Any) -> None:
+    """Refuse what would be changed in part: what looks at other tokens without queries and keys of this kind."""
+    for part in walk(m):
+        if isinstance(part, BranchSpec) and part.looks and not isinstance(part, SelfAttention):
+            raise SpecError("variants", f"{part.kind!r} has no queries and keys that could be changed")
 
 
 def _divisors(heads: int) -> list[int]:
@@ -79,6 +89,7 @@ def query_key_norm(m: Any) -> Any:
 
     Scores of normed vectors need the 1 / sqrt(d_head) that T5 folds into the first draw of its queries.
     """
+    _check_attention(m)
 
     def normed(attention: Any) -> Any:
         scale = "sqrt" if attention.scale == "none" else attention.scale

@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -18,13 +19,17 @@ def deeper(factor: Fraction) -> Edit:
     def times(value: int, by: Fraction, what: str) -> int:
         product = value * by
         if product.denominator != 1 or product < 1:
-            raise SpecError("variants", f"{by} of {value} {what} is no whole number; choose a base whose sizes divide")
+            raise SpecError("", f"{by} of {value} {what} is no whole number; choose a base whose sizes divide")
         return int(product)
 
     def edit(m: Any) -> Any:
         strange = next((part for part in walk(m) if isinstance(part, StackSpec) and not isinstance(part, Plain)), None)
         if strange is not None:
             raise SpecError("variants", f"only plain stacks have layers to add and take away, not {strange.kind!r}")
+        if any(isinstance(part, Plain) and len(part.pattern) > 1 for part in walk(m)):
+            raise SpecError("variants", "the layers differ from each other, so there is no saying which to add or drop")
+        if any(isinstance(part, BranchSpec) and getattr(part, "heads", None) is not None for part in walk(m)):
+            raise SpecError("variants", "an attention has a number of heads of its own, which would not change")
         d_head = m.d_head or m.d_model // m.heads
         m = swap(
             m,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from regard.errors import SpecError
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.joined import Joined
+from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.bridge import Last
 from regard.nn.stacks.plain import Plain
 from regard.variants.base import Edit, Variant
@@ -21,6 +22,10 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
             raise SpecError("variants", f"only a model with an encoder can give it up, not one of kind {m.kind!r}")
         if not isinstance(m.encoder, Plain) or not isinstance(m.decoder, Plain) or not isinstance(m.bridge, Last):
             raise SpecError("variants", "only plain stacks can be laid end to end; leave out what rewires them")
+        if m.target_vocab is not None or not m.sharing.source_target:
+            raise SpecError("variants", "a decoder alone reads source and target with one vocabulary and one table")
+        if _blocks(m.encoder) != _blocks(m.decoder):
+            raise SpecError("variants", "encoder and decoder differ in more than looking across; make them alike first")
         stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
         return Joined(
             vocab=m.vocab,
@@ -42,6 +47,15 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
         )
 
     return edit
+
+
+def _blocks(stack: Plain) -> tuple[Any, ...]:
+    """All of a stack but its depth and its looking across."""
+    kept = []
+    for block in stack.pattern:
+        pairs = zip(block.branches, block.rules(), strict=True)
+        kept.append([(branch, rule) for branch, rule in pairs if not isinstance(branch, CrossAttention)])
+    return kept, stack.unique, stack.position, stack.positions, stack.sight, stack.strict
 
 
 VARIANTS = {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned, Sinusoidal
@@ -13,7 +14,7 @@ from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.stacks.base import StackSpec
-from regard.tree import hints, swap
+from regard.tree import hints, swap, walk
 from regard.variants.base import Edit, Variant
 
 
@@ -30,9 +31,14 @@ def at_input(position: Any) -> Edit:
 def in_attention(make: Callable[[], Position]) -> Edit:
     """Positions in self-attention, shared by the layers of a stack, and none at the input."""
 
+    def _seen(stack: Any) -> Any:
+        if not any(isinstance(part, BranchSpec) and part.looks for part in walk(stack)):
+            raise SpecError("", "has no attention, to which alone such positions speak")
+        return replace(_without_position(stack), position=make())
+
     def edit(m: Any) -> Any:
         cleared = swap(swap(m, SelfAttention, _own_position_gone), Tokens, lambda t: replace(t, position=None))
-        return swap(cleared, StackSpec, lambda s: replace(_without_position(s), position=make()))
+        return swap(cleared, StackSpec, _seen)
 
     return edit
 
@@ -43,7 +49,7 @@ def _own_position_gone(attention: SelfAttention) -> SelfAttention:
 
 def _without_position(stack: Any) -> Any:
     if "position" not in hints(type(stack)):
-        raise SpecError("variants", f"a stack of kind {stack.kind!r} has no place for positions")
+        raise SpecError("", f"a stack of kind {stack.kind!r} has no place for positions")
     return replace(stack, position=None, positions=())
 
 

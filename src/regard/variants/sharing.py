@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.errors import SpecError
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.nn.init import FanIn, T5Init
 from regard.nn.stacks.plain import Plain
 from regard.variants.base import Edit, Row, Variant, own_softmax, unscaled
 
@@ -18,6 +19,8 @@ def shared(*sides: str) -> Edit:
             stack = getattr(m, side, None)
             if stack is not None and not isinstance(stack, Plain):
                 raise SpecError("variants", f"only the layers of a plain {side} can be shared, not of {stack.kind!r}")
+            if stack is not None and len(stack.pattern) > 1:
+                raise SpecError("variants", f"the layers of the {side} differ, so one block cannot stand for all")
             if stack is not None:
                 changes[side] = replace(stack, unique=1)
         return own_softmax(replace(m, **changes)) if changes else m
@@ -32,9 +35,16 @@ def sharing(source_target: bool, input_output: bool) -> Edit:
         if not isinstance(m, EncoderDecoder):
             raise SpecError("", "only an encoder-decoder has tables to share between source and target")
         m = replace(m, sharing=replace(m.sharing, source_target=source_target, input_output=input_output))
-        return m if input_output else unscaled(m)
+        return _rescaled(m) if input_output else unscaled(m)
 
     return edit
+
+
+def _rescaled(m: Any) -> Any:
+    """T5 reads a tied table at d_model^-1/2, because it draws it with unit variance."""
+    if not isinstance(m.init, T5Init | FanIn) or not hasattr(m.head, "scaled"):
+        return m
+    return replace(m, head=replace(m.head, scaled=True))
 
 
 LAN = "Lan et al. 2020"
