@@ -15,6 +15,14 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+@pytest.fixture
+def exact(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 throughout: also the norms, rotations and sinusoids that Hugging Face makes in float32 otherwise."""
+    for name in ("float", "float32"):
+        monkeypatch.setattr(torch, name, torch.float64)
+    monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Other libraries draw their first weights from the global generator."""

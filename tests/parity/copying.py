@@ -27,10 +27,11 @@ def load(
     theirs: nn.Module,
     modules: Mapping[str, str | tuple[str, ...]],
     given: Mapping[str, Tensor] | None = None,
+    extra: int = 0,
 ) -> None:
     """Copy weights: `modules` names ours and the one or more of theirs that it fuses, `given` is ready to use.
 
-    Every weight of ours must be given and none of theirs may be left over.
+    Every weight of ours must be given and none of theirs may be left over, but for `extra` numbers.
     """
     source, state = theirs.state_dict(), dict(given or {})
     for to, names in modules.items():
@@ -39,7 +40,36 @@ def load(
             if f"{parts[0]}.{kind}" in source:
                 state[f"{to}.{kind}"] = torch.cat([source[f"{part}.{kind}"] for part in parts])
     ours.load_state_dict(state)
-    assert size(ours) == size(theirs)
+    assert size(ours) + extra == size(theirs)
+
+
+def t5_names(
+    theirs: nn.Module, blocks: Mapping[str, int]
+) -> tuple[dict[str, str | tuple[str, ...]], dict[str, Tensor]]:
+    """For `load`: where the first `blocks` of each stack of Hugging Face's T5 go, and its tables of positions."""
+    names: dict[str, str | tuple[str, ...]] = {}
+    state, given = theirs.state_dict(), {}
+    for side, depth in blocks.items():
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        given[f"{side}.position.weight"] = state[bias].T
+        names[f"{side}.end"] = f"{side}.final_layer_norm"
+        last = 1 if side == "encoder" else 2
+        for i in range(depth):
+            our, their = f"{side}.blocks.{i}.branches", f"{side}.block.{i}.layer"
+            names |= {f"{our}.{n}.norm": f"{their}.{n}.layer_norm" for n in range(last + 1)}
+            names[f"{our}.0.branch.qkv"] = tuple(f"{their}.0.SelfAttention.{x}" for x in "qkv")
+            names[f"{our}.0.branch.output"] = f"{their}.0.SelfAttention.o"
+            if side == "decoder":
+                names[f"{our}.1.branch.query"] = f"{their}.1.EncDecAttention.q"
+                names[f"{our}.1.branch.kv"] = tuple(f"{their}.1.EncDecAttention.{x}" for x in "kv")
+                names[f"{our}.1.branch.output"] = f"{their}.1.EncDecAttention.o"
+            dense = f"{their}.{last}.DenseReluDense"
+            if f"{dense}.wi_0.weight" in state:
+                names[f"{our}.{last}.branch.gate_up"] = (f"{dense}.wi_0", f"{dense}.wi_1")
+            else:
+                names[f"{our}.{last}.branch.up"] = f"{dense}.wi"
+            names[f"{our}.{last}.branch.down"] = f"{dense}.wo"
+    return names, given
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9, real: Tensor | None = None) -> None:

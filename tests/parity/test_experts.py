@@ -1,10 +1,11 @@
-"""Hugging Face: the sparse layer of Switch Transformers, and the top-2 router of NLLB, in float64."""
+"""Hugging Face: the sparse layer of Switch Transformers, and the top-2 router of NLLB; PyPI mixture-of-experts."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from mixture_of_experts import MoE
 from torch import Tensor, nn
 from transformers import NllbMoeConfig, SwitchTransformersConfig
 from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeTop2Router
@@ -94,8 +95,8 @@ def test_top_2(training: bool, padded: bool) -> None:
         seg[1, 5:] = seg[2, 11:] = 0
     x = torch.randn(B, T, D)
     _, weights, _ = theirs(x.flatten(0, 1), (seg == 0).flatten())
-    experts = torch.einsum("nd,efd->nef", x.flatten(0, 1), branch.up).relu()
-    wanted = torch.einsum("ne,nef,edf->nd", weights, experts, branch.down).view(B, T, D)
+    experts = torch.einsum("xd,efd->xef", x.flatten(0, 1), branch.up).relu()
+    wanted = torch.einsum("xe,xef,edf->xd", weights, experts, branch.down).view(B, T, D)
     mine = branch(x, context(seg))
     # They divide by p_1 + p_2, we by p_1 + p_2 + 1e-9, as Narang et al. did.
     torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8)
@@ -108,3 +109,27 @@ def test_top_2_drops_in_training() -> None:
     branch = ours(replace(MixtureOfExperts(E, F), capacity=0.6, group=B * T, threshold=0.0)).train()
     branch(torch.randn(B, T, D), context())
     assert int(branch.report()["dropped_tokens"]) > 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_mixture_of_experts(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transcription of the code that Narang et al. ran: output, loss and gradients; groups are sequences."""
+    monkeypatch.setattr(Tensor, "float", Tensor.double)  # they count in float32 otherwise
+    branch = ours(MixtureOfExperts(E, F, capacity=0.9, group=T, threshold=0.0)).train(training)
+    every: dict[str, Any] = {"second_policy_train": "all", "second_policy_eval": "all"}
+    room: dict[str, Any] = {"capacity_factor_train": 0.9, "capacity_factor_eval": float(E)}
+    theirs: Any = MoE(D, E, F, **every, **room).double().train(training)
+    theirs.gate.w_gating.data = branch.router.data.T.clone()
+    theirs.experts.w1.data, theirs.experts.w2.data = (w.data.mT.clone() for w in (branch.up, branch.down))
+    x, losses = torch.randn(B, T, D), []
+    mine = branch(x, replace(context(), losses=losses))
+    wanted, loss = theirs(x)
+    torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(losses[0], loss, rtol=0, atol=1e-12)
+    probe = torch.randn(B, T, D)
+    ((mine * probe).sum() + losses[0]).backward()
+    ((wanted * probe).sum() + loss).backward()
+    torch.testing.assert_close(branch.router.grad, theirs.gate.w_gating.grad.T, rtol=0, atol=1e-9)
+    torch.testing.assert_close(branch.up.grad, theirs.experts.w1.grad.mT, rtol=0, atol=1e-9)
+    torch.testing.assert_close(branch.down.grad, theirs.experts.w2.grad.mT, rtol=0, atol=1e-9)
+    assert (int(branch.report()["dropped_tokens"]) > 0) is training

@@ -26,19 +26,11 @@ from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.tree import get_at
 
-from .copying import close, greedy, load, randomise, size
+from .copying import close, greedy, load, randomise, size, t5_names
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
 V, D, H, HIDDEN, STEPS = 53, 24, 4, 40, 9
 EPS = 0.01  # of every norm that has a choice: large, so that the wrong one shows
-
-
-@pytest.fixture
-def exact(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 throughout: also the norms, rotations and sinusoids that Hugging Face makes in float32 otherwise."""
-    for name in ("float", "float32"):
-        monkeypatch.setattr(torch, name, torch.float64)
-    monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)
 
 
 @pytest.fixture(params=["float64", "float32"])
@@ -229,29 +221,8 @@ def t5(gated: bool = False) -> tuple[Any, EncoderDecoderModel]:
     )
     ours = build(spec)
     assert isinstance(ours, EncoderDecoderModel)
-    names: dict[str, str | tuple[str, ...]] = {"tables.tables.source": "shared"}
-    state, given = theirs.state_dict(), {}
-    for side, depth in (("encoder", 3), ("decoder", 2)):
-        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        given[f"{side}.position.weight"] = state[bias].T
-        names[f"{side}.end"] = f"{side}.final_layer_norm"
-        last = 1 if side == "encoder" else 2
-        for i in range(depth):
-            our, their = f"{side}.blocks.{i}.branches", f"{side}.block.{i}.layer"
-            names |= {f"{our}.{n}.norm": f"{their}.{n}.layer_norm" for n in range(last + 1)}
-            names[f"{our}.0.branch.qkv"] = tuple(f"{their}.0.SelfAttention.{x}" for x in "qkv")
-            names[f"{our}.0.branch.output"] = f"{their}.0.SelfAttention.o"
-            if side == "decoder":
-                names[f"{our}.1.branch.query"] = f"{their}.1.EncDecAttention.q"
-                names[f"{our}.1.branch.kv"] = tuple(f"{their}.1.EncDecAttention.{x}" for x in "kv")
-                names[f"{our}.1.branch.output"] = f"{their}.1.EncDecAttention.o"
-            dense = f"{their}.{last}.DenseReluDense"
-            if gated:
-                names[f"{our}.{last}.branch.gate_up"] = (f"{dense}.wi_0", f"{dense}.wi_1")
-            else:
-                names[f"{our}.{last}.branch.up"] = f"{dense}.wi"
-            names[f"{our}.{last}.branch.down"] = f"{dense}.wo"
-    load(ours, theirs, names, given)
+    names, given = t5_names(theirs, {"encoder": 3, "decoder": 2})
+    load(ours, theirs, {"tables.tables.source": "shared", **names}, given)
     return theirs, ours.eval()
 
 

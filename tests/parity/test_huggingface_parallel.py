@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 import transformers
 
@@ -16,13 +15,6 @@ from .copying import close, greedy, load, randomise
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
 V, D, H = 53, 24, 4
-
-
-@pytest.fixture
-def exact(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 throughout, also where Hugging Face makes float32 otherwise."""
-    for name in ("float", "float32"):
-        monkeypatch.setattr(torch, name, torch.float64)
 
 
 def falcon() -> Any:

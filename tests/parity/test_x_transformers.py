@@ -123,6 +123,23 @@ CASES = {
         kv_heads=1,
         cross=True,
     ),
+    "one block three times, GLU, T5 bias": Case(
+        {
+            "cross_attend": True,
+            "weight_tie_layers": True,
+            "rel_pos_bias": True,
+            "rel_pos_num_buckets": 4,
+            "rel_pos_max_distance": 6,
+            "ff_glu": True,
+            "ff_custom_activation": nn.Sigmoid(),
+        },
+        T5Bias(4, 6),
+        PreNorm,
+        LayerNorm(bias=False),
+        FeedForward(4 * D, "sigmoid", gated=True),
+        unique=1,
+        cross=True,
+    ),
 }
 
 
