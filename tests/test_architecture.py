@@ -34,6 +34,7 @@ LAYERS = (
     ("run",),
     ("serving", "session"),
     ("demo",),
+    ("ablation",),
     ("cli",),
     ("__main__",),
 )

@@ -40,7 +40,8 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
     """Count a model on sequences of `length` (source and target alike)."""
     if length < 1:
         raise DataError(f"length: must be at least 1, not {length}")
-    model = build(spec, device="meta").eval()
+    # Without gradients: the counter would hang hooks on a part that returns a weight of its own.
+    model = build(spec, device="meta").eval().requires_grad_(False)
     owners = dict(_owners(model))
     parameters = dict.fromkeys(owners.values(), 0)
     for name, parameter in model.named_parameters():

@@ -15,6 +15,7 @@ from regard.evaluation.loss import likelihood
 from regard.models.base import Classifier, Generator, Model
 
 Values = dict[str, float]
+ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,17 @@ class HeldOut:
     max_len: int
 
 
-def validate(model: Model, held_out: HeldOut, search: Search, decode: int, tokenize: str) -> Values:
-    """All that is measured during training, by name; `decode` records are translated with `search`."""
+def validate(
+    model: Model, held_out: HeldOut, search: Search, decode: int, tokenize: str, rouge: bool = False
+) -> Values:
+    """All that is measured during training, by name; `decode` records are translated with `search`.
+
+    `rouge` adds ROUGE, for summaries.
+    """
     found = likelihood(model, held_out.table, held_out.objective, held_out.batching)
     values = {"loss": found.loss}
     if isinstance(held_out.objective, Translation):
-        values |= translated(model, held_out, search, decode, tokenize)
+        values |= translated(model, held_out, search, decode, tokenize, rouge)
     elif isinstance(held_out.objective, Classification):
         values |= classified(model, held_out)
     else:
@@ -45,8 +51,10 @@ def validate(model: Model, held_out: HeldOut, search: Search, decode: int, token
     return values
 
 
-def translated(model: Model, held_out: HeldOut, search: Search, count: int, tokenize: str) -> Values:
-    """BLEU, chrF and exact matches of the first `count` records."""
+def translated(
+    model: Model, held_out: HeldOut, search: Search, count: int, tokenize: str, rouge: bool = False
+) -> Values:
+    """BLEU, chrF and exact matches of the first `count` records, and ROUGE if asked for."""
     records = held_out.texts[:count]
     if not records:
         return {}
@@ -57,7 +65,8 @@ def translated(model: Model, held_out: HeldOut, search: Search, count: int, toke
     batch_size = 64 if device.type == "cpu" else 256
     said = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
     wanted = [record[1] for record in records]
-    return {
+    summaries = zip(ROUGE, metrics.rouge(said, wanted, "unicode"), strict=True) if rouge else ()
+    return {name: score.value for name, score in summaries} | {
         "bleu": metrics.bleu(said, wanted, tokenize).value,
         "chrf": metrics.chrf(said, wanted).value,
         "exact_match": metrics.exact_match(said, wanted).value,

@@ -1,0 +1,1 @@
+"""What a modification is worth: the same training with and without it, over seeds, and a verdict."""

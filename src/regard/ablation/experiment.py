@@ -1,0 +1,248 @@
+"""An ablation from text to table: prepare once, plan, run what was not run before, compare."""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard.ablation import plan
+from regard.ablation.plan import Job, Text
+from regard.ablation.report import Report, report
+from regard.ablation.results import DONE, Results, held
+from regard.ablation.rows import Match, Row, Rows, chosen
+from regard.ablation.runner import Machine, Pool, Watch
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.demo.corpus import generate
+from regard.errors import DataError, SpecError, nearest
+from regard.evaluation.validation import ROUGE
+from regard.recipe import Asked, Recipe, asked
+from regard.run import choose_device
+from regard.session import resolve
+from regard.training.checkpoint import read_json, write_json
+
+LONG = 10**9  # steps that are never made
+PROBE = 8.0  # seconds for which the base's speed is measured
+DEMO_PAIRS, DEMO_VALIDATION, DEMO_STEPS = 20_000, 400, 400
+SMALL: dict[str, Any] = {
+    "d_model": 64,
+    "heads": 4,
+    "encoder.depth": 2,
+    "decoder.depth": 2,
+    "encoder.pattern[0].branches[1].d_hidden": 256,
+    "decoder.pattern[0].branches[2].d_hidden": 256,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is compared, and how often."""
+
+    rows: str = "all"
+    seeds: int = 3
+    steps: int | None = None  # None: as the recipe says, or as many as the text is worth
+    seconds: float | None = None  # as many steps as the base makes in this time
+    match: Match = "none"
+    search_rates: bool = False
+    metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
+    max_time: float | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be meant, before any text is read."""
+        if self.seeds < 1:
+            raise SpecError("--seeds", f"must be at least 1, not {self.seeds}")
+        if self.steps is not None and self.steps < plan.EARLY:
+            raise SpecError("--steps", f"must be at least {plan.EARLY}, not {self.steps}")
+        if self.steps is not None and self.seconds is not None:
+            raise SpecError("--time", "says how many steps are made, and so does --steps; give one of them")
+        chosen(self.rows)
+
+
+KNOWN: dict[type[Objective], tuple[str, ...]] = {
+    Translation: ("bleu", "chrf", "exact_match", *ROUGE, "perplexity"),
+    Classification: ("accuracy",),
+    LanguageModelling: ("perplexity", "bits_per_byte"),
+}
+
+
+def metric_of(objective: Objective, wanted: str | None, decode: int) -> str:
+    """What is shown beside the loss: what is asked for, if the task has it, or the task's usual."""
+    known = [name for name in KNOWN[type(objective)] if decode or name in ("perplexity", "accuracy", "bits_per_byte")]
+    if wanted is None:
+        return known[0]
+    if wanted not in known:
+        raise SpecError("--metric", f"{wanted!r} is not measured here; {nearest(wanted, known)}")
+    return wanted
+
+
+def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Sequence[str]) -> Asked:
+    """The default: the demo's English and German numbers, dates and times, and a small base of the table's kind."""
+    record = {
+        "model": {"preset": preset or "narang_base"} | ({} if preset else SMALL),
+        "data": {
+            "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
+            "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
+            "tokenizer": {"kind": "bpe", "vocab": 800},
+            "batching": {"kind": "buckets", "tokens": 1000},
+        },
+        "train": {
+            "steps": DEMO_STEPS,
+            "optimizer": {"kind": "adamw", "rate": 5e-3},
+            "schedule": {"kind": "linear", "warmup": DEMO_STEPS // 8},
+            "decode": DEMO_VALIDATION // 2,
+        },
+    }
+    return asked(record, changes, variants)
+
+
+def write_demo(text: Path) -> None:
+    """The demo's corpus in files."""
+    if (text / "valid.tsv").exists():
+        return
+    corpus = generate(DEMO_PAIRS, held_out=DEMO_VALIDATION)
+    text.mkdir(parents=True, exist_ok=True)
+    for name, examples in (("train", corpus.train), ("valid", corpus.test)):
+        lines = "".join(f"{example.source}\t{example.target}\n" for example in examples)
+        making = text / f".{name}.tsv-making"
+        making.write_text(lines, encoding="utf-8", newline="\n")
+        making.rename(text / f"{name}.tsv")
+
+
+def ablate(
+    wanted: Asked | Callable[[], Asked],
+    out: str | Path,
+    settings: Settings = Settings(),
+    machine: Machine = Machine(),
+    watch: Watch = lambda _: None,
+) -> Report:
+    """Run an ablation in the folder `out`, or go on with one, and return its table.
+
+    `wanted` may be a function, which is called once the folder is there.
+    """
+    settings.check()
+    choose_device(machine.device)  # one that is not there is said before anything is made
+    folder = Path(out)
+    with _folder(folder), held(folder / ".lock", wait=False):
+        found = wanted() if callable(wanted) else wanted
+
+        def say(sentence: str) -> None:
+            watch({"event": "say", "sentence": sentence})
+
+        text = plan.tokenised(found, folder / "data", say)
+        on_cpu = choose_device(machine.device).type == "cpu"
+        recipe = resolve(_asked(found, settings), text.data, on_cpu, say)
+        rows = Rows(recipe, text.data, settings.match)
+        names, named = chosen(settings.rows)
+        planned = rows.rows(names, named)
+        for row in planned:
+            if row.left_out:
+                say(f"{row.name} is left out: {row.left_out}")
+        return _Experiment(folder, settings, machine, watch, text, recipe, rows.vanilla, planned).run()
+
+
+def _asked(wanted: Asked, settings: Settings) -> Asked:
+    """What is chosen for a single run is not chosen here: every run is trained to its end."""
+    steps = settings.steps or (LONG if settings.seconds is not None else wanted.train.steps)
+    return replace(wanted, train=replace(wanted.train, steps=steps, patience=0, validate_every=1))
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """A folder to work in: a new one, or one that was worked in. What is refused before it begins leaves nothing."""
+    made = not folder.exists()
+    if not made and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "runs").is_dir())):
+        raise DataError(f"{folder} holds something else than an ablation; choose another folder with --out")
+    try:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        if made and not any((folder / "runs").iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Experiment:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        machine: Machine,
+        watch: Watch,
+        text: Text,
+        recipe: Recipe,
+        base: Row,
+        rows: list[Row],
+    ) -> None:
+        self.folder, self.settings, self.machine, self.watch = folder, settings, machine, watch
+        self.text, self.recipe, self.base, self.rows = text, recipe, base, rows
+        self.metric = metric_of(text.data.objective, settings.metric, recipe.train.decode)
+        self.results = Results(folder, self.metric)
+        self.left = [row for row in rows if row.model is not None]
+        self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
+
+    def run(self) -> Report:
+        settings, complete, rates = self.settings, True, {}
+        with Pool(self.folder, self.machine) as pool:
+            steps = settings.steps if settings.seconds is None else self._steps(pool, settings.seconds)
+            self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
+            if settings.search_rates:
+                searches = plan.searches([self.base, *self.left], self.recipe, self.text)
+                complete = self._make(pool, searches, "learning rates")
+                rates = self._rates(searches)
+            # Without all searches done, rates may still change: only the rows whose search is whole go on.
+            ready = [row for row in self.left if not settings.search_rates or row.name in rates]
+            jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates)
+            if complete:
+                complete = self._make(pool, jobs, "runs")
+        found = report(self.recipe, self.text.data, self.base, self.rows, jobs, self.results, settings.seeds, rates)
+        found.complete = complete
+        found.save(self.folder)
+        return found
+
+    def _make(self, pool: Pool, jobs: list[Job], what: str) -> bool:
+        """Make the runs that were not made before; whether all are made."""
+        left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
+        every = {job.hash for job in jobs}
+        self.watch({"event": "plan", "what": what, "runs": len(every), "made": len(every) - len(left)})
+
+        def watch(event: dict[str, Any]) -> None:
+            if event["event"] == "done":
+                self.results.add(event["result"])
+            self.watch(event)
+
+        return pool.run(left.values(), self.text, self.metric, watch, self.deadline) if left else True
+
+    def _rates(self, searches: list[Job]) -> dict[str, float]:
+        """The factor of the learning rate at which each row did best; a run that failed did worst."""
+        best: dict[str, tuple[float, float]] = {}
+        for job in searches:
+            result = self.results.get(job.hash)
+            if result is None:
+                best[job.row] = (-math.inf, math.nan)  # not known yet
+                continue
+            loss = result["loss"] if result["status"] == DONE else math.inf
+            before = best.get(job.row, (math.inf, 1.0))
+            best[job.row] = (loss, job.factor) if loss < before[0] else before
+        return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
+
+    def _steps(self, pool: Pool, seconds: float) -> int:
+        """As many steps as the base makes in this time: measured once, then the same for all rows and all sessions."""
+        train = plan.training(self.recipe.train, LONG)
+        probe = plan.job(self.base, 1, replace(self.recipe, train=train), self.text)
+        known, path = probe.hash, self.folder / "steps.json"
+        table: dict[str, Any] = read_json(path) if path.exists() else {}
+        if f"{known} {seconds:g}" not in table:
+            self.watch({"event": "say", "sentence": "measuring the speed of the base"})
+            speed = pool.speed(probe, self.text, min(PROBE, seconds))
+            if isinstance(speed, str):
+                raise DataError(f"the base cannot be trained here: {speed}")
+            table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
+            write_json(path, table)
+        steps = table[f"{known} {seconds:g}"]
+        self.watch({"event": "say", "sentence": f"steps: {steps:,}, what the base makes in {seconds:g} s"})
+        return steps

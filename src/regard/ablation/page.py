@@ -1,0 +1,191 @@
+"""The page of an ablation: one HTML file that needs nothing else, light or dark, with pictures drawn here."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from regard.ablation.statistics import BETTER, WORSE
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6570; --line: #d5dae0; --ground: #ffffff;
+  --better: #17723b; --worse: #b3261e; --base: #1c5fb0; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #3a424b; --ground: #14181c;
+  --better: #5cc98a; --worse: #ff8a80; --base: #7db4ff; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
+  max-width: 72rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th:last-child, td:last-child { text-align: left; white-space: normal; min-width: 12rem; }
+thead th { border-bottom: 2px solid var(--soft); }
+.better { color: var(--better); } .worse { color: var(--worse); } .base { color: var(--base); }
+svg { width: 100%; height: auto; max-width: 60rem; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+svg .axis { stroke: var(--line); stroke-width: 1; } svg .zero { stroke: var(--soft); stroke-dasharray: 4 3; }
+svg .mark { stroke: var(--soft); fill: var(--soft); stroke-width: 2; }
+svg .mark.better { stroke: var(--better); fill: var(--better); }
+svg .mark.worse { stroke: var(--worse); fill: var(--worse); }
+svg .curve { fill: none; stroke: var(--soft); stroke-width: 1.4; opacity: .55; }
+svg .curve.better { stroke: var(--better); } svg .curve.worse { stroke: var(--worse); }
+svg .curve.base { stroke: var(--base); stroke-width: 3; opacity: 1; }
+svg g:hover .curve { opacity: 1; stroke-width: 3; } svg .soft { fill: var(--soft); }
+"""
+
+
+def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str]) -> str:
+    """The whole page, from the JSON of a report, its table as text, and what is to be said of it."""
+    rows = record["rows"]
+    verdicts = [_class(row) for row in rows]
+    parts = [
+        "<h1>Ablation</h1>",
+        *(f"<p>{escape(sentence)}</p>" for sentence in sentences),
+        _table(cells, verdicts),
+        "<h2>Effects on the final loss</h2>",
+        effects(rows),
+        "<h2>Validation loss</h2>",
+        curves(rows),
+    ]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}<title>Ablation</title><style>{STYLE}</style></head>\n'
+        f"<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _class(row: dict[str, Any]) -> str:
+    return {BETTER: "better", WORSE: "worse", "the base": "base"}.get(row["verdict"], "")
+
+
+def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str]) -> str:
+    head, *rows = cells
+    found = ['<div class="wide"><table><thead><tr>', *(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
+    found.append("</tr></thead><tbody>")
+    for row, verdict in zip(rows, verdicts, strict=True):
+        first, *rest, last = (escape(cell) for cell in row)
+        found.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest))
+        found.append(f'<td class="{verdict}">{last}</td></tr>')
+    return "".join([*found, "</tbody></table></div>"])
+
+
+def effects(rows: Sequence[dict[str, Any]]) -> str:
+    """Every row's effect with its interval, the best first; left of the line is better."""
+    known = sorted((row for row in rows if row["effect"]), key=lambda row: row["effect"]["effect"])
+    if not known:
+        return "<p>No row has an effect yet.</p>"
+    left, right, each, top = 190.0, 880.0, 24.0, 16.0
+    # One row that failed to learn must not press all others together: the scale is that of the middle of them.
+    ends = sorted(max(abs(row["effect"]["low"]), abs(row["effect"]["high"])) for row in known)
+    most = min(ends[-1], 4 * ends[len(ends) // 2]) or 1.0
+    height = top + each * len(known) + 40
+
+    def x(value: float) -> float:
+        return left + (right - left) * (min(max(value, -most), most) + most) / (2 * most)
+
+    bottom = top + each * len(known)
+    drawn = [
+        _axis(x, ticks(-most, most), top, bottom),
+        f'<line class="zero" x1="{x(0.0):.1f}" x2="{x(0.0):.1f}" y1="{top}" y2="{bottom}"/>',
+    ]
+    for i, row in enumerate(known):
+        effect, y, kind = row["effect"], top + each * (i + 0.5), _class(row)
+        told = (
+            f"{row['name']}: {effect['effect']:+.4f}, {effect['low']:+.4f} to {effect['high']:+.4f}, {row['verdict']}"
+        )
+        # Filled where a difference was measured, hollow where not: colour alone tells not everyone.
+        dot = "" if kind else ' style="fill: var(--ground)"'
+        off = "" if abs(effect["effect"]) <= most else f" ({effect['effect']:+.2f})"
+        drawn.append(
+            f"<g><title>{escape(told)}</title>"
+            f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(row["name"] + off)}</text>'
+            f'<line class="mark {kind}" x1="{x(effect["low"]):.1f}" x2="{x(effect["high"]):.1f}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<circle class="mark {kind}"{dot} cx="{x(effect["effect"]):.1f}" cy="{y:.1f}" r="4"/></g>'
+        )
+    drawn.append(f'<text class="soft" x="{left}" y="{bottom + 34}">better</text>')
+    drawn.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">worse</text>')
+    return _svg(900, height, "Effect of every row on the final validation loss, with its interval", drawn)
+
+
+def curves(rows: Sequence[dict[str, Any]]) -> str:
+    """The validation loss of every row by step, mean of its seeds; the base is the thick line."""
+    known = [row for row in rows if len(row["curve"]) > 1]
+    if not known:
+        return "<p>No run has a curve yet.</p>"
+    left, right, top, bottom = 60.0, 760.0, 16.0, 380.0
+    steps = max(row["curve"][-1][0] for row in known)
+    finals = sorted(row["curve"][-1][1] for row in known)
+    low = finals[0]
+    starts = sorted(row["curve"][0][1] for row in known)
+    high = starts[len(starts) // 2]
+    low, high = low - 0.05 * (high - low or 1.0), high + 0.05 * (high - low or 1.0)
+
+    def x(step: float | int) -> float:
+        return left + (right - left) * step / steps
+
+    def y(loss: float) -> float:
+        return bottom - (bottom - top) * (min(max(loss, low), high) - low) / (high - low)
+
+    drawn = [_axis(x, ticks(0.0, float(steps)), top, bottom), _left_axis(y, ticks(low, high), left, right)]
+    ordered = sorted(known, key=lambda row: (_class(row) == "base", bool(_class(row))))
+    for row in ordered:
+        points = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in row["curve"])
+        told = f"{row['name']}: {row['curve'][-1][1]:.4f} at the end"
+        drawn.append(f'<g><title>{escape(told)}</title><polyline class="curve {_class(row)}" points="{points}"/></g>')
+    drawn += _labels(known, y, right + 8, top, bottom)
+    drawn.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">steps</text>')
+    return _svg(900, bottom + 44, "Validation loss by step, mean of the seeds of each row", drawn)
+
+
+def _labels(rows: Sequence[dict[str, Any]], y: Any, x: float, top: float, bottom: float) -> list[str]:
+    """Names at the ends of the curves, moved apart; of many rows only those that stand out."""
+    wanted = [row for row in rows if len(rows) <= 24 or _class(row)]
+    wanted = sorted(wanted, key=lambda row: row["curve"][-1][1], reverse=True)[: int((bottom - top) // 13)]
+    places: list[float] = []
+    for row in wanted:
+        places.append(max(y(row["curve"][-1][1]), places[-1] + 13 if places else top))
+    over = places[-1] - bottom if places else 0.0
+    for i in range(len(places) - 1, -1, -1):
+        if over > 0:
+            places[i] = min(places[i], bottom - 13 * (len(places) - 1 - i))
+    return [
+        f'<text x="{x}" y="{place + 4:.1f}">{escape(row["name"])}</text>'
+        for row, place in zip(wanted, places, strict=True)
+    ]
+
+
+def _axis(x: Any, values: Sequence[float], top: float, bottom: float) -> str:
+    return "".join(
+        f'<line class="axis" x1="{x(v):.1f}" x2="{x(v):.1f}" y1="{top}" y2="{bottom}"/>'
+        f'<text class="soft" x="{x(v):.1f}" y="{bottom + 17}" text-anchor="middle">{_number(v)}</text>'
+        for v in values
+    )
+
+
+def _left_axis(y: Any, values: Sequence[float], left: float, right: float) -> str:
+    return "".join(
+        f'<line class="axis" x1="{left}" x2="{right}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
+        f'<text class="soft" x="{left - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{_number(v)}</text>'
+        for v in values
+    )
+
+
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers from low to high, about so many."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(nice * power for nice in (1, 2, 5, 10) if nice * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def _svg(width: int, height: float, title: str, drawn: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{escape(title)}" '
+        f'xmlns="http://www.w3.org/2000/svg"><title>{escape(title)}</title>' + "".join(drawn) + "</svg>"
+    )

@@ -1,0 +1,177 @@
+"""A plan: every run of an ablation with its content hash, so that none is made twice."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard.ablation.rows import Row
+from regard.data.prepare import DataSpec, Prepared, opened, prepare
+from regard.errors import DataError
+from regard.recipe import PARTS, Asked, Recipe
+from regard.training.checkpoint import file_digest
+from regard.training.optim import Muon
+from regard.training.spec import TrainSpec
+from regard.tree import to_record
+
+FORMAT = 1  # to be raised when the same description is trained or measured in another way: older results do not count
+FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, where rates are searched
+SEARCH_SEED = 0  # of that search; no verdict rests on it
+POINTS = 16  # validations of a run
+EARLY = 8  # the early loss is that after one EARLYth of the steps
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: what it is of, and the hash of all that its result depends on."""
+
+    row: str
+    seed: int
+    recipe: Recipe
+    factor: float  # of the base's learning rate
+    hash: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of an ablation, tokenised once for all runs."""
+
+    folder: Path
+    data: Prepared
+    fingerprint: str
+
+
+def tokenised(wanted: Asked, folder: Path, say: Callable[[str], None] = lambda _: None) -> Text:
+    """The token store of a text: an earlier one of the same files, or a new one under `folder`."""
+    if wanted.start is not None:
+        raise DataError("start: an ablation compares models that are trained from the beginning; leave --from out")
+    here = folder / _key(wanted)
+    if here.exists():
+        data = opened(wanted.data, here)
+    else:
+        data = prepare(wanted.data, here, wanted.train.seed, None, say)
+        for sentence in data.report:
+            say(sentence)
+    if data.valid is None or not data.valid.rows:
+        raise DataError("data.held_out: an ablation compares losses on held-out text, and none is held out")
+    return Text(here, data, _fingerprint(here))
+
+
+def _key(wanted: Asked) -> str:
+    """Names a store by what it is made of: how, and the content of the files, wherever they are."""
+    record = to_record(replace(wanted.data, train=wanted.data.train[:1], valid=()), PARTS)
+    del record["train"], record["batching"]
+    paths = [path for corpus in (*wanted.data.train, *wanted.data.valid) for path in corpus.files()]
+    try:
+        files = [file_digest(Path(path)) for path in paths]
+    except OSError:
+        for corpus in (*wanted.data.train, *wanted.data.valid):
+            next(iter(corpus.records()))  # says which file cannot be read, and why
+        raise
+    corpora = [_corpus(corpus) for corpus in (*wanted.data.train, *wanted.data.valid)]
+    return digest([record, files, corpora, len(wanted.data.train), wanted.train.seed])
+
+
+def _corpus(corpus: Any) -> dict[str, Any]:
+    return {name: value for name, value in to_record(corpus, PARTS).items() if name not in corpus.paths}
+
+
+def _fingerprint(folder: Path) -> str:
+    """The digest of all tokens, tokenizers and held-out texts of a store."""
+    manifests = sorted(folder.glob("*/manifest.json"))
+    files = [*sorted(folder.glob("tokenizer.*.json")), folder / "valid.jsonl", folder / "labels.json"]
+    tables = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
+    return digest([tables, [file_digest(path) for path in files]])
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits for a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def training(train: TrainSpec, given: int | None) -> TrainSpec:
+    """How every run is trained: all its steps (those given, if any), measured at fixed points, judged by its end."""
+    steps = given or train.steps
+    assert steps is not None, "resolved before planning"
+    return replace(
+        train,
+        steps=steps,
+        schedule=train.schedule if given is None else _shortened(train.schedule, given),
+        validate_every=max(1, steps // POINTS),
+        save_every=None,
+        log_every=max(1, steps // POINTS),
+        choose="last",
+        average=1,
+        keep=1,
+        criterion="loss",
+        patience=0,
+    )
+
+
+def _shortened(schedule: Any, steps: int) -> Any:
+    """A schedule for fewer steps than it was written for: at most a quarter of them warm up."""
+    warmup = getattr(schedule, "warmup", None)
+    return schedule if warmup is None or warmup <= steps // 4 else replace(schedule, warmup=max(1, steps // 4))
+
+
+def early_step(train: TrainSpec) -> int:
+    """Where the early loss is taken: the validation next to one EARLYth of the steps."""
+    assert train.steps
+    assert train.validate_every
+    every = train.validate_every
+    return min(train.steps, max(1, round(train.steps / EARLY / every)) * every)
+
+
+def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) -> Job:
+    """A run of a row: the base's recipe with another model, seed and learning rate."""
+    assert row.model is not None
+    train = replace(recipe.train, seed=seed, optimizer=_rated(recipe.train.optimizer, factor))
+    whole = replace(recipe, model=row.model, train=train)
+    return Job(row.name, seed, whole, factor, run_hash(whole, text.fingerprint))
+
+
+def run_hash(recipe: Recipe, fingerprint: str) -> str:
+    """The digest of what a result depends on: model, training and seed, batches, tokens; not where they are."""
+    record = recipe.record()
+    data: DataSpec = recipe.data
+    rest = {
+        "objective": record["data"]["objective"],
+        "batching": record["data"]["batching"],
+        "weights": [corpus.weight for corpus in data.train],
+        "max_len": data.max_len,
+    }
+    return digest([FORMAT, record["model"], record["train"], rest, fingerprint])
+
+
+def _rated(optimizer: Any, factor: float) -> Any:
+    if factor == 1.0:
+        return optimizer
+    changed = replace(optimizer, rate=optimizer.rate * factor)
+    if isinstance(optimizer, Muon):
+        assert optimizer.rest.rate is not None, "resolved before planning"
+        changed = replace(changed, rest=replace(optimizer.rest, rate=optimizer.rest.rate * factor))
+    return changed
+
+
+def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
+    """The runs that look for the learning rate of every row, the same number for each."""
+    return [job(row, SEARCH_SEED, recipe, text, factor) for row in rows for factor in FACTORS]
+
+
+def runs(base: Row, rows: Iterable[Row], seeds: int, recipe: Recipe, text: Text, rates: dict[str, float]) -> list[Job]:
+    """The runs that verdicts rest on: seeds 1 .. n of every row, and three times as many of the base."""
+    found = [job(base, seed, recipe, text, rates.get(base.name, 1.0)) for seed in range(1, 3 * seeds + 1)]
+    for row in rows:
+        found += [job(row, seed, recipe, text, rates.get(row.name, 1.0)) for seed in range(1, seeds + 1)]
+    return found
+
+
+def clear(folder: Path, keep: Iterable[str]) -> None:
+    """Remove what a finished run needs no more."""
+    kept = set(keep)
+    for path in folder.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

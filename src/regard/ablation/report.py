@@ -1,0 +1,298 @@
+"""The table of an ablation: on a terminal, as Markdown, as JSON, and as a page with pictures."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from regard.ablation import page
+from regard.ablation.plan import Job, early_step
+from regard.ablation.results import DIVERGED, DONE, Result, Results
+from regard.ablation.rows import Row, sequence_length
+from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
+from regard.data.prepare import Prepared
+from regard.evaluation.validation import ROUGE
+from regard.recipe import Recipe
+from regard.training.checkpoint import write_json, write_text
+from regard.variants import VARIANTS
+
+METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "bits_per_byte": "bits/byte"} | {
+    name: name.replace("rouge", "ROUGE-") for name in ROUGE
+}
+COLUMNS = ("row", "parameters", "operations", "steps/s", "early loss", "final loss")
+LEVEL, POWER = 0.05, 0.8
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds, and their standard deviation where there are several."""
+
+    value: float
+    sd: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Mean":
+        """Of values, at least one."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def text(self, digits: int) -> str:
+        """`2.184 ± 0.005`."""
+        return f"{self.value:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table."""
+
+    name: str
+    about: str
+    parameters: int | None
+    operations: float | None
+    speed: float | None
+    early: Mean | None
+    final: Mean | None
+    metric: Mean | None
+    losses: dict[int, float]
+    curve: list[tuple[int, float]]  # mean of the seeds
+    effect: Effect | None
+    verdict: str
+    note: str
+
+    def json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}}
+
+
+@dataclass
+class Report:
+    """An ablation: its rows, the base first, and what holds for all of them."""
+
+    lines: list[Line]
+    spread: Spread | None
+    seeds: int
+    steps: int
+    early: int
+    length: int
+    metric: str
+    devices: list[str]
+    complete: bool = True
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest effect that would be found, of a row that varies as the others do."""
+        found = [line.effect.detectable for line in self.lines if line.effect and line.effect.steady]
+        return found[0] if found else None
+
+    def sentences(self) -> list[str]:
+        """What one must know to read the table."""
+        said = [
+            f"{self.seeds} seed{'s' * (self.seeds > 1)} a row, {3 * self.seeds} of the base; {self.steps:,} steps. "
+            f"Losses are nats a token on held-out text, early after {self.early:,} steps, ± the standard deviation "
+            f"over seeds; operations those of a forward pass over a sequence of {self.length} tokens."
+        ]
+        if self.spread is not None and self.detectable is not None:
+            paired = self.spread.paired is not None
+            said.append(
+                f"A verdict compares final losses{', paired by seed,' * paired} at {LEVEL:.0%} over all rows together "
+                f"(Holm). A run varies by ±{self.spread.seeds:.2g} with its seed, taken over all rows; the smallest "
+                f"effect found with {POWER:.0%} power is {self.detectable:.2g}."
+            )
+        if any(line.effect and not line.effect.steady for line in self.lines):
+            names = ", ".join(line.name for line in self.lines if line.effect and not line.effect.steady)
+            said.append(f"Varying far more than the others, and judged by their own variance: {names}.")
+        if len(self.devices) > 1:
+            said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
+        if not self.complete:
+            said.append("Not all runs are made yet; the same command goes on.")
+        return said
+
+    def json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "complete": self.complete,
+            "seeds": self.seeds,
+            "base_seeds": 3 * self.seeds,
+            "steps": self.steps,
+            "early_step": self.early,
+            "sequence_length": self.length,
+            "metric": self.metric,
+            "level": LEVEL,
+            "power": POWER,
+            "detectable": self.detectable,
+            "spread": asdict(self.spread) if self.spread else None,
+            "devices": self.devices,
+            "rows": [line.json() for line in self.lines],
+        }
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, its heading first."""
+        head = [*COLUMNS, METRICS.get(self.metric, self.metric), "effect", "verdict"]
+        return [head, *(_cells(line) for line in self.lines)]
+
+    def markdown(self) -> str:
+        """As a Markdown page."""
+        head, *rows = self.cells()
+        right = ["---", *["--:"] * (len(head) - 2), "---"]
+        table = [head, right, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+        lines = ["| " + " | ".join(row) + " |" for row in table]
+        return "\n".join(["# Ablation", "", *lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
+
+    def table(self, narrow: bool = False) -> Table:
+        """For a terminal; `narrow` puts what follows a ± or a bracket below it."""
+        head, *rows = self.cells()
+        if narrow:
+            head = ["row", "params", "ops", "steps\n/s", "early\nloss", "final\nloss", *head[6:]]
+            rows = [[_narrow(cell) for cell in row[:-1]] + row[-1:] for row in rows]
+            for line, row in zip(self.lines, rows, strict=True):
+                row[1] = "" if line.parameters is None else quantity(line.parameters)
+        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+        for i, heading in enumerate(head):
+            last = i == len(head) - 1
+            found.add_column(heading, justify="right" if i > 0 and not last else "left", no_wrap=not last)
+        colours = {BETTER: "green", WORSE: "red"}
+        for line, row in zip(self.lines, rows, strict=True):
+            colour = colours.get(line.verdict)
+            *cells, verdict = (cell.replace("[", "\\[") for cell in row)
+            found.add_row(*cells, f"[{colour}]{verdict}[/]" if colour else verdict)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Leave table.json, table.md and table.html in a folder."""
+        write_json(folder / "table.json", self.json())
+        for name, text in (
+            ("table.md", self.markdown()),
+            ("table.html", page.html(self.json(), self.cells(), self.sentences())),
+        ):
+            making = folder / f".{name}-making"
+            write_text(making, text)
+            making.rename(folder / name)
+
+
+def _narrow(cell: str) -> str:
+    return cell.replace(" ± ", "\n±").replace(" [", "\n[").replace(", ", "\n ")
+
+
+def _cells(line: Line) -> list[str]:
+    digits = 1 if line.metric is None or line.metric.value >= 10 else 2
+    effect = line.effect
+    shown = "" if effect is None else f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
+    return [
+        line.name,
+        "" if line.parameters is None else f"{line.parameters:,}",
+        "" if line.operations is None else quantity(line.operations),
+        "" if line.speed is None else f"{line.speed:.2f}" if line.speed < 10 else f"{line.speed:.1f}",
+        "" if line.early is None else line.early.text(3),
+        "" if line.final is None else line.final.text(3),
+        "" if line.metric is None else line.metric.text(digits),
+        shown,
+        line.verdict + (f" ({line.note})" if line.note else ""),
+    ]
+
+
+def quantity(value: float | int) -> str:
+    """`12.3M`: three digits and a letter."""
+    power = min(5, max(0, int(math.log10(max(value, 1))) // 3))
+    return f"{value / 1000**power:.3g}{['', 'K', 'M', 'G', 'T', 'P'][power]}"
+
+
+def report(
+    recipe: Recipe,
+    data: Prepared,
+    base: Row,
+    rows: Iterable[Row],
+    jobs: Sequence[Job],
+    results: Results,
+    seeds: int,
+    rates: dict[str, float],
+) -> Report:
+    """The table of all results there are."""
+    found: dict[str, dict[int, Result | None]] = {}
+    for job in jobs:
+        found.setdefault(job.row, {})[job.seed] = results.get(job.hash)
+    whole = {name: _losses(runs) for name, runs in found.items() if _state(runs) == ""}
+    of_base = _losses(found.get(base.name, {}))
+    compared = {name: losses for name, losses in whole.items() if name != base.name}
+    effects: dict[str, Effect] = {}
+    spread = None
+    if compared and len(of_base) > 1:
+        effects, spread = compare(of_base, compared, level=LEVEL, power=POWER)
+    lines = [
+        _line(row, found.get(row.name, {}), effects.get(row.name), rates, row.name == base.name, results.metric)
+        for row in (base, *rows)
+    ]
+    done = [result for runs in found.values() for result in runs.values() if result and result["status"] == DONE]
+    train = recipe.train
+    return Report(
+        lines,
+        spread,
+        seeds,
+        train.steps or 0,
+        early_step(train),
+        sequence_length(recipe, data),
+        results.metric,
+        sorted({str(result["device"]) for result in done}),
+    )
+
+
+def _losses(runs: dict[int, Result | None]) -> dict[int, float]:
+    return {seed: result["loss"] for seed, result in runs.items() if result and result["status"] == DONE}
+
+
+def _state(runs: dict[int, Result | None]) -> str:
+    """Why a row has no verdict; empty if all its runs are done."""
+    if not runs or any(result is None for result in runs.values()):
+        return "not run yet"
+    bad = [result for result in runs.values() if result and result["status"] != DONE]
+    if not bad:
+        return ""
+    diverged = all(result["status"] == DIVERGED for result in bad)
+    what = "diverged" if diverged else "failed"
+    return f"{what}, {len(bad)} of {len(runs)} runs: {bad[0]['error']}"
+
+
+def _line(
+    row: Row,
+    runs: dict[int, Result | None],
+    effect: Effect | None,
+    rates: dict[str, float],
+    is_base: bool,
+    metric: str,
+) -> Line:
+    done = [result for result in runs.values() if result and result["status"] == DONE]
+    state = f"left out: {row.left_out}" if row.left_out else _state(runs)
+    verdict = (
+        "the base" if is_base and not state else state or (effect.verdict if effect else "no base to compare with")
+    )
+    factor = rates.get(row.name, 1.0)
+    notes = [row.note, f"rate x {factor:g}" if factor != 1.0 else ""]
+    variant = VARIANTS.get(row.name)
+    return Line(
+        row.name,
+        variant.about if variant else "the base as it is",
+        None if row.model is None else row.parameters,
+        None if row.model is None else row.operations,
+        statistics.fmean(result["steps_per_second"] for result in done) if done else None,
+        Mean.of([result["early"]["loss"] for result in done]) if done else None,
+        Mean.of([result["loss"] for result in done]) if done else None,
+        Mean.of([result["scores"][metric] for result in done]) if done else None,
+        _losses(runs),
+        _curve(done),
+        effect,
+        verdict,
+        ", ".join(note for note in notes if note),
+    )
+
+
+def _curve(done: Sequence[Result]) -> list[tuple[int, float]]:
+    if not done:
+        return []
+    steps = [step for step, _ in done[0]["curve"]]
+    by_run = [dict(result["curve"]) for result in done]
+    return [
+        (step, statistics.fmean(run[step] for run in by_run)) for step in steps if all(step in run for run in by_run)
+    ]

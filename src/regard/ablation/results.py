@@ -1,0 +1,103 @@
+"""Results: one JSON object a run, in its folder and in results.jsonl, found by the hash of what was run."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from regard.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # where there are no such locks, two commands in one folder are not noticed
+    fcntl = None
+
+Result = dict[str, Any]
+DONE, DIVERGED, FAILED = "done", "diverged", "failed"
+
+
+class Results:
+    """All results of a folder by hash. What failed for another reason than its training is tried again."""
+
+    def __init__(self, folder: Path, metric: str = "loss") -> None:
+        """A run that is done and lacks the metric that is wanted now is not done."""
+        self.folder, self.path, self.metric = folder, folder / "results.jsonl", metric
+        self.found: dict[str, Result] = {}
+        self.listed: set[str] = set()
+        for result in self._lines():
+            self._take(result)
+            self.listed.add(result["hash"])
+        for path in sorted(folder.glob("runs/*/result.json")):
+            result = _read(path.read_text(encoding="utf-8"))
+            if result is not None and not self.finished(result["hash"]):  # killed before it was listed
+                self.add(result)
+
+    def _lines(self) -> Iterator[Result]:
+        if not self.path.exists():
+            return
+        text = self.path.read_text(encoding="utf-8")
+        whole, _, cut = text.rpartition("\n")
+        if cut:  # a line that was being written when its writer was killed
+            self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+        for line in whole.splitlines():
+            result = _read(line)
+            if result is not None:
+                yield result
+
+    def _take(self, result: Result) -> None:
+        before = self.found.get(result["hash"])
+        if before is None or before["status"] == FAILED or not self._measured(before):
+            self.found[result["hash"]] = result
+
+    def _measured(self, result: Result) -> bool:
+        return result["status"] != DONE or self.metric in result["scores"]
+
+    def add(self, result: Result) -> None:
+        """Take a new result, and append it to the list."""
+        self._take(result)
+        with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(result, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.listed.add(result["hash"])
+
+    def get(self, hash_: str) -> Result | None:
+        """The result of a run, if there is one."""
+        return self.found.get(hash_)
+
+    def finished(self, hash_: str) -> bool:
+        """Whether a run need not be made again."""
+        result = self.found.get(hash_)
+        return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
+
+
+def _read(line: str) -> Result | None:
+    """A result, or None for what is none: a list may come from anywhere."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(value, dict) and isinstance(value.get("hash"), str) and value.get("status")
+    return value if whole in (DONE, DIVERGED, FAILED) else None
+
+
+@contextmanager
+def held(path: Path, wait: bool) -> Iterator[None]:
+    """A lock that ends with its holder, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        _lock(file, path, wait)
+        yield
+
+
+def _lock(file: IO[str], path: Path, wait: bool) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        raise DataError(
+            f"{path.parent} is being worked on by another process; wait for it, or choose another --out"
+        ) from None

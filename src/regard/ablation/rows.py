@@ -1,0 +1,156 @@
+"""Rows: which modifications are tried, what each makes of the base, and the base's size given back to it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from regard import defaults
+from regard.cost import cost
+from regard.data.prepare import Prepared
+from regard.errors import RegardError, SpecError, nearest
+from regard.models.base import ModelSpec, count
+from regard.nn.branches.feedforward import FeedForward
+from regard.recipe import Recipe
+from regard.session import check_family
+from regard.tree import edit, get_at, swap, walk
+from regard.variants import VARIANTS, apply
+
+BASE = "base"
+ROUND, LARGE = 8, 64  # hidden widths from LARGE on are multiples of ROUND
+CLOSE = 0.01
+Match = Literal["none", "parameters", "compute"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A modification of the base: its model and what that costs, or why there is none."""
+
+    name: str
+    model: ModelSpec | None
+    parameters: int = 0
+    operations: float = 0.0  # of a forward pass over one sequence
+    note: str = ""
+    left_out: str = ""
+
+
+def chosen(wanted: str) -> tuple[list[str], set[str]]:
+    """The rows of `all`, `table`, a group, or names between commas; and which of them were asked for by name."""
+    known = {name: variant for name, variant in VARIANTS.items() if variant.group != "base"}
+    groups = {variant.group for variant in known.values()}
+    names: dict[str, None] = {}
+    named: set[str] = set()
+    for word in (part.strip() for part in wanted.split(",")):
+        if word in known:
+            names[word] = None
+            named.add(word)
+        elif word in ("all", "table"):
+            names |= dict.fromkeys(sorted((n for n, v in known.items() if word == "all" or v.row), key=_place))
+        elif word in groups:
+            names |= dict.fromkeys(sorted((n for n, v in known.items() if v.group == word), key=_place))
+        else:
+            options = nearest(word, (*known, *groups, "all", "table"))
+            raise SpecError("--rows", f"unknown row {word!r}; {options}" if word else f"names nothing; {options}")
+    return list(names), named
+
+
+def _place(name: str) -> tuple[float, str]:
+    """As in the published table, what is not in it last."""
+    row = VARIANTS[name].row
+    return (float(row.number) if row else math.inf), name
+
+
+class Rows:
+    """Makes the rows of one base on one text."""
+
+    def __init__(self, recipe: Recipe, data: Prepared, match: Match) -> None:
+        self.base, self.match, self.objective = recipe.model, match, data.objective
+        self.sizes = {name: data.tokenizers[name].size for name in data.objective.encoded}
+        self.joint = len({tokenizer.sha256 for tokenizer in data.tokenizers.values()}) == 1
+        window = getattr(recipe.data.batching, "length", None)
+        self.longest = window or 0 if data.objective.stream else recipe.data.max_len + 2
+        self.length = sequence_length(recipe, data)
+        self.vanilla = self._measured(Row(BASE, self.base))
+
+    def row(self, name: str) -> Row:
+        """The base with a modification, of the base's size if that is asked for."""
+        model = self._fitted(name, apply(name, self.base))
+        check_family(model, self.objective)
+        row = self._measured(Row(name, model))
+        return row if self.match == "none" else self._matched(row, model)
+
+    def rows(self, names: list[str], named: set[str]) -> list[Row]:
+        """All rows. One that does not apply is left out with the reason, unless it was asked for by name."""
+        found = []
+        for name in names:
+            try:
+                found.append(self.row(name))
+            except RegardError as error:
+                if name in named:
+                    raise SpecError("--rows", f"{name!r} does not apply here: {error}") from None
+                found.append(Row(name, None, left_out=str(error)))
+            except Exception as error:  # a fault of one row must not cost the others
+                if name in named:
+                    raise
+                found.append(Row(name, None, left_out=f"{type(error).__name__}: {error}"))
+        if not any(row.model for row in found):
+            raise SpecError("--rows", f"no row applies here: {found[0].name}: {found[0].left_out}")
+        return found
+
+    def _fitted(self, name: str, model: ModelSpec) -> ModelSpec:
+        """Sizes that follow from the text. What a row changes on purpose is not changed back."""
+        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
+        changes: dict[str, Any] = {path: value for path, value in fits.items() if get_at(model, path) != value}
+        unfit = [path for path in changes if path != "input.position.max_len"]
+        if unfit:
+            path = unfit[0]
+            raise SpecError(path, f"{name!r} sets it to {get_at(model, path)!r}, but the data ask for {fits[path]!r}")
+        return edit(model, changes) if changes else model
+
+    def _measured(self, row: Row) -> Row:
+        assert row.model is not None
+        found = cost(row.model, self.length)
+        return replace(row, parameters=found.parameters, operations=found.flops_per_token * found.length)
+
+    def _matched(self, row: Row, model: ModelSpec) -> Row:
+        """Hidden widths of all feed-forward layers times one factor, until the size is the base's within 1 %."""
+        measure: Callable[[ModelSpec], float] = count
+        wanted, what = float(self.vanilla.parameters), "parameters"
+        if self.match == "compute":
+            measure = lambda m: cost(m, self.length).flops_per_token * self.length  # noqa: E731
+            wanted, what = self.vanilla.operations, "operations"
+        size = measure(model)
+        if abs(size / wanted - 1) <= CLOSE:
+            return row
+        least = measure(scaled(model, 0.0, 1))
+        # What a model costs grows by the same amount with every hidden unit.
+        factor = (wanted - least) / (size - least) if size > least else 0.0
+        for step in (ROUND, 1):
+            found = scaled(model, factor, step)
+            if factor > 0 and abs(measure(found) / wanted - 1) <= CLOSE:
+                return self._measured(replace(row, model=found, note=f"hidden width x {factor:.2f}"))
+        why = "" if _hidden(model) else ": it has no feed-forward layer"
+        return replace(row, note=f"not matched{why}, {size / wanted:.2f} x the base's {what}")
+
+
+def _hidden(model: ModelSpec) -> bool:
+    return any(isinstance(part, FeedForward) for part in walk(model))
+
+
+def scaled(model: Any, factor: float, step: int) -> Any:
+    """A model with `factor` times the hidden width in all feed-forward layers; wide ones in multiples of `step`."""
+
+    def width(feedforward: FeedForward) -> FeedForward:
+        wanted = (feedforward.d_hidden or 4 * model.d_model) * factor
+        return replace(feedforward, d_hidden=max(1, round(wanted / step) * step if wanted >= LARGE else round(wanted)))
+
+    return swap(model, FeedForward, width)
+
+
+def sequence_length(recipe: Recipe, data: Prepared) -> int:
+    """The mean length of a text, over both sides; a window of a stream."""
+    if data.objective.stream:
+        return int(getattr(recipe.data.batching, "length", 128))
+    measured = data.objective.measured
+    tokens = sum(data.survey.ids[name] for name in measured)
+    return max(1, round(tokens / len(measured) / max(1, sum(table.rows for table in data.train))))

@@ -1,0 +1,158 @@
+"""The command that settles whether a change helps: ablate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.base import STUDY, AsJson, Device, Quiet, TrustCode, app, print_json
+from regard.errors import SpecError, nearest
+
+if TYPE_CHECKING:
+    from regard.ablation.report import Report
+
+WIDE = 140
+MATCHES = ("none", "parameters", "compute")
+
+
+@app.command(rich_help_panel=STUDY)
+def ablate(
+    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")] = None,
+    valid_source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")
+    ] = None,
+    valid_target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
+    tsv: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
+    ] = None,
+    jsonl: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")
+    ] = None,
+    labelled: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
+    ] = None,
+    valid: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
+    ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(metavar="ROWS", help="all, table (the 52 rows), a group such as activation, or names: a,b,c."),
+    ] = "all",
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PRESET", help="The model that is changed; chosen from the corpus if not given."),
+    ] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="A modification that the base has already. May be repeated.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="Change the base's recipe: model.d_model=64. May be repeated."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every row; the base has three times as many.")] = 3,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps of every run.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="TIME", help="As many steps as the base makes in this time: 20s, 5m."),
+    ] = None,
+    match: Annotated[
+        str, typer.Option(help="Give every row the base's size by its hidden width: none, parameters or compute.")
+    ] = "none",
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Beside the loss: bleu, chrf, exact_match, rouge1, rougeL, perplexity."),
+    ] = None,
+    search_rates: Annotated[
+        bool, typer.Option("--search-rates", help="First look for every row's learning rate, with the same effort.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs at once; one for each GPU, or for each core.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="The folder of this ablation, new or old.")] = None,
+    device: Device = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each run; the cores are shared out.")
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Begin no run that would end later: 90s, 30m, 2h. The same command goes on."),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Say what each modification is worth on your text: better, worse, or no measurable difference.
+
+    Every row is the base with one change (regard variants), trained in the same way over several seeds. Without a
+    text, on English numbers and dates in German. A run that is done is never repeated: killed or stopped, the same
+    command goes on. The folder gets table.html, table.md, table.json and results.jsonl.
+    """
+    if out is None:
+        raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")
+    if match not in MATCHES:
+        raise SpecError("--match", f"unknown way {match!r}; {nearest(match, MATCHES)}")
+    from regard.ablation.experiment import Settings, ablate, demo, write_demo
+    from regard.ablation.runner import Machine
+    from regard.ablation.view import View
+    from regard.cli.train import seconds
+    from regard.session import asked_for
+
+    files: dict[str, Any] = {
+        "source": source,
+        "target": target,
+        "valid_source": valid_source,
+        "valid_target": valid_target,
+        "tsv": tsv,
+        "jsonl": jsonl,
+        "text": text,
+        "labelled": labelled,
+        "valid": valid,
+    }
+    given = {name: value for name, value in files.items() if value}
+    settings = Settings(rows, seeds, steps, seconds(time), match, search_rates, metric, seconds(max_time))
+    settings.check()
+    folder = Path(out)
+    if given or recipe is not None:
+        wanted = asked_for(
+            **given, recipe=recipe, preset=base, variants=variant or (), changes=change or (), trust_code=trust_code
+        )
+    else:
+        wanted = demo(folder / "text", base, variant or (), change or ())
+    view = View(quiet=quiet or as_json)
+
+    def ready() -> Any:
+        if not given and recipe is None:
+            write_demo(folder / "text")
+        return wanted
+
+    try:
+        report = ablate(ready, folder, settings, Machine(device, jobs, threads, trust_code), view.note)
+    finally:
+        view.close()
+    _show(report, folder, as_json, quiet)
+
+
+def _show(report: "Report", folder: Path, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(report.json())
+    if as_json or quiet:
+        return
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print(report.table(narrow=console.width < WIDE))
+    for sentence in report.sentences():
+        console.print(sentence, highlight=False, markup=False)
+    console.print(f"{folder / 'table.html'} has the curves and the effects.", highlight=False, soft_wrap=True)

@@ -1,0 +1,199 @@
+"""regard ablate: one table, however often it is killed; and what it refuses."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import complaint, process, regard, write
+
+SMALL = (
+    "--set", "model.d_model=16", "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1",
+    "--set", "data.tokenizer.vocab=290", "--set", "data.batching.tokens=200", "--set", "data.held_out=50",
+    "--set", "train.decode=4", "--steps", "48", "--jobs", "2",
+)  # fmt: skip
+ROWS = ("--rows", "gelu,swiglu", "--seeds", "1")
+
+
+def ablation(corpus: dict[str, str], out: Path, *more: str) -> tuple[str, ...]:
+    files = ("--source", corpus["source"], "--target", corpus["target"])
+    return ("ablate", *files, "--out", str(out), *SMALL, *more)
+
+
+def table(out: Path) -> dict[str, Any]:
+    """The table without what depends on how busy the machine was."""
+    found = json.loads((out / "table.json").read_text())
+    for row in found["rows"]:
+        del row["speed"]
+    return found
+
+
+def listed(out: Path) -> list[str]:
+    """The hashes of finished runs; a last line may still be being written."""
+    path = out / "results.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line)["hash"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ablation") / "straight"
+    said = regard(*ablation(corpus, out, *ROWS))
+    assert said.returncode == 0, said.stderr
+    assert "5/5" in said.stderr
+    assert "swiglu" in said.stdout
+    assert "smallest effect found" in " ".join(said.stdout.split())
+    return out
+
+
+def test_the_table_has_all_columns(straight: Path) -> None:
+    found = json.loads((straight / "table.json").read_text())
+    assert found["complete"]
+    assert [row["name"] for row in found["rows"]] == ["base", "gelu", "swiglu"]
+    assert [len(row["losses"]) for row in found["rows"]] == [3, 1, 1]
+    for row in found["rows"]:
+        assert row["parameters"] > 0
+        assert row["operations"] > 0
+        assert row["speed"] > 0
+        assert row["final"]["value"] < row["early"]["value"]
+        assert row["curve"][-1] == [48, pytest.approx(row["final"]["value"])]
+    assert found["metric"] == "bleu"
+    assert "<svg" in (straight / "table.html").read_text()
+    assert (straight / "table.md").read_text().count("\n| ") == 5
+    assert not list(straight.rglob("*.safetensors"))
+    assert sorted(listed(straight)) == sorted(path.name for path in (straight / "runs").iterdir())
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return "State:\tZ" in status.read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_it_makes_the_same_table(
+    corpus: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    words = ablation(corpus, out, *ROWS, "-q")
+    deadline = time.monotonic() + 120
+    with process(*words) as running:
+        while not listed(out) and running.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        workers = children(running.pid)
+        running.send_signal(signal.SIGKILL)
+        _, said = running.communicate()
+    assert len(workers) == 2, said.decode()
+    done = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
+    assert 1 <= len(done) < 5, "killed in the middle"
+    while not all(gone(worker) for worker in workers):  # nobody trains on behind its back
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    again = regard(*words)
+    assert again.returncode == 0, again.stderr
+    assert table(out) == table(straight)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert len(listed(out)) == len(set(listed(out))) == 5
+
+
+def test_what_is_done_is_not_repeated_even_elsewhere(corpus: dict[str, str], straight: Path, tmp_path: Path) -> None:
+    """The list of results is enough: it travels between machines."""
+    out = tmp_path / "elsewhere"
+    (out / "runs").mkdir(parents=True)
+    (out / "results.jsonl").write_bytes((straight / "results.jsonl").read_bytes())
+    said = regard(*ablation(corpus, out, *ROWS))
+    assert said.returncode == 0, said.stderr
+    assert "5 runs, 5 of them made before" in said.stderr
+    assert table(out) == table(straight)
+    assert not list((out / "runs").iterdir())
+
+
+def test_out_of_time_the_table_says_what_is_missing(corpus: dict[str, str], straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "part"
+    (out / "runs").mkdir(parents=True)
+    (out / "results.jsonl").write_bytes((straight / "results.jsonl").read_bytes())
+    words = ablation(corpus, out, "--rows", "gelu,swiglu,reglu,glu", "--seeds", "1")
+    said = regard(*words, "--max-time", "0.001", "--json")
+    found = json.loads(said.stdout)
+    assert not found["complete"]
+    assert [row["verdict"] for row in found["rows"][-2:]] == ["not run yet"] * 2
+    assert found["rows"][1]["effect"] is not None
+
+
+def test_other_tasks_rates_and_sizes(tmp_path: Path) -> None:
+    lines = [f"the {word} is {'good' if i % 2 else 'bad'}" for i, word in enumerate(["dog", "cat", "sun", "sea"] * 60)]
+    text = write(tmp_path / "text", lines)
+    labelled = write(tmp_path / "labelled", [f"{i % 2}\t{line} {i}" for i, line in enumerate(lines)])
+    small = ("--set", "model.d_model=16", "--set", "data.tokenizer=bytes", "--seeds", "1", "--jobs", "2", "--json")
+    said = regard(
+        "ablate", "--text", text, "--rows", "norm", "--search-rates", "--out", str(tmp_path / "lm"), *small,
+        "--set", "decoder.depth=1", "--set", "data.batching.length=32", "--set", "data.batching.tokens=64",
+        "--time", "0.2s",
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    found = json.loads(said.stdout)
+    assert found["metric"] == "perplexity"
+    by_name = {row["name"]: row for row in found["rows"]}
+    assert by_name["rms_norm"]["final"] is not None
+    assert by_name["pre_norm"]["verdict"].startswith("left out: ")
+    assert any((tmp_path / "lm" / "steps.json").read_text())
+    assert len(listed(tmp_path / "lm")) > 3 + 3 * 2
+    said = regard(
+        "ablate", "--labelled", labelled, "--rows", "reglu", "--match", "compute", "--out", str(tmp_path / "c"),
+        *small, "--set", "encoder.depth=1", "--steps", "16",
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    found = json.loads(said.stdout)
+    assert found["metric"] == "accuracy"
+    base, row = found["rows"]
+    assert row["operations"] == pytest.approx(base["operations"], rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rows", "swigloo"), "did you mean 'swiglu'?"),
+        (("--rows", "gelu,"), "names nothing"),
+        (("--seeds", "0"), "--seeds: must be at least 1"),
+        (("--rows", "post_norm", "--variant", "post_norm"), "changes nothing"),
+        (("--rows", "gelu,post_norm", "--base", "transformer_tiny"), "'post_norm' does not apply here"),
+        (("--match", "size"), "--match: unknown way 'size'"),
+        (("--time", "5s"), "give one of them"),
+        (("--set", "data.held_out=0"), "held-out text"),
+        (("--base", "gpt2_small", "--rows", "gelu"), "cannot learn"),
+        (("--device", "tpu"), "--device"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    corpus: dict[str, str], tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    out = tmp_path / "out"
+    given = list(ablation(corpus, out, "--rows", "gelu"))
+    if "--base" in words:
+        cut = given.index("--set")
+        given[cut : cut + 6] = []
+    assert says in complaint(*given, *words)
+    assert not out.exists()
+
+
+def test_rows_that_need_what_the_task_lacks(tmp_path: Path) -> None:
+    labelled = write(tmp_path / "labelled", [f"{i % 2}\tline {i}" for i in range(100)])
+    said = complaint("ablate", "--labelled", labelled, "--rows", "tied_inputs", "--out", str(tmp_path / "out"))
+    assert "'tied_inputs' does not apply here: only an encoder-decoder has tables" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_must_be_an_ablation(corpus: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path / "letter", ["dear"])
+    assert "holds something else" in complaint(*ablation(corpus, tmp_path, "--rows", "gelu"))
+    assert "--out" in complaint("ablate", "--rows", "gelu")

@@ -1,0 +1,327 @@
+"""Rows and runs: what is compared, what a run is called, and what is not run twice."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.ablation import plan, rows, work
+from regard.ablation.experiment import Settings, demo, metric_of
+from regard.ablation.results import DONE, FAILED, Results, held
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.errors import DataError, SpecError
+from regard.models.base import count
+from regard.nn.branches.feedforward import FeedForward
+from regard.recipe import Asked, Recipe, asked
+from regard.session import resolve
+from regard.training.checkpoint import RunFolder
+from regard.training.loop import DivergedError
+from regard.training.optim import AdamW, Muon
+from regard.training.schedule import InverseSqrt
+from regard.training.spec import TrainSpec
+from regard.tree import walk
+
+CHANGES = (
+    "model.d_model=16", "model.heads=2", "encoder.depth=1", "decoder.depth=1", "data.tokenizer=characters",
+    "data.batching.tokens=200", "train.optimizer.rate=1e-3", "train.schedule.warmup=4", "train.decode=4",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def single() -> None:
+    """Training is in float32."""
+    torch.set_default_dtype(torch.float32)
+
+
+def wanted(folder: Path, *more: str, **tables: object) -> Asked:
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices("abcdefgh", k=4)) for _ in range(200)]
+    (folder / "text.tsv").write_text("".join(f"{line}\t{line[::-1].upper()}\n" for line in lines))
+    record = {
+        "model": {"preset": "transformer_tiny", "dropout": 0.0},
+        "data": {"train": [{"kind": "tsv", "path": str(folder / "text.tsv")}]},
+    }
+    return asked(record | tables, (*CHANGES, *more))
+
+
+def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
+    found = wanted(folder, *more)
+    text = plan.tokenised(found, folder / "data")
+    recipe = resolve(found, text.data, True, lambda _: None)
+    return text, replace(recipe, train=plan.training(recipe.train, 16))
+
+
+def test_rows_are_names_groups_or_all() -> None:
+    names, named = rows.chosen("swiglu, norm,swiglu")
+    assert names[0] == "swiglu"
+    assert {"rms_norm", "pre_norm"} <= set(names)
+    assert len(names) == len(set(names))
+    assert named == {"swiglu"}
+    every, named = rows.chosen("all")
+    assert "vanilla" not in every
+    assert "rotary" in every
+    assert not named
+    table, _ = rows.chosen("table")
+    assert table[0] == "gelu"
+    assert set(table) < set(every)
+
+
+@pytest.mark.parametrize(("word", "says"), [("swigloo", "'swiglu'"), ("activations", "'activation'"), ("", "nothing")])
+def test_an_unknown_row_is_named_with_the_nearest(word: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        rows.chosen(f"gelu,{word}")
+
+
+def test_settings_that_cannot_be_meant() -> None:
+    with pytest.raises(SpecError, match="--seeds"):
+        Settings(seeds=0).check()
+    with pytest.raises(SpecError, match="--steps"):
+        Settings(steps=3).check()
+    with pytest.raises(SpecError, match="--time"):
+        Settings(steps=100, seconds=3.0).check()
+
+
+def test_a_row_that_does_not_apply_is_left_out_or_refused(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    made = rows.Rows(recipe, text.data, "none")
+    by_group = {row.name: row for row in made.rows(["rms_norm", "post_norm"], set())}
+    assert by_group["rms_norm"].model is not None
+    assert by_group["post_norm"].model is None
+    assert "changes nothing" in by_group["post_norm"].left_out
+    with pytest.raises(SpecError, match="'post_norm' does not apply here"):
+        made.rows(["rms_norm", "post_norm"], {"post_norm"})
+    with pytest.raises(SpecError, match="no row applies"):
+        made.rows(["post_norm"], set())
+
+
+def test_tables_of_two_tokenizers_cannot_be_shared(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path, "data.joint=false", "data.tokenizer={kind='bpe', vocab=262}")
+    row = rows.Rows(recipe, text.data, "none").rows(["gelu", "tied_inputs"], set())[1]
+    assert row.left_out
+
+
+def test_learned_positions_are_as_many_as_the_text_is_long(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    model = rows.Rows(recipe, text.data, "none").row("learned").model
+    assert model.input.position.max_len == recipe.data.max_len + 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("match", ["parameters", "compute"])
+def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: rows.Match) -> None:
+    text, recipe = prepared(tmp_path, "model.d_model=64")
+    free, made = (rows.Rows(recipe, text.data, which) for which in ("none", match))
+    sizes: dict[str, Callable[[rows.Row], float]] = {
+        "parameters": lambda row: float(row.parameters),
+        "compute": lambda row: row.operations,
+    }
+    size, base = sizes[match], made.vanilla
+    for name in ("swiglu", "shaw", "untied"):
+        row, loose = made.row(name), free.row(name)
+        if abs(size(row) / size(base) - 1) > 0.01:
+            assert "not matched" in row.note
+            assert f"{size(loose) / size(base):.2f}" in row.note
+        elif abs(size(loose) / size(base) - 1) > 0.01:
+            assert "hidden width" in row.note
+        assert row.model is None or row.parameters == count(row.model)
+    if match == "parameters":
+        assert "hidden width" in made.row("untied").note
+
+
+def test_scaled_widths() -> None:
+    spec = demo(Path("nowhere"), "transformer_tiny", (), ()).model
+    assert spec == {"preset": "transformer_tiny"}
+    from regard.presets import preset
+
+    model = rows.scaled(preset("transformer_tiny"), 0.68, 8)
+    assert {part.d_hidden for part in walk(model) if isinstance(part, FeedForward)} == {176}
+    assert {part.d_hidden for part in walk(rows.scaled(model, 0.0, 8)) if isinstance(part, FeedForward)} == {1}
+
+
+def test_a_hash_knows_what_matters_and_not_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    text, recipe = prepared(tmp_path / "a")
+    other, same = prepared(tmp_path / "b")
+    made = rows.Rows(recipe, text.data, "none")
+    first = plan.job(made.vanilla, 1, recipe, text)
+    assert plan.job(made.vanilla, 1, same, other).hash == first.hash
+    hashes = {
+        first.hash,
+        plan.job(made.vanilla, 2, recipe, text).hash,
+        plan.job(made.row("swiglu"), 1, recipe, text).hash,
+        plan.job(made.vanilla, 1, recipe, text, factor=2.0).hash,
+        plan.job(made.vanilla, 1, replace(recipe, train=plan.training(recipe.train, 32)), text).hash,
+        plan.job(made.vanilla, 1, recipe, replace(text, fingerprint="another")).hash,
+    }
+    assert len(hashes) == 6
+
+
+def test_other_text_is_tokenised_anew_and_the_same_is_not(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = wanted(tmp_path)
+    first = plan.tokenised(found, tmp_path / "data", said.append)
+    assert said
+    said.clear()
+    assert plan.tokenised(found, tmp_path / "data", said.append).fingerprint == first.fingerprint
+    assert not said
+    (tmp_path / "text.tsv").write_text((tmp_path / "text.tsv").read_text() + "a b\tb a\n" * 20)
+    assert plan.tokenised(found, tmp_path / "data", said.append).fingerprint != first.fingerprint
+    with pytest.raises(DataError, match="held_out"):
+        plan.tokenised(wanted(tmp_path, "data.held_out=0"), tmp_path / "data")
+    with pytest.raises(DataError, match="from the beginning"):
+        plan.tokenised(wanted(tmp_path, start="runs/one"), tmp_path / "data")
+    (tmp_path / "text.tsv").unlink()
+    with pytest.raises(DataError, match="no such file"):
+        plan.tokenised(found, tmp_path / "data")
+
+
+def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    made = rows.Rows(recipe, text.data, "none")
+    jobs = plan.runs(made.vanilla, [made.row("gelu")], 2, recipe, text, {"gelu": 2.0})
+    assert [(job.row, job.seed) for job in jobs] == [*(("base", s) for s in range(1, 7)), ("gelu", 1), ("gelu", 2)]
+    assert [job.recipe.train.seed for job in jobs[-2:]] == [1, 2]
+    assert jobs[-1].recipe.train.optimizer.rate == 2e-3
+    assert jobs[0].recipe.train.optimizer.rate == 1e-3
+    searches = plan.searches([made.vanilla], recipe, text)
+    assert [job.factor for job in searches] == [0.5, 1.0, 2.0]
+    assert {job.seed for job in searches} == {plan.SEARCH_SEED}
+
+
+def test_training_has_fixed_points() -> None:
+    spec = plan.training(TrainSpec(steps=400, schedule=InverseSqrt(100), patience=5, average=5), None)
+    assert (spec.validate_every, plan.early_step(spec)) == (25, 50)
+    assert (spec.patience, spec.average, spec.schedule) == (0, 1, InverseSqrt(100))
+    short = plan.training(TrainSpec(steps=400, schedule=InverseSqrt(100)), 40)
+    assert short.schedule == InverseSqrt(10)
+    assert plan.early_step(plan.training(TrainSpec(steps=8), None)) == 1
+    odd = plan.training(TrainSpec(steps=1003), None)
+    assert plan.early_step(odd) % (odd.validate_every or 0) == 0
+
+
+def test_rates_of_both_halves_of_muon_are_scaled() -> None:
+    found = plan._rated(Muon(rate=0.1, rest=AdamW(rate=0.2)), 0.5)
+    assert (found.rate, found.rest.rate) == (0.05, 0.1)
+
+
+def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, recipe = prepared(tmp_path)
+    monkeypatch.setattr(work.Measured, "seldom", 0.0)
+    order = {
+        "folder": str(tmp_path / "abc"),
+        "recipe": recipe.record(),
+        "data": str(text.folder),
+        "device": "cpu",
+        "trust_code": False,
+        "about": {"row": "base", "seed": 1, "factor": 1.0},
+        "metric": "rougeL",
+    }
+    whole = work.do(order, lambda _: None)
+    assert whole["status"] == DONE
+    assert whole["hash"] == "abc"
+    assert [step for step, _ in whole["curve"]] == list(range(1, 17))
+    assert whole["early"]["step"] == 2
+    assert {"bleu", "rougeL"} <= whole["scores"].keys()
+    assert json.loads((tmp_path / "abc" / "result.json").read_text())["loss"] == whole["loss"]
+    assert not list((tmp_path / "abc").glob("*.safetensors"))
+
+    def stop(event: dict) -> None:
+        if event["step"] == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.do(order | {"folder": str(tmp_path / "cut")}, stop)
+    latest = RunFolder(tmp_path / "cut").latest()
+    assert latest is not None
+    assert latest.step == 8
+    again = work.do(order | {"folder": str(tmp_path / "cut")}, lambda _: None)
+    assert again["curve"] == whole["curve"]
+    assert again["loss"] == whole["loss"]
+    timed = work.do(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
+    assert timed["steps_per_second"] > 0
+
+
+def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, recipe = prepared(tmp_path)
+    order = {
+        "folder": str(tmp_path / "abc"),
+        "recipe": recipe.record(),
+        "data": str(text.folder),
+        "device": "cpu",
+        "trust_code": False,
+        "about": {"row": "base", "seed": 1, "factor": 1.0},
+        "metric": "rougeL",
+    }
+
+    def diverge(*_: object) -> None:
+        raise DivergedError("the loss is nan at step 3")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("something\nlong")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    for broken, status, error in (
+        (diverge, "diverged", "the loss is nan at step 3"),
+        (fail, "failed", "RuntimeError: something"),
+        (full, "failed", "out of memory"),
+    ):
+        monkeypatch.setattr(work, "train", broken)
+        found = work.do(order, lambda _: None)
+        assert (found["status"], found["error"]) == (status, error)
+    assert Results(tmp_path).found == {}
+
+
+def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:
+    scores = {"scores": {"loss": 1.0}}
+    one, two = {"hash": "1", "status": DONE, **scores}, {"hash": "2", "status": FAILED, "error": "no"}
+    results = Results(tmp_path)
+    results.add(one)
+    results.add(two)
+    with open(tmp_path / "results.jsonl", "a") as file:
+        file.write('nonsense\n{"hash": "9"}\n{"hash": "3", "sta')  # and a line that was cut short
+    (tmp_path / "runs" / "4").mkdir(parents=True)
+    (tmp_path / "runs" / "4" / "result.json").write_text(json.dumps({"hash": "4", "status": DONE, **scores}))
+    again = Results(tmp_path)
+    assert [again.finished(name) for name in "1234"] == [True, False, False, True]
+    again.add({"hash": "2", "status": DONE, **scores})
+    last = Results(tmp_path)
+    assert last.get("2") == {"hash": "2", "status": DONE, **scores}
+    assert not Results(tmp_path, "rougeL").finished("2")  # it was not measured by that
+    assert last.get("9") is None
+    assert (tmp_path / "results.jsonl").read_text().endswith("\n")
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        held(tmp_path / ".lock", wait=False),
+        pytest.raises(DataError, match="another process"),
+        held(tmp_path / ".lock", wait=False),
+    ):
+        pass
+    with held(tmp_path / ".lock", wait=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("objective", "wanted", "decode", "metric"),
+    [
+        (Translation(), None, 5, "bleu"),
+        (Translation(), "rouge1", 5, "rouge1"),
+        (Translation(), None, 0, "perplexity"),
+        (Classification(), None, 0, "accuracy"),
+        (LanguageModelling(), "bits_per_byte", 0, "bits_per_byte"),
+    ],
+)
+def test_the_metric_is_the_tasks(objective: Objective, wanted: str | None, decode: int, metric: str) -> None:
+    assert metric_of(objective, wanted, decode) == metric
+
+
+def test_a_metric_that_the_task_lacks_is_refused() -> None:
+    with pytest.raises(SpecError, match="--metric: 'bleu' is not measured here; known names: 'accuracy'"):
+        metric_of(Classification(), "bleu", 5)
