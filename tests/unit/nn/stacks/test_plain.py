@@ -68,7 +68,6 @@ def run(stack: Stack, mask: Mask | None = None, state: list[Any] | None = None, 
     [
         (Plain(spies("a"), 3), "aaa", [0, 1, 2]),
         (Plain(spies("a", "b"), 5), "ababa", [0, 1, 2, 3, 4]),
-        (Plain(spies("a", "b", "c"), 2), "ab", [0, 1]),
         (Plain(spies("a"), 4, unique=1), "aaaa", [0, 0, 0, 0]),
         (Plain(spies("a", "b"), 5, unique=2), "ababa", [0, 1, 0, 1, 0]),
         (Plain(spies("a", "b"), 5, unique=3), "abaab", [0, 1, 2, 0, 1]),
@@ -186,3 +185,10 @@ def test_refusals(given: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
         Plain(**{"pattern": spies("a"), "depth": 3, **given})
     assert raised.value.path == path
+
+
+def test_a_block_that_would_never_run_is_refused() -> None:
+    with pytest.raises(SpecError, match="pattern: has 3 blocks, of which only 2 would ever run"):
+        Plain(spies("a", "b", "c"), 2)
+    with pytest.raises(SpecError, match="pattern: has 2 blocks, of which only 1 would ever run"):
+        Plain(spies("a", "b"), 4, unique=1)
