@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-train bench-decode docs test-kills test-oracles test-gpu clean
+.PHONY: help setup demo test check bench bench-train bench-decode docs test-kills test-oracles test-gpu table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,14 @@ test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
 	@$(PIP) install --no-deps cython
 	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
 	$(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
+
+# Needs $REGARD_DATA (recipes/README.md). Runs that are done are never repeated, so it may be stopped at any time.
+table: $(STAMP) ## train the 52 rows on Multi30k and write docs/results/table.md (a GPU; about an hour on one)
+	$(BIN)/regard ablate recipes/table.toml \
+	  --source $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.en.gz --target $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.de.gz \
+	  --valid-source $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.en.gz --valid-target $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.de.gz \
+	  --rows table --seeds 3 --out runs/table
+	$(BIN)/python docs/results/table.py runs/table
 
 # Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
 test-gpu: ## tests that need CUDA, with GPU_PYTHON
