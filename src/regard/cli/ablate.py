@@ -5,7 +5,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import STUDY, AsJson, Device, Quiet, TrustCode, app, print_json
+from regard.cli.base import (
+    STUDY,
+    AsJson,
+    Device,
+    HeldOut,
+    JsonPairs,
+    LabelledText,
+    Pairs,
+    Quiet,
+    RecipeFile,
+    Source,
+    Target,
+    Text,
+    TrustCode,
+    ValidSource,
+    ValidTarget,
+    app,
+    print_json,
+)
 from regard.errors import SpecError, nearest
 
 if TYPE_CHECKING:
@@ -17,31 +35,16 @@ MATCHES = ("none", "parameters", "compute")
 
 @app.command(rich_help_panel=STUDY)
 def ablate(
-    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")] = None,
-    valid_source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")
-    ] = None,
-    valid_target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
-    tsv: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
-    ] = None,
-    jsonl: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")
-    ] = None,
-    labelled: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
-    ] = None,
-    valid: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
-    ] = None,
+    recipe: RecipeFile = None,
+    source: Source = None,
+    target: Target = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    tsv: Pairs = None,
+    jsonl: JsonPairs = None,
+    text: Text = None,
+    labelled: LabelledText = None,
+    valid: HeldOut = None,
     rows: Annotated[
         str,
         typer.Option(metavar="ROWS", help="all, table (the 52 rows), a group such as activation, or names: a,b,c."),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,26 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Let a recipe name parts as module:Class and import them.")
+]
+# What is learned from: `train` and `ablate` are told in the same words.
+RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
+Source = Annotated[str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")]
+Target = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")]
+ValidSource = Annotated[str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")]
+ValidTarget = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")]
+Pairs = Annotated[
+    list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
+]
+JsonPairs = Annotated[
+    list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
+]
+Text = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")]
+LabelledText = Annotated[
+    list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")]
 

@@ -6,7 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import TRAIN, AsJson, Device, Quiet, Threads, TrustCode, app, print_json, set_threads
+from regard.cli.base import (
+    TRAIN,
+    AsJson,
+    Device,
+    HeldOut,
+    JsonPairs,
+    LabelledText,
+    Pairs,
+    Quiet,
+    RecipeFile,
+    Source,
+    Target,
+    Text,
+    Threads,
+    TrustCode,
+    ValidSource,
+    ValidTarget,
+    app,
+    print_json,
+    set_threads,
+)
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -42,31 +62,16 @@ def demo(
 
 @app.command(rich_help_panel=TRAIN)
 def train(
-    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")] = None,
-    valid_source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")
-    ] = None,
-    valid_target: Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
-    tsv: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
-    ] = None,
-    jsonl: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")
-    ] = None,
-    labelled: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
-    ] = None,
-    valid: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
-    ] = None,
+    recipe: RecipeFile = None,
+    source: Source = None,
+    target: Target = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    tsv: Pairs = None,
+    jsonl: JsonPairs = None,
+    text: Text = None,
+    labelled: LabelledText = None,
+    valid: HeldOut = None,
     out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A model by name (regard show); chosen from the corpus if not given.")
