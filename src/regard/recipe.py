@@ -252,10 +252,19 @@ def _modified(
     for path, wanted in fits.items():
         if path in changes and changes[path] != wanted:
             raise SpecError(path, f"is {changes[path]!r} here, but the data ask for {wanted!r}; leave it out")
-        found = get_at(made, path)
-        if variants and path != "input.position.max_len" and found not in (wanted, _found(suited, path)):
+    return fit(made, suited, fits, trust_code)
+
+
+def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
+    """A model that was made of `before`, with what the data ask for. What was changed on purpose is not changed back.
+
+    How much room a table of positions has is nobody's purpose.
+    """
+    for path, wanted in fits.items():
+        found = get_at(model, path)
+        if not path.endswith("max_len") and found not in (wanted, _found(before, path)):
             raise SpecError(path, f"a variant makes it {found!r}, but the data ask for {wanted!r}; leave it out")
-    return edited(made, fits, trust_code)
+    return edited(model, fits, trust_code)
 
 
 def _found(spec: ModelSpec, path: str) -> Any:

@@ -440,3 +440,9 @@ def test_what_two_tokenizers_make_impossible_is_refused(name: str, sentence: str
 
     with pytest.raises(SpecError, match=sentence):
         model_for(wanted, None, fits)
+
+
+def test_a_synthesizer_scores_as_many_positions_as_the_text_needs() -> None:
+    wanted = asked({"data": DATA, "model": "narang_small"}, (), ["synth_random"])
+    model: Any = model_for(wanted, None, lambda m: fitted(m, Translation(), {"source": 90, "target": 90}, 1026))[1]
+    assert model.encoder.pattern[0].branches[0].max_len == 1026

@@ -1,20 +1,19 @@
 """Rows: which modifications are tried, what each makes of the base, and the base's size given back to it."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from regard import defaults
+from regard import defaults, variants
 from regard.cost import cost
 from regard.data.prepare import Prepared
-from regard.errors import RegardError, SpecError, nearest
+from regard.errors import RegardError, SpecError
 from regard.models.base import ModelSpec, count
 from regard.nn.branches.feedforward import FeedForward
-from regard.recipe import Recipe
+from regard.recipe import Recipe, fit
 from regard.session import check_family
-from regard.tree import edit, get_at, swap, walk
-from regard.variants import VARIANTS, apply
+from regard.tree import swap, walk
+from regard.variants import apply
 
 BASE = "base"
 ROUND, LARGE = 8, 64  # hidden widths from LARGE on are multiples of ROUND
@@ -36,28 +35,11 @@ class Row:
 
 def chosen(wanted: str) -> tuple[list[str], set[str]]:
     """The rows of `all`, `table`, a group, or names between commas; and which of them were asked for by name."""
-    known = {name: variant for name, variant in VARIANTS.items() if variant.group != "base"}
-    groups = {variant.group for variant in known.values()}
-    names: dict[str, None] = {}
-    named: set[str] = set()
-    for word in (part.strip() for part in wanted.split(",")):
-        if word in known:
-            names[word] = None
-            named.add(word)
-        elif word in ("all", "table"):
-            names |= dict.fromkeys(sorted((n for n, v in known.items() if word == "all" or v.row), key=_place))
-        elif word in groups:
-            names |= dict.fromkeys(sorted((n for n, v in known.items() if v.group == word), key=_place))
-        else:
-            options = nearest(word, (*known, *groups, "all", "table"))
-            raise SpecError("--rows", f"unknown row {word!r}; {options}" if word else f"names nothing; {options}")
-    return list(names), named
-
-
-def _place(name: str) -> tuple[float, str]:
-    """As in the published table, what is not in it last."""
-    row = VARIANTS[name].row
-    return (float(row.number) if row else math.inf), name
+    words = [word.strip() for word in wanted.split(",")]
+    names = [name for word in words for name in variants.chosen([word]) if name != "vanilla"]
+    if not names:
+        raise SpecError("--rows", "names only the base, which every ablation has; name what it is compared with")
+    return list(dict.fromkeys(names)), {word for word in words if word in variants.VARIANTS}
 
 
 class Rows:
@@ -74,7 +56,9 @@ class Rows:
 
     def row(self, name: str) -> Row:
         """The base with a modification, of the base's size if that is asked for."""
-        model = self._fitted(name, apply(name, self.base))
+        model = apply(name, self.base)
+        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
+        model = fit(model, self.base, fits)
         check_family(model, self.objective)
         row = self._measured(Row(name, model))
         return row if self.match == "none" else self._matched(row, model)
@@ -96,16 +80,6 @@ class Rows:
         if not any(row.model for row in found):
             raise SpecError("--rows", f"no row applies here: {found[0].name}: {found[0].left_out}")
         return found
-
-    def _fitted(self, name: str, model: ModelSpec) -> ModelSpec:
-        """Sizes that follow from the text. What a row changes on purpose is not changed back."""
-        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
-        changes: dict[str, Any] = {path: value for path, value in fits.items() if get_at(model, path) != value}
-        unfit = [path for path in changes if path != "input.position.max_len"]
-        if unfit:
-            path = unfit[0]
-            raise SpecError(path, f"{name!r} sets it to {get_at(model, path)!r}, but the data ask for {fits[path]!r}")
-        return edit(model, changes) if changes else model
 
     def _measured(self, row: Row) -> Row:
         assert row.model is not None

@@ -72,8 +72,8 @@ class Worker:
                 if event["event"] == "done":
                     return event["result"]
                 watch(event)
-        except (OSError, ValueError):
-            pass  # it is gone
+        except (OSError, ValueError):  # a broken pipe, or no JSON in it: nothing more can be asked of this one
+            process.kill()
         process.wait()
         self.kill()
         return {"status": FAILED, "error": self._why(process.returncode)}

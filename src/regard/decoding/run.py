@@ -32,18 +32,13 @@ class Job:
     def part(self, rows: Sequence[int]) -> "Job":
         """The same for some rows of a batch of prompts or sources."""
         at = torch.tensor(rows, device=self.batch.target.device)
-        width = max(self.lengths[row] for row in rows)
-
-        def narrowed(ids: Tensor | None, width: int | None) -> Tensor | None:
-            return None if ids is None else ids[at, :width]
-
-        if self.batch.source is None:
-            target, seg = self.batch.target[at, :width], narrowed(self.batch.target_seg, width)
-            batch = Batch(target, target_seg=seg)
-        else:
-            source = narrowed(self.batch.source, width), narrowed(self.batch.source_seg, width)
-            target = self.batch.target[at]
-            batch = Batch(target, None, narrowed(self.batch.target_seg, None), *source)
+        width, whole = max(self.lengths[row] for row in rows), self.batch
+        if whole.source is None:
+            seg = None if whole.target_seg is None else whole.target_seg[at, :width]
+            batch = Batch(whole.target[at, :width], target_seg=seg)
+        else:  # the target is not read
+            seg = None if whole.source_seg is None else whole.source_seg[at, :width]
+            batch = Batch(whole.target[at, :1], source=whole.source[at, :width], source_seg=seg)
         picked = {
             name: tuple(getattr(self, name)[row] for row in rows)
             for name in ("rules", "least", "most", "rows", "lengths")
@@ -84,11 +79,11 @@ def prepare(
                 f"rules: row {row} needs {needed} tokens for its prefix and what is required of it, and max_len is "
                 f"{most[row]}; raise it"
             )
-    every_model = [models] if isinstance(models, Generator) else models
-    read_first = any(model.source_first for model in every_model)
+    ensemble = Ensemble(models)
+    read_first = any(model.source_first for model in ensemble.models)
     lengths = row_lengths(batch.target, batch.target_seg) if sources is None else sources if read_first else (1,) * B
     least = tuple(bound.min_len for bound in bounds)
-    return Job(Ensemble(models), batch, ends, every, least, tuple(most), numbers, lengths)
+    return Job(ensemble, batch, ends, every, least, tuple(most), numbers, lengths)
 
 
 def row_lengths(ids: Int[Tensor, "B T"], seg: Int[Tensor, "B T"] | None) -> tuple[int, ...]:

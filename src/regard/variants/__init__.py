@@ -141,7 +141,8 @@ def chosen(names: Sequence[str] = (), group: str | None = None) -> list[str]:
         elif name in VARIANTS:
             found.append(name)
         else:
-            raise SpecError("rows", f"unknown variant {name!r}; {nearest(name, [*VARIANTS, *groups])}")
+            known = nearest(name, [*VARIANTS, *groups, "all", "table"])
+            raise SpecError("rows", f"unknown variant {name!r}; {known}" if name else f"names nothing; {known}")
     kept = [name for name in dict.fromkeys(found) if group in (None, VARIANTS[name].group)]
     return sorted(kept, key=lambda name: (_number(name), name))
 

@@ -68,14 +68,3 @@ def unscaled(m: Any) -> Any:
         return replace(head, scaled=False) if getattr(head, "scaled", False) else head
 
     return swap(m, HeadSpec, plain)
-
-
-def chained(*edits: Edit) -> Edit:
-    """One edit after the other."""
-
-    def edit(m: Any) -> Any:
-        for one in edits:
-            m = one(m)
-        return m
-
-    return edit

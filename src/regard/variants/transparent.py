@@ -16,8 +16,6 @@ def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
     """The model with another bridge."""
     if not isinstance(m, EncoderDecoder):
         raise SpecError("", "only an encoder-decoder has a bridge between encoder and decoder")
-    if bridge.needs_layers and m.encoder.shortens:
-        raise SpecError("encoder", f"{m.encoder.kind!r} leaves layers of unequal length, which cannot be mixed")
     return replace(m, bridge=bridge)
 
 

@@ -8,14 +8,13 @@ from regard.errors import SpecError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM
-from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
 from regard.nn.vocab.tables import Embeddings, Factorised, TableSpec
 from regard.tree import swap, walk
-from regard.variants.base import Edit, Row, Variant, chained, own_softmax
+from regard.variants.base import Edit, Row, Variant, own_softmax
 from regard.variants.sharing import shared
 
 
@@ -48,9 +47,6 @@ def with_shared_blocks(edit: Edit) -> Edit:
     def both(m: Any) -> Any:
         blocks = shared("encoder", "decoder")(m)
         sides = [side for side in ("encoder", "decoder") if hasattr(m, side)]
-        for side in sides:
-            if not isinstance(getattr(m, side), Plain):
-                raise SpecError(side, f"{getattr(m, side).kind!r} has no layers to share; start from a plain stack")
         return replace(edit(m), **{side: getattr(blocks, side) for side in sides})
 
     return both
@@ -83,10 +79,8 @@ def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
     """Grave et al. 2017: the most frequent ids and three tails, of which the last is as large as T5's sentinels."""
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1
-    return chained(
-        in_clusters(table),
-        head(AdaptiveSoftmax, lambda plain: AdaptiveSoftmax(tails, plain.scaled, plain.smoothing, plain.z)),
-    )
+    in_two_steps = head(AdaptiveSoftmax, lambda plain: AdaptiveSoftmax(tails, plain.scaled, plain.smoothing, plain.z))
+    return lambda m: in_two_steps(in_clusters(table)(m))
 
 
 def mixture_of_softmaxes(components: int) -> Edit:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from regard.errors import SpecError
-from regard.nn.bridge import Last
 from regard.nn.gated import GatedRecurrent
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.stacks.funnel import Funnel
@@ -50,8 +49,6 @@ def funnel(m: Any) -> Any:
         raise SpecError("encoder", "a funnel is made of a plain stack whose layers are not shared; start from one")
     if stack.depth < 2:
         raise SpecError("encoder.depth", f"a funnel needs at least 2 layers, not {stack.depth}")
-    if getattr(m, "bridge", Last()).needs_layers:
-        raise SpecError("bridge", f"{m.bridge.kind!r} mixes layers, which in a funnel differ in length; use last")
     groups = min(3, stack.depth)
     layers = tuple(stack.depth // groups + (group < stack.depth % groups) for group in range(groups))
     made = Funnel(stack.pattern, layers, stack.position, stack.positions, stack.sight)
