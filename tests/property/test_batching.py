@@ -40,7 +40,7 @@ def test_both_see_every_example_as_often_as_it_is_given(
 ) -> None:
     lengths = lengths_of(given_pairs)
     examples = np.asarray(data.draw(st.lists(st.integers(0, len(given_pairs) - 1), min_size=1, max_size=80)))
-    for batching in (Buckets(tokens), Packing(tokens, LIMIT, open_rows=3)):
+    for batching in (Buckets(tokens), Packing(tokens, LIMIT, pool=7)):
         batches = batches_of(planned(batching, lengths, seed, examples))
         assert Counter(flat(batches)) == Counter(examples.tolist())
         assert all(row for batch in batches for row in batch)
@@ -76,7 +76,7 @@ def test_buckets_in_order_are_as_full_as_can_be(given_pairs: Pairs, tokens: int)
 @given(pairs, seeds)
 def test_an_order_is_a_function_of_the_seed(given_pairs: Pairs, seed: int) -> None:
     lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
-    for batching in (Buckets(30), Packing(30, LIMIT, open_rows=3), Windows(30, 5)):
+    for batching in (Buckets(30), Packing(30, LIMIT, pool=7), Windows(30, 5)):
         streams = {"target": lengths["target"] + 5}
         first, second = (
             batches_of(planned(batching, streams if isinstance(batching, Windows) else lengths, seed, examples))
@@ -85,33 +85,70 @@ def test_an_order_is_a_function_of_the_seed(given_pairs: Pairs, seed: int) -> No
         assert first == second
 
 
-def first_fit(sizes: Pairs, length: int, open_rows: int) -> list[list[int]]:
-    """As the paper on bin packing says it: the first open bin with room; if there is none, the fullest is closed."""
-    bins: list[list[int]] = [[] for _ in range(open_rows)]
+def best_fit_decreasing(sizes: Pairs, length: int, pool: int) -> list[list[int]]:
+    """As the books on bin packing say it, pool by pool: the largest first, each where it leaves the least room."""
+    pools = max(1, len(sizes) // pool)
+    each = -(-len(sizes) // pools)
     closed = []
+    for begin in range(0, len(sizes), each):
+        bins: list[list[int]] = []
+        for example in sorted(range(begin, min(begin + each, len(sizes))), key=lambda n: -sum(sizes[n])):
+            left = {
+                n: min(length - sum(sizes[other][side] for other in [*held, example]) for side in (0, 1))
+                for n, held in enumerate(bins)
+            }
+            fitting = [n for n, room in left.items() if room >= 0]
+            if fitting:
+                bins[min(fitting, key=lambda n: left[n])].append(example)
+            else:
+                bins.append([example])
+        closed += [sorted(held) for held in bins]
+    return closed
 
-    def room(held: list[int]) -> list[int]:
-        return [length - sum(sizes[example][side] for example in held) for side in (0, 1)]
 
-    for example, size in enumerate(sizes):
-        fitting = [n for n, held in enumerate(bins) if all(r >= s for r, s in zip(room(held), size, strict=True))]
-        if fitting:
-            place = fitting[0]
-        else:
-            place = min(range(open_rows), key=lambda n: min(room(bins[n])))
-            closed.append(bins[place])
-            bins[place] = []
-        bins[place].append(example)
-    return closed + [held for held in bins if held]
-
-
-@given(pairs, st.integers(1, 5), st.integers(1, 3))
-def test_packing_is_first_fit(given_pairs: Pairs, open_rows: int, rows: int) -> None:
-    batching = Packing(rows * LIMIT + LIMIT // 2, LIMIT, open_rows)
+@settings(max_examples=60)
+@given(pairs, st.integers(1, 30), st.integers(1, 3))
+def test_packing_is_best_fit_decreasing_in_pools(given_pairs: Pairs, pool: int, rows: int) -> None:
+    batching = Packing(rows * LIMIT + LIMIT // 2, LIMIT, pool)
     batches = batches_of(planned(batching, lengths_of(given_pairs), None, np.arange(len(given_pairs))))
-    assert [row for batch in batches for row in batch] == first_fit(given_pairs, LIMIT, open_rows)
+    assert [row for batch in batches for row in batch] == best_fit_decreasing(given_pairs, LIMIT, pool)
     assert [len(batch) for batch in batches[:-1]] == [rows] * (len(batches) - 1)
     assert 1 <= len(batches[-1]) <= rows
+
+
+@settings(max_examples=30)
+@given(pairs, st.integers(1, 30))
+def test_how_many_pools_are_packed_at_once_changes_nothing(given_pairs: Pairs, pool: int) -> None:
+    found = []
+    for together in (1, 3, 64):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("regard.data.batching.SIDE_BY_SIDE", together)
+            plan = planned(Packing(3 * LIMIT, LIMIT, pool), lengths_of(given_pairs), 7, np.arange(len(given_pairs)))
+        found.append(batches_of(plan))
+    assert found[0] == found[1] == found[2]
+
+
+@given(pairs, seeds)
+def test_packed_rows_are_those_of_the_shuffled_order_shuffled(given_pairs: Pairs, seed: int) -> None:
+    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+    batching = Packing(3 * LIMIT, LIMIT, pool=20)
+    shuffled = np.random.default_rng(seed).permutation(examples)
+    in_order = {tuple(row) for batch in batches_of(planned(batching, lengths, None, shuffled)) for row in batch}
+    rows = [tuple(row) for batch in batches_of(planned(batching, lengths, seed, examples)) for row in batch]
+    assert set(rows) == in_order
+    assert len(rows) == len(in_order)
+
+
+@settings(max_examples=5, deadline=None)
+@given(seeds)
+def test_rows_of_sentences_are_full(seed: int) -> None:
+    # Lengths like those of parliament speech: the target a little longer than the source, both mostly short.
+    rng = np.random.default_rng(seed)
+    target = np.clip(rng.lognormal(3.3, 0.7, 5000), 2, 256).astype(np.int64)
+    source = np.clip(target * rng.normal(0.93, 0.15, 5000), 2, 256).astype(np.int64)
+    plan = planned(Packing(4096, 256), {"source": source, "target": target}, seed, np.arange(5000))
+    places = (len(plan.rows) - 1) * 256
+    assert max(source.sum(), target.sum()) / places > 0.992
 
 
 @given(pairs, seeds)

@@ -14,6 +14,8 @@ import numpy as np
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
 
+SIDE_BY_SIDE = 64  # pools that are packed at once: what they need stays in a processor's cache
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -98,17 +100,19 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
 class Packing(Batching):
     """Several examples a row, rows of one fixed `length`: hardly any padding, and every batch has the same shape.
 
-    Each batch holds `tokens` / `length` rows. An example goes to the first open row with room for it on every side.
+    Each batch holds `tokens` / `length` rows. The epoch is shuffled and cut into pools of about `pool` examples; in a
+    pool the longest example comes first, and each goes to the row that it leaves the least room in on its fuller side
+    (best fit decreasing). Short examples come last and fill the gaps. The rows of all pools are shuffled.
     """
 
     kind = "packing"
     packed = True
     tokens: int | None = None
     length: int = 512
-    open_rows: int = 64  # how many rows wait for a fitting example
+    pool: int = 4096  # examples that are fitted together: more leave fewer gaps, and take longer
 
     def check(self) -> None:
-        for name in ("length", "open_rows"):
+        for name in ("length", "pool"):
             if getattr(self, name) < 1:
                 raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
         if self.tokens is not None and self.tokens < self.length:
@@ -127,27 +131,44 @@ class Packing(Batching):
                 f"data.batching.length: an example of {int(columns.max())} tokens does not fit a row of {self.length}; "
                 "allow more"
             )
-        rows = self._fill(columns)
-        rows = [rows[n] for n in shuffled(np.arange(len(rows)), rng)]
-        begin = np.cumsum([0, *(len(row) for row in rows)])
-        flat = order[np.concatenate(rows)] if rows else order
-        return Plan(flat, begin, np.append(np.arange(0, len(rows), shape[0]), len(rows)))
+        _, row, sizes = np.unique(self._rows(columns), return_inverse=True, return_counts=True)
+        place = np.empty_like(sizes)
+        place[shuffled(np.arange(len(sizes)), rng)] = np.arange(len(sizes))  # where each row comes to stand
+        by_row = np.argsort(place[row], kind="stable")
+        sizes[place] = sizes.copy()
+        begin = np.concatenate([[0], np.cumsum(sizes)])
+        return Plan(order[by_row], begin, np.append(np.arange(0, len(sizes), shape[0]), len(sizes)))
 
-    def _fill(self, sizes: np.ndarray) -> list[list[int]]:
-        """First fit into a few open rows; the fullest closes when there are too many. `sizes` is (examples, sides)."""
-        rows: list[list[int]] = []
-        room = np.full((self.open_rows, sizes.shape[1]), self.length)
-        waiting: list[list[int]] = [[] for _ in range(self.open_rows)]
-        for example, size in enumerate(sizes):
-            fits = (room >= size).all(1)
-            place = int(fits.argmax())
-            if not fits[place]:
-                place = int(room.min(1).argmin())
-                rows.append(waiting[place])
-                waiting[place], room[place] = [], self.length
-            waiting[place].append(example)
-            room[place] -= size
-        return rows + [held for held in waiting if held]
+    def _rows(self, sizes: np.ndarray) -> np.ndarray:
+        """The number of the row that each example goes to; `sizes` is (examples, sides)."""
+        count, sides = sizes.shape
+        pools = max(1, count // self.pool)
+        each = -(-count // pools)
+        whole = np.zeros((pools, each, sides), np.int32)  # what is missing in the last pool has no size and comes last
+        whole.reshape(-1, sides)[:count] = sizes
+        found = [self._best_fit(whole[first : first + SIDE_BY_SIDE]) for first in range(0, pools, SIDE_BY_SIDE)]
+        return (np.concatenate(found) + each * np.arange(pools)[:, None]).reshape(-1)[:count]
+
+    def _best_fit(self, sizes: np.ndarray) -> np.ndarray:
+        """Best fit decreasing in each of several pools, side by side: (pools, examples, sides) to (pools, examples).
+
+        What is decided for one pool is independent of the others; together they are arrays instead of loops.
+        """
+        pools, count, sides = sizes.shape
+        decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
+        pool, rows = np.arange(pools), np.empty((pools, count), np.int64)
+        room = np.full((sides, pools, count), self.length, np.int32)
+        opened = 1  # of these rows the last is empty in every pool
+        for n in range(count):
+            example = decreasing[:, n]
+            size = sizes[pool, example].T
+            left = (room[:, :, :opened] - size[:, :, None]).min(0)
+            left[left < 0] = self.length  # does not fit: no row that does is left with as much, for no size is 0
+            row = left.argmin(1)
+            room[:, pool, row] -= size
+            rows[pool, example] = row
+            opened = min(count, max(opened, int(row.max()) + 2))
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

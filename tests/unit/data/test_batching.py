@@ -60,19 +60,23 @@ def test_no_examples_are_no_batches(batching: Batching) -> None:
     assert len(batching.plan({"target": np.zeros(0, np.int64)}, np.arange(0), np.random.default_rng(0))) == 0
 
 
-def test_packing_takes_the_first_row_with_room_on_both_sides() -> None:
-    lengths = {"source": np.asarray([6, 3, 1, 6, 4]), "target": np.asarray([2, 6, 1, 2, 2])}
-    # 0 -> row 0 (room 4, 8); 1 fits beside it on both sides (room 1, 2); 2 too (0, 1); 3 -> row 1; 4 beside it.
+def test_packing_leaves_the_least_room_on_the_fuller_side() -> None:
+    lengths = {"source": np.asarray([1, 6, 3, 6, 4]), "target": np.asarray([1, 2, 6, 2, 2])}
+    # Sums 2, 8, 9, 8, 6. First 2 (room 7, 4); 1 fits beside it (room 1, 2); 3 opens a row (4, 8); 4 fits there (0, 6);
+    # 0 fits the first only (0, 1).
     assert batches_of(Packing(20, 10).plan(lengths, np.arange(5), None)) == [[[0, 1, 2], [3, 4]]]
-    lengths["target"] = np.asarray([5, 6, 1, 2, 2])
-    # Now 1 does not fit beside 0 on the target side.
-    assert batches_of(Packing(20, 10).plan(lengths, np.arange(5), None)) == [[[0, 2], [1, 3]], [[4]]]
+    lengths["target"] = np.asarray([1, 2, 6, 2, 3])
+    lengths["source"] = np.asarray([1, 5, 3, 6, 5])
+    # Sums 2, 7, 9, 8, 8. First 2 (7, 4); 3 beside it (1, 2); 4 opens a row (5, 7); 1 fits there (0, 5). For 0 there is
+    # room in the first row only.
+    assert batches_of(Packing(20, 10).plan(lengths, np.arange(5), None)) == [[[0, 2, 3], [1, 4]]]
 
 
-def test_the_fullest_row_is_closed_when_too_many_wait() -> None:
-    lengths = {"target": np.asarray([9, 7, 8, 2, 3])}
-    # Two rows wait, 9 and 7 full; 8 fits neither, so the row of 9 is closed; 2 goes beside 8 and 3 beside 7.
-    assert batches_of(Packing(30, 10, open_rows=2).plan(lengths, np.arange(5), None)) == [[[0], [2, 3], [1, 4]]]
+def test_packing_fits_pool_by_pool() -> None:
+    lengths = {"target": np.asarray([9, 7, 8, 2, 3, 1])}
+    assert batches_of(Packing(30, 10).plan(lengths, np.arange(6), None)) == [[[0, 5], [2, 3], [1, 4]]]
+    # Two pools of three: nobody in the second knows of the gaps of the first.
+    assert batches_of(Packing(30, 10, pool=3).plan(lengths, np.arange(6), None)) == [[[0], [2], [1]], [[3, 4, 5]]]
 
 
 def test_packing_says_its_shape() -> None:
@@ -119,7 +123,7 @@ def test_windows_are_shuffled() -> None:
         (lambda: Buckets(0), "tokens"),
         (lambda: Packing(10, 11), "tokens"),
         (lambda: Packing(length=0), "length"),
-        (lambda: Packing(open_rows=0), "open_rows"),
+        (lambda: Packing(pool=0), "pool"),
         (lambda: Windows(10, 11), "tokens"),
         (lambda: Windows(length=0), "length"),
     ],
