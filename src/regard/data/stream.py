@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -82,13 +83,38 @@ class Stream:
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self.examples, self.batching, self.seed = examples, batching, seed
         self._plan: tuple[int, Plan] | None = None
+        self._ahead: tuple[int, Future[Plan]] | None = None
 
     def plan(self, epoch: int) -> Plan:
         """The batches of an epoch; a function of the seed and the epoch alone."""
         if self._plan is None or self._plan[0] != epoch:
-            rng = np.random.default_rng([self.seed % 2**64, epoch])
-            self._plan = epoch, self._planned(self.examples.epoch(rng), rng)
+            if self._ahead is not None and self._ahead[0] == epoch:
+                self._plan, self._ahead = (epoch, self._ahead[1].result()), None
+            else:
+                self._plan = epoch, self._drawn(epoch)
         return self._plan[1]
+
+    def plan_ahead(self, epoch: int) -> None:
+        """Begin to plan an epoch in a thread of its own, so that `plan` need not be waited for.
+
+        A plan depends on nothing that a thread could be late for. Nobody waits for one that is no longer wanted.
+        """
+        if self._ahead is not None and self._ahead[0] == epoch:
+            return
+        future: Future[Plan] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._drawn(epoch))
+            except BaseException as error:  # raised where the plan is wanted
+                future.set_exception(error)
+
+        self._ahead = epoch, future
+        threading.Thread(target=work, name=f"plan of epoch {epoch}", daemon=True).start()
+
+    def _drawn(self, epoch: int) -> Plan:
+        rng = np.random.default_rng([self.seed % 2**64, epoch])
+        return self._planned(self.examples.epoch(rng), rng)
 
     def _planned(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
         plan = self.batching.plan(self.examples.lengths, chosen, rng)
@@ -111,10 +137,15 @@ class Stream:
             yield self.item(plan, position)
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Batches from a place on, without end, each with the place after it."""
+        """Batches from a place on, without end, each with the place after it.
+
+        The next epoch is planned ahead from the middle of an epoch on: a short run has no use for it.
+        """
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):
+                if position >= len(plan) // 2:
+                    self.plan_ahead(place.epoch + 1)
                 following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
                 yield self.item(plan, position), following
             place = Place(place.epoch + 1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.data.batching import Batching, Buckets, Packing, Windows
+from regard.data.batching import Batching, Buckets, Packing, Plan, Windows
 from regard.data.objectives import Item, LanguageModelling, Translation
 from regard.data.store import Table, Writer
 from regard.data.stream import Examples, Place, Prefetch, Stream
@@ -234,6 +234,50 @@ def test_windows_never_reach_into_the_next_text() -> None:
 def test_a_text_without_a_batch_is_refused() -> None:
     with pytest.raises(DataError, match="give more text"):
         translating(Buckets(40), tables=[Table.of(source=[], target=[])]).plan(0)
+
+
+# -- planning ahead
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_plan_made_ahead_is_the_plan(name: str) -> None:
+    make = MAKERS[name]
+    ahead, alone = make(), make()
+    for epoch in (3, 4, 1):  # also one that is asked for twice, or not the one that was begun
+        ahead.plan_ahead(epoch)
+        ahead.plan_ahead(epoch)
+        found, wanted = ahead.plan(epoch), alone.plan(epoch)
+        assert found.examples.tolist() == wanted.examples.tolist()
+        assert (found.rows.tolist(), found.batches.tolist()) == (wanted.rows.tolist(), wanted.batches.tolist())
+    ahead.plan_ahead(9)
+    assert ahead.plan(2).examples.tolist() == alone.plan(2).examples.tolist()
+
+
+def test_the_next_epoch_is_planned_from_the_middle_of_an_epoch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, plan = [], Buckets.plan
+
+    def noted(*given: Any) -> Plan:
+        threads.append(threading.current_thread().name)
+        return plan(*given)
+
+    monkeypatch.setattr(Buckets, "plan", noted)
+    stream = translating(Buckets(40))
+    here, size = threading.current_thread().name, len(stream.plan(0))
+    batches = stream.after(Place())
+    for _ in range(size // 2):
+        next(batches)
+    assert threads == [here]
+    for _ in range(size // 2 + 2):
+        next(batches)
+    assert threads[:2] == [here, "plan of epoch 1"]
+    assert here not in threads[1:]
+
+
+def test_what_goes_wrong_in_a_plan_is_raised_where_it_is_wanted() -> None:
+    stream = translating(Buckets(40), tables=[Table.of(source=[], target=[])])
+    stream.plan_ahead(1)
+    with pytest.raises(DataError, match="give more text"):
+        stream.plan(1)
 
 
 # -- prefetching
