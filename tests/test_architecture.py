@@ -101,7 +101,8 @@ def test_the_package_itself_imports_nothing() -> None:
         ("batch", {"regard.errors"}),
         ("nn.sight", {"regard.errors", "regard.tree"}),
         ("nn.mask", {"regard.nn.sight"}),
-        ("nn.state", {"regard.errors", "regard.nn.mask"}),
+        ("nn.beams", set()),
+        ("nn.state", {"regard.errors", "regard.nn.beams", "regard.nn.mask"}),
         ("nn.core", {"regard.errors", "regard.nn.mask", "regard.nn.state"}),
     ],
 )

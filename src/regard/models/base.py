@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.batch import Batch, check_padding, readable
 from regard.errors import DataError, SpecError
+from regard.nn.beams import Paths
 from regard.nn.core import Memory, Site, Trace, View
 from regard.nn.init import Init, Undrawn
 from regard.nn.input import Input, InputSpec
@@ -104,6 +105,14 @@ class Decoding:
             seen = self.cross.mask.k_seg
             mask = replace(self.cross.mask, k_seg=None if seen is None else seen.index_select(0, sources))
             self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
+
+    def own_view(self, T: int) -> View:
+        """How T new tokens of every row look at what was said so far and at each other."""
+        S, device, beams = self.rows.reach(T), self.rows.lengths.device, None
+        if self.rows.paths is not None:
+            mask = self.rows.shared_mask(T, self.prefix)
+            beams = View(mask, T * self.beams, S * self.beams, device)
+        return View(self.rows.mask(T, self.prefix), T, S, device, beams=beams)
 
     def cross_view(self, T: int) -> View | None:
         """How T new tokens of every beam look at the memory; lowered once for all steps of the same T."""
@@ -407,7 +416,8 @@ def decoding_rows(sources: int, beams: int, device: torch.device, max_len: int, 
         if number < 1:
             raise SpecError(name, f"must be at least 1, not {number}")
     lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
-    return Rows(lengths, max_len, uniform=not static, static=static)
+    paths = Paths(sources * beams, beams, max_len, device, static) if beams > 1 else None
+    return Rows(lengths, max_len, uniform=not static, static=static, paths=paths)
 
 
 def padding_mask(seg: Int[Tensor, "B S"] | None) -> Mask:

@@ -120,10 +120,9 @@ class DecoderOnlyModel(LanguageModel):
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
         if self.prefixed and decoding.prefix is None:
-            everything = decoding.rows.lengths.new_full((ids.shape[0],), T)
+            everything = decoding.rows.lengths.new_full((ids.shape[0],), ids.shape[1])
             decoding.prefix = everything if counts is None else counts.clone()
-        mask = decoding.rows.mask(T, decoding.prefix)
-        x = self.embed(ids, mask, S)
-        return self.decoder(x, Context(View(mask, T, S, ids.device), trace=decoding.trace), decoding.states).x
+        own = decoding.own_view(ids.shape[1])
+        x = self.embed(ids, own.mask, own.S)
+        return self.decoder(x, Context(own, trace=decoding.trace), decoding.states).x

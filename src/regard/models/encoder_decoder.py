@@ -144,8 +144,7 @@ class EncoderDecoderModel(LanguageModel):
         decoding: Decoding,
         counts: Int[Tensor, " B"] | None,  # noqa: ARG002
     ) -> Float[Tensor, "B T D"]:
-        T, S = ids.shape[1], decoding.rows.reach(ids.shape[1])
-        mask = decoding.rows.mask(T)
-        x = self.embed("target", ids, mask, S)
-        ctx = Context(View(mask, T, S, ids.device), decoding.cross_view(T), decoding.memory, trace=decoding.trace)
+        own = decoding.own_view(ids.shape[1])
+        x = self.embed("target", ids, own.mask, own.S)
+        ctx = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.decoder(x, ctx, decoding.states).x

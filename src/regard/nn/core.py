@@ -103,6 +103,7 @@ class View:
     lowered: dict[Any, Any] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
     others: Mapping[int, "View"] = field(default_factory=dict)  # the same pairs for attentions of so many heads
+    beams: "View | None" = None  # the same where the beams of a source are one row, for a cache that they share
 
     def with_terms(self, terms: Terms | None) -> "View":
         """The same pairs with other position terms."""

@@ -115,8 +115,8 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "varlen takes no bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
-    if mask.strict or mask.prefix is not None:
-        return "varlen knows no strict or prefix mask; use 'flex' or 'sdpa'"
+    if mask.strict or mask.prefix is not None or mask.shown is not None:
+        return "varlen knows no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     if mask.sight is not None and not isinstance(mask.sight, Window):

@@ -18,6 +18,7 @@ class Mask:
     visible(i, j) = seg_i == seg_j != 0
                     and (not causal or prefix_j or pos_j <= pos_i)        (pos_j < pos_i when strict)
                     and sight(pos_i, pos_j)
+                    and shown_ij
 
     Everything is optional; what is None costs nothing. Defaults are None or primitives: torch.compile cannot build
     instances of user classes as defaults inside a traced forward pass.
@@ -35,6 +36,7 @@ class Mask:
     sight: Sight | None = None
     segments: int = 1  # most segments in a row: a fixed size, so that packed batches compile once
     longest: int | None = None  # no segment is longer than this; None: it may fill the row
+    shown: Bool[Tensor, "b T S"] | None = None  # pair by pair: the slots that a beam's text runs through
 
     def is_plain(self, T: int, S: int) -> bool:
         """Whether `causal` says it all, so that a kernel needs a flag and no tensor.
@@ -54,7 +56,7 @@ class Mask:
 
     def _has_pattern(self) -> bool:
         past = self.causal and (self.strict or self.prefix is not None)
-        return past or self.packed or self.sight is not None
+        return past or self.packed or self.sight is not None or self.shown is not None
 
     def _ordered(self) -> bool:
         """Whether order alone hides the padding at the end of a row from its real tokens."""
@@ -98,6 +100,8 @@ class Mask:
                 terms.append(past if self.prefix is None else past | self.prefix[:, None, :])
             if self.sight is not None:
                 terms.append(self.sight.visible(q, k))
+        if self.shown is not None:
+            terms.append(self.shown)
         visible = terms[0]
         for term in terms[1:]:
             visible = visible & term
@@ -123,6 +127,8 @@ class Mask:
                 seen = seen & (past if self.prefix is None else past | self.prefix[b, j])
             if self.sight is not None:
                 seen = seen & self.sight.visible(q, k)
+            if self.shown is not None:
+                seen = seen & self.shown[b, i, j]
             return seen
 
         return visible

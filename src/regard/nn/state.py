@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.nn.beams import Paths
 from regard.nn.mask import Mask
 
 
@@ -24,6 +25,7 @@ class Rows:
     bound: int = 0
     uniform: bool = True  # every row is exactly at `bound`
     static: bool = False
+    paths: Paths | None = None  # where there are several beams, so that they can share a cache
 
     def claim(self, T: int) -> None:
         """Refuse to read T more tokens than there is room for."""
@@ -48,8 +50,29 @@ class Rows:
             return Mask(causal=True, start=self.bound, prefix=shared)
         return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
 
+    def shared_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
+        """The same where the beams of a source are one row: beams * T queries, beams * S slots, each at its place."""
+        assert self.paths is not None
+        S, beams = self.reach(T), self.paths.beams
+        places = self.positions(T)
+        self.paths.enter(T, self.bound, places)
+        slots = self.paths.slots(S)
+        shared = None
+        if prefix is not None:  # of those who wrote the slots; it matters only while they are read for the first time
+            shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
+        return Mask(
+            causal=True,
+            q_pos=places[:beams].flatten()[None] if self.uniform else places.unflatten(0, (-1, beams)).flatten(1),
+            k_pos=slots,
+            prefix=shared,
+            longest=S,
+            shown=self.paths.shown(T, S),
+        )
+
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
+        if self.paths is not None:
+            self.paths.leave(T, self.bound, counts)
         self.lengths += T if counts is None else counts
         self.bound += T
         self.uniform = self.uniform and counts is None
@@ -57,10 +80,14 @@ class Rows:
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues what row parent[i] has read."""
         self.lengths.copy_(self.lengths.index_select(0, parent))
+        if self.paths is not None:
+            self.paths.reorder(parent, self.reach(0))
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order."""
         self.lengths = self.lengths.index_select(0, rows)
+        if self.paths is not None:
+            self.paths.keep(rows)
 
 
 @runtime_checkable
@@ -120,6 +147,60 @@ class KVCache:
         n, live = rows.shape[0], self.rows.reach(0)
         for cache in (self.keys, self.values):
             cache[:n, :, :live] = cache[:, :, :live].index_select(0, rows)
+        self.keys, self.values = self.keys[:n], self.values[:n]
+
+
+class BeamCache:
+    """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
+
+    Nothing is ever moved: `Rows.paths` knows whose slots a beam may look at.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        assert rows.paths is not None
+        self.rows, self.beams = rows, rows.paths.beams
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
+        """Store what every beam has read, beam after beam; return all slots that may be looked at so far."""
+        if self.keys is None or self.values is None:
+            room = self.rows.max_len * self.beams
+            self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
+            self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
+        T = k.shape[2] // self.beams
+        self._write(self.keys, k, T)
+        self._write(self.values, v, T)
+        reach = self.rows.reach(T) * self.beams
+        return self.keys[:, :, :reach], self.values[:, :, :reach]
+
+    def _write(self, cache: Float[Tensor, "b G M W"], new: Float[Tensor, "b G N W"], T: int) -> None:
+        if T > 1:
+            new = new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3)
+        if self.rows.static:
+            assert self.rows.paths is not None
+            first = self.rows.paths.column * self.beams
+            cache.index_copy_(2, first + torch.arange(new.shape[2], device=new.device), new)
+        else:
+            at = self.rows.bound * self.beams
+            cache[:, :, at : at + new.shape[2]] = new
+
+    def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
+        """What each beam looks at, by the place in its own text."""
+        at = slots[:, None, None].expand_as(weights)
+        by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
+        return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Nothing to do: a beam's parent is of the same source, and `Rows` moves its path."""
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """The sources move to the front of the storage, of which only that part is used from now on."""
+        if self.keys is None or self.values is None:
+            return
+        n, live = sources.shape[0], self.rows.reach(0) * self.beams
+        for cache in (self.keys, self.values):
+            cache[:n, :, :live] = cache[:, :, :live].index_select(0, sources)
         self.keys, self.values = self.keys[:n], self.values[:n]
 
 

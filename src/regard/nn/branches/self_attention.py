@@ -6,12 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, output_projection, split_heads
-from regard.nn.core import Branch, Context, Site, View
+from regard.nn.core import Branch, Context, Site, Trace, View
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.base import Position, places
 from regard.nn.position.rotary import rotate
-from regard.nn.state import KVCache, Rows
+from regard.nn.state import BeamCache, KVCache, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,21 @@ class _SelfAttention(Branch):
         self.dropout = site.attention_dropout
         self.name = f"{site.side}.self"
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T W"]:
-        view = ctx.own.at(self.heads) if self.position is None else self.own_view(ctx.own)
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
+    ) -> Float[Tensor, "B T W"]:
+        if not isinstance(state, BeamCache):
+            return self.look(x, ctx.own, ctx.trace, state)
+        # The beams of one source ask as if they were more tokens of one row, so its keys are never copied.
+        assert ctx.own.beams is not None
+        together = x.unflatten(0, (-1, state.beams)).flatten(1, 2)
+        return self.look(together, ctx.own.beams, ctx.trace, state).reshape(*x.shape[:2], -1)
+
+    def look(
+        self, x: Float[Tensor, "B T D"], stack: View, trace: Trace | None, state: KVCache | BeamCache | None
+    ) -> Float[Tensor, "B T W"]:
+        """Attention of the stream to itself and to its past, as the stack's view says."""
+        view = stack.at(self.heads) if self.position is None else self.own_view(stack)
         q, k, v = self.qkv(x).split(self.widths, -1)
         if view.terms is not None and view.terms.offset is not None:
             q, k, v = q + view.terms.offset, k + view.terms.offset, v + view.terms.offset
@@ -84,8 +97,12 @@ class _SelfAttention(Branch):
             q, k = rotate(q, view.terms.rotation), rotate(k, view.terms.rotation)
         if state is not None:
             k, v = state.append(k, v)
-        if ctx.trace is not None:
-            ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
+        if trace is not None:
+            weights = attention_weights(q, k, view, self.scale)
+            if isinstance(state, BeamCache):
+                assert view.mask.k_pos is not None
+                weights = state.apart(weights, view.mask.k_pos)
+            trace.add(self.name, weights)
         y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(y))
 
@@ -94,5 +111,5 @@ class _SelfAttention(Branch):
         assert self.position is not None
         return stack.with_terms(self.position(places(stack)))
 
-    def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
-        return KVCache(rows)
+    def start(self, rows: Rows, ctx: Context) -> KVCache | BeamCache:  # noqa: ARG002
+        return KVCache(rows) if rows.paths is None else BeamCache(rows)

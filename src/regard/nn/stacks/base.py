@@ -83,6 +83,8 @@ def prepare(
 
     `others` are positions for attentions of another number of heads than the model's.
     """
+    if view.beams is not None:
+        view = replace(view, beams=prepare(view.beams, position, sight, strict, others))
     if sight is not None or strict:
         view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={}, shared={})
     main = view if position is None else view.with_terms(position(places(view)))

@@ -1,0 +1,193 @@
+"""Beams that share one cache say what beams say that copy theirs, whatever is read, reordered and dropped."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.models.base import Decoding, LanguageModel, ModelSpec
+from regard.models.joined import Joined
+from regard.nn.beams import Paths
+from regard.nn.branches import self_attention
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Trace
+from regard.nn.position.additive import Injected, Learned
+from regard.nn.position.base import Position
+from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
+from regard.nn.sight import Window
+from regard.nn.stacks.plain import Plain
+from regard.nn.state import BeamCache, KVCache, Rows
+from regard.testing import tiny
+from regard.testing.laws import Subject
+from regard.tree import swap
+from regard.variants import apply
+
+BEAMS = 3
+POSITIONS = (T5Bias(8, 16), Rotary(), Shaw(3), Shaw(2, values=False), ALiBi(), DistanceBias(3), Injected(Learned(16)))
+
+
+def stacked(model: ModelSpec, **changes: object) -> ModelSpec:
+    return swap(model, Plain, lambda stack: replace(stack, **changes))
+
+
+def joined(visibility: str) -> Joined:
+    model = tiny.decoder_only()
+    names = ("vocab", "d_model", "heads", "decoder")
+    return Joined(**{name: getattr(model, name) for name in names}, visibility=visibility)  # type: ignore[reportArgumentType]
+
+
+def of_each(position: Position) -> dict[str, ModelSpec]:
+    models: dict[str, ModelSpec] = {"encoder_decoder": tiny.encoder_decoder(), "prefix_lm": tiny.prefix_lm()}
+    found = {f"{name} {position}": stacked(model, position=position) for name, model in models.items()}
+    own = swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, position=position))
+    return found | {f"decoder_only, each layer {position}": own}
+
+
+SUBJECTS: dict[str, ModelSpec] = {
+    "encoder_decoder": tiny.encoder_decoder(),
+    "decoder_only": tiny.decoder_only(),
+    "prefix_lm": tiny.prefix_lm(),
+    "joined": joined("causal"),
+    "joined prefix": joined("prefix"),
+    "grouped": swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, kv_heads=2)),
+    "multi-query": swap(tiny.encoder_decoder(), SelfAttention, lambda branch: replace(branch, kv_heads=1)),
+    "window": stacked(tiny.decoder_only(), sight=Window(2)),
+    "window and shaw": stacked(tiny.encoder_decoder(), sight=Window(2), position=Shaw(2)),
+    "strict": replace(tiny.decoder_only(), decoder=replace(tiny.decoder_only().decoder, strict=True)),  # type: ignore[reportCallIssue]
+    **{name: model for position in POSITIONS for name, model in of_each(position).items()},
+}
+
+
+@contextmanager
+def copying() -> Iterator[None]:
+    """Every beam has a cache of its own, which is copied when beams are reordered."""
+    with patch.object(self_attention._SelfAttention, "start", lambda _, rows, ctx: KVCache(rows)):
+        yield
+
+
+def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, kept: bool = False) -> list[Tensor]:
+    """What is said after every read of a long series of reads, reorderings and one dropping."""
+    rng = torch.Generator().manual_seed(7)
+    batch, sources = Subject(spec).collate(Subject(spec).examples(3)), 3
+    said = []
+
+    def read(T: int, counts: Tensor | None = None) -> None:
+        ids = torch.randint(3, tiny.VOCAB, (sources * BEAMS, T), generator=rng)
+        seg = None if counts is None else (torch.arange(T) < counts[:, None]).long()
+        said.append(model.advance(ids, decoding, seg))
+
+    def reorder() -> None:
+        picked = torch.randint(0, BEAMS, (sources, BEAMS), generator=rng)
+        decoding.reorder((picked + torch.arange(sources)[:, None] * BEAMS).flatten())
+
+    with torch.no_grad():
+        decoding: Decoding = model.start(batch, 14, BEAMS, static)
+        read(3, torch.randint(1, 4, (sources * BEAMS,), generator=rng) if ragged else None)
+        for T in (1, 2):
+            reorder()
+            read(T)
+        if kept:
+            decoding.keep(torch.tensor([2, 0]))
+            sources = 2
+        reorder()
+        reorder()
+        read(1)
+    return said
+
+
+def both(model: LanguageModel, spec: ModelSpec, **how: bool) -> None:
+    shared = decode(model, spec, **how)
+    with copying():
+        copied = decode(model, spec, **how)
+    for step, (mine, theirs) in enumerate(zip(shared, copied, strict=True)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, n=step: f"read {n}: {text}")
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_sharing_a_cache_changes_nothing(name: str) -> None:
+    spec = SUBJECTS[name]
+    model = Subject(spec).generator()
+    both(model, spec, static=False, ragged=False, kept=True)
+    both(model, spec, static=False, ragged=True)
+    both(model, spec, static=True, ragged=True)
+
+
+# Wirings, attentions within other branches, and beside states that are still copied; the law of beams has all rows.
+ROWS = (
+    "block_sharing evolved evolved_so grouped_query light_conv parallel prefix_lm sliding_window synth_dense "
+    "synth_random_plus_alpha transparent universal universal_act vanilla weighted weighted_ahmed"
+)
+
+
+@pytest.mark.parametrize("name", ROWS.split())
+def test_nor_in_a_row_of_the_table(name: str) -> None:
+    spec = apply(name, tiny.narang())
+    both(Subject(spec).generator(), spec, static=False, ragged=False, kept=True)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_no_key_moves(static: bool) -> None:
+    """Reordering leaves every key where it is, and what a step writes goes to the same storage."""
+    model = Subject(tiny.encoder_decoder()).generator()
+    batch = Subject(tiny.encoder_decoder()).collate(Subject(tiny.encoder_decoder()).examples(2))
+    with torch.no_grad():
+        decoding = model.start(batch, 5, BEAMS, static)
+        model.advance(torch.full((2 * BEAMS, 1), 5), decoding)
+        cache = decoding.states[0][0]
+        assert isinstance(cache, BeamCache)
+        assert cache.keys is not None
+        before, address = cache.keys.clone(), cache.keys.data_ptr()
+        decoding.reorder(torch.tensor([1, 1, 0, 5, 3, 4]))
+        assert torch.equal(cache.keys, before)
+        model.advance(torch.full((2 * BEAMS, 1), 6), decoding)
+    assert torch.equal(cache.keys[:, :, :BEAMS], before[:, :, :BEAMS])
+    assert not torch.equal(cache.keys[:, :, BEAMS : 2 * BEAMS], before[:, :, BEAMS : 2 * BEAMS])
+    assert cache.keys.data_ptr() == address
+
+
+def test_paths_by_definition() -> None:
+    """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is shown iff an ancestor wrote it."""
+    paths = Paths(2, 2, 4, torch.device("cpu"), static=False)
+    rows = Rows(torch.zeros(2, dtype=torch.int64), 4, paths=paths)
+    rows.shared_mask(1)
+    rows.advance(1, None)
+    rows.reorder(torch.tensor([1, 0]))
+    mask = rows.shared_mask(1)
+    assert mask.shown is not None
+    assert mask.shown[0].tolist() == [[False, True, True, False], [True, False, False, True]]
+    assert mask.k_pos is not None
+    assert mask.k_pos.tolist() == [[0, 0, 1, 1]]
+    rows.advance(1, None)
+    rows.reorder(torch.tensor([0, 0]))
+    assert paths.at.tolist() == [[1, 0, -1, -1], [1, 0, -1, -1]]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
+    spec = tiny.decoder_only()
+    model, prompt = Subject(spec).generator(), torch.randint(3, tiny.VOCAB, (BEAMS, 3))
+    seg = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]) if ragged else None
+
+    def weights() -> list[Tensor]:
+        with torch.no_grad():
+            decoding = model.start(Subject(spec).collate(Subject(spec).examples(1)), 6, BEAMS)
+            decoding.trace = Trace()
+            model.advance(prompt, decoding, seg)
+            decoding.reorder(torch.tensor([2, 0, 1]))
+            model.advance(prompt[:, :1], decoding)
+        return decoding.trace.weights["decoder.self"]
+
+    shared = weights()
+    with copying():
+        copied = weights()
+    real = torch.ones_like(prompt) if seg is None else seg
+    for mine, theirs in zip(shared[:2], copied[:2], strict=True):  # padding looks at something else, which is nothing
+        torch.testing.assert_close(mine.transpose(1, 2)[real != 0], theirs.transpose(1, 2)[real != 0])
+    for mine, theirs in zip(shared[2:], copied[2:], strict=True):
+        torch.testing.assert_close(mine, theirs)
