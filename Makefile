@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-train bench-decode docs test-kills test-oracles test-gpu table clean
+.PHONY: help setup demo test check bench bench-train bench-decode speed docs test-kills test-oracles test-gpu table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +43,14 @@ check: $(STAMP) ## format, lint, types, spelling
 bench: $(STAMP) ## cost of composition against the same arithmetic by hand
 	$(BIN)/python bench/overhead.py
 
-bench-train: $(STAMP) ## training speed against Hugging Face Marian, small shape, one CPU thread
-	OMP_NUM_THREADS=1 $(BIN)/python bench/train.py
+bench-train: $(STAMP) ## training speed against the peers that are installed, small shape
+	$(BIN)/regard bench train
 
-bench-decode: $(STAMP) ## beam search against Hugging Face generate, small shape, one CPU thread
-	OMP_NUM_THREADS=1 $(BIN)/python bench/decode.py
+bench-decode: $(STAMP) ## beam search against the peers that are installed, small shape
+	$(BIN)/regard bench decode
+
+speed: $(STAMP) ## every race on this device, for docs/results/speed.md (a CPU: about half an hour)
+	$(BIN)/python docs/results/speed.py
 
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py

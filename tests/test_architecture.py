@@ -34,7 +34,7 @@ LAYERS = (
     ("run",),
     ("serving", "session"),
     ("demo",),
-    ("ablation",),
+    ("ablation", "bench"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,109 @@
+"""Writes docs/results/speed.md and speed.json: every race of `regard bench` that belongs to a device.
+
+    python docs/results/speed.py                      # race here, then write
+    python docs/results/speed.py --merge a.json b.json    # take races that were run elsewhere: regard bench ... --json
+
+The races of other devices stay as they were.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+RACES = {
+    "cpu": (("train", "small"), ("train", "base"), ("decode", "base")),
+    "cuda": (("train", "base"), ("train", "big"), ("decode", "base")),
+}
+TITLES = {"cuda": "GPU", "cpu": "CPU"}
+Race = dict[str, Any]
+
+
+def raced(task: str, shape: str, device: str, rounds: int) -> Race:
+    """One race, in a process of its own: nobody inherits memory or threads."""
+    words = ["bench", task, "--shape", shape, "--device", device, "--rounds", str(rounds), "--json"]
+    print("regard", *words, file=sys.stderr, flush=True)
+    said = subprocess.run([sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(said.stdout)
+
+
+def merged(old: list[Race], new: list[Race]) -> list[Race]:
+    """Every race once, the newest of each kind, in the order of the page."""
+    kinds = [(device, *race) for device in TITLES for race in RACES[device]]
+    found = {(race["device"], race["task"], race["shape"]): race for race in (*old, *new)}
+    return [found[kind] for kind in sorted(found, key=lambda kind: kinds.index(kind) if kind in kinds else len(kinds))]
+
+
+def page(races: list[Race]) -> str:
+    """The page."""
+    lines = [
+        "# Speed",
+        "",
+        "Written by `make speed`, which runs every race of `regard bench` that belongs to its device. The ratio is",
+        "to the fastest peer of the same race, round by round: its median and the 95 % interval of 2,000 resamples.",
+    ]
+    for device, title in TITLES.items():
+        here = [race for race in races if race["device"] == device]
+        if here:
+            lines += ["", f"## {title}"]
+        for race in here:
+            lines += ["", *section(race)]
+    return "\n".join(lines) + "\n"
+
+
+def section(race: Race) -> list[str]:
+    """One race."""
+    machine = race["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"
+    memory = any(row["memory_gb"] is not None for row in race["rows"])
+    lines = [
+        f"### {race['task']}, {race['shape']}",
+        "",
+        f"{race['unit'][0].upper()}{race['unit'][1:]}; {race['rounds']} rounds on {race['date']}. {where}. {versions}.",
+        *([f"Not installed there: {', '.join(race['missing'])}."] if race["missing"] else []),
+        "",
+        f"| | tokens/s | ratio | 95 % interval | parameters |{' peak GB |' if memory else ''}",
+        f"|---|--:|--:|--:|--:|{'--:|' if memory else ''}",
+    ]
+    for row in race["rows"]:
+        name = f"**{row['name']}**" if row["name"].startswith("regard") else row["name"]
+        ratio, interval = "", ""
+        if row["ratio"] is not None:
+            ratio, interval = f"{row['ratio']:.2f}", f"{row['low']:.2f} .. {row['high']:.2f}"
+        peak = f" {row['memory_gb']:.1f} |" if row["memory_gb"] is not None else " |" if memory else ""
+        lines.append(
+            f"| {name} | {row['tokens_per_second']:,.0f} | {ratio} | {interval} | {row['parameters']:,} |{peak}"
+        )
+    return lines
+
+
+def main() -> None:
+    """Race or merge, then write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("auto", *RACES), default="auto")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    device = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if given.merge:
+        new = [json.loads(path.read_text(encoding="utf-8")) for path in given.merge]
+    else:
+        new = [raced(task, shape, device, given.rounds) for task, shape in RACES[device]]
+    today = datetime.now(UTC).date().isoformat()
+    new = [{"date": today} | race for race in new]
+    kept = HERE / "speed.json"
+    old = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    races = merged(old, new)
+    kept.write_text(json.dumps(races, indent=1) + "\n", encoding="utf-8")
+    (HERE / "speed.md").write_text(page(races), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Hugging Face Marian with our weights: eager, attention by SDPA."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.batch import Batch, pad
+from regard.bench.contest import UnfairError
+from regard.bench.peers.base import Ids, Speaker, Trainee, columns, count, library, smoothed
+from regard.bench.shapes import BOS, EOS, PAD, Shape
+
+
+def marian(shape: Shape, ours: nn.Module) -> Any:
+    """Their model with the weights of ours."""
+    hub = library("transformers")
+    sides: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        sides |= {f"{side}_layers": shape.depth, f"{side}_ffn_dim": shape.d_hidden}
+        sides |= {f"{side}_attention_heads": shape.heads}
+    config = hub.MarianConfig(
+        **sides,
+        vocab_size=shape.vocab,
+        d_model=shape.d_model,
+        max_position_embeddings=256,
+        dropout=shape.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+    theirs = hub.MarianMTModel(config)
+    # Not strict: they also store positions, which are sinusoids, a bias of the logits, which is 0, and the table again.
+    _, unknown = theirs.load_state_dict(renamed(ours.state_dict(), shape.depth), strict=False)
+    if unknown or count(theirs) != count(ours):
+        raise UnfairError(f"transformers {hub.__version__} has another Marian than we know")
+    return theirs
+
+
+def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:
+    """Marian, and torch's smoothed cross-entropy over its logits."""
+    theirs = marian(shape, ours)
+
+    def prepare(batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        source, real, read, labels = columns(batch)
+        # A causal decoder needs no mask for padding at the end.
+        return {"input_ids": source, "attention_mask": real.long(), "decoder_input_ids": read}, labels
+
+    def loss(inputs: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+        return smoothed(theirs(**inputs[0], use_cache=False).logits, inputs[1], smoothing)
+
+    return Trainee("hf marian", theirs, prepare, loss, copied=True, pure_half=True)
+
+
+def speakers(shape: Shape, ours: nn.Module, device: torch.device, dtype: torch.dtype) -> list[Speaker]:
+    """`generate` of Marian."""
+    theirs = marian(shape, ours).to(device, dtype).eval()
+    parameters = count(theirs)
+
+    def say(sources: Ids, beams: int, length: int) -> Ids:
+        ids, seg = pad(sources)
+        lengths = {"min_new_tokens": length, "max_new_tokens": length}
+        said: Tensor = theirs.generate(
+            ids.to(device), attention_mask=seg.to(device), num_beams=beams, do_sample=False, **lengths
+        )
+        return said[:, 1:].tolist()
+
+    return [Speaker("hf generate", parameters, say)]
+
+
+def renamed(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """Our weights under their names."""
+    found = {"model.shared.weight": state["tables.tables.source.weight"]}
+
+    def give(our: str, *names: str) -> None:
+        for kind in ("weight", "bias"):
+            for name, part in zip(names, state[f"{our}.{kind}"].chunk(len(names)), strict=True):
+                found[f"{name}.{kind}"] = part
+
+    for side in ("encoder", "decoder"):
+        for i in range(depth):
+            our, their = f"{side}.blocks.{i}.branches", f"model.{side}.layers.{i}"
+            give(f"{our}.0.branch.qkv", *(f"{their}.self_attn.{x}_proj" for x in "qkv"))
+            give(f"{our}.0.branch.output", f"{their}.self_attn.out_proj")
+            give(f"{our}.0.norm", f"{their}.self_attn_layer_norm")
+            if side == "decoder":
+                give(f"{our}.1.branch.query", f"{their}.encoder_attn.q_proj")
+                give(f"{our}.1.branch.kv", *(f"{their}.encoder_attn.{x}_proj" for x in "kv"))
+                give(f"{our}.1.branch.output", f"{their}.encoder_attn.out_proj")
+                give(f"{our}.1.norm", f"{their}.encoder_attn_layer_norm")
+            last = 1 if side == "encoder" else 2
+            give(f"{our}.{last}.branch.up", f"{their}.fc1")
+            give(f"{our}.{last}.branch.down", f"{their}.fc2")
+            give(f"{our}.{last}.norm", f"{their}.final_layer_norm")
+    return found

@@ -1,0 +1,163 @@
+"""A race in training: real target tokens a second of forward, backward, clipping and optimizer."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.batch import Batch
+from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
+from regard.bench.peers import Peer
+from regard.bench.peers.base import Trainee, count
+from regard.bench.shapes import Shape, labels, packed, padded, sentences
+from regard.models.base import Loss, Model, build
+from regard.training.optim import AdamW, clip
+
+ADAMW, CLIP = AdamW(rate=1e-4), 1.0
+CORPUS = 10_000  # pairs: enough that sorting leaves hardly any padding
+GPU_TOKENS, GPU_LENGTH, GPU_STEPS = 16_384, 512, 15
+GPU_WARM = 50  # steps: every shape of the padded batches about once, so that no allocation is timed
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on, where, and how many steps of it are a turn."""
+
+    shape: Shape
+    smoothing: float
+    device: torch.device
+    batches: list[Batch]
+    steps: int
+
+    @classmethod
+    def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
+        """Token-budget batches of sorted sentences: small ones on a CPU, large ones on a GPU."""
+        if device.type == "cpu":
+            pairs = sentences(shape, CORPUS, seed=0)
+            batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps)
+            return cls(shape, smoothing, device, batches, shape.steps)
+        batches = padded(sentences(shape, 3 * CORPUS, seed=0), GPU_TOKENS, seed=0)
+        return cls(shape, smoothing, device, batches, GPU_STEPS)
+
+
+def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Row]:
+    """Ours and theirs. Before anything is timed, sizes are compared, and the loss of whoever has our weights."""
+    torch.manual_seed(0)
+    ours = build(work.shape.spec(work.smoothing), seed=1)
+    contestants = our_contestants(work, ours)
+    for peer in peers:
+        contestants += their_contestants(work, lambda peer=peer: peer.code().trainee(work.shape, work.smoothing, ours))
+    check_sizes(count(ours), contestants)
+    return race(contestants, rounds, work.device, tell)
+
+
+def our_contestants(work: Work, ours: Model) -> list[Contestant]:
+    """Our step as training makes it: on a CPU over padded batches, on a GPU over packed ones of one shape, compiled."""
+    if work.device.type == "cpu":
+        return [entered("regard", ours, our_step(ours, ours.loss, work.device), work.batches, work)]
+    pairs = sentences(work.shape, 3 * CORPUS, seed=0)
+    fixed = [batch.to(work.device) for batch in packed(pairs, 2 * GPU_TOKENS, GPU_LENGTH, seed=0)]
+    step = our_step(ours, torch.compile(ours.loss, dynamic=False), work.device)
+    return [entered("regard (compiled)", ours, step, fixed, replace(work, batches=fixed))]
+
+
+def our_step(model: Model, loss_of: Callable[[Batch], Loss], device: torch.device) -> Callable[[Batch], None]:
+    """A change of the weights, as the trainer makes it."""
+    optimizer = ADAMW.build(model.to(device))
+
+    def step(batch: Batch) -> None:
+        with autocast(device):
+            loss = loss_of(batch)
+        (loss.total / loss.tokens + loss.aux).backward()
+        clip(model.parameters(), CLIP)
+        optimizer.step(1.0)
+        optimizer.zero()
+
+    return step
+
+
+def their_contestants(work: Work, make: Callable[[], Trainee]) -> list[Contestant]:
+    """The loop that a careful user writes; on a GPU in autocast, and with bfloat16 weights where they can."""
+    trainee = make()
+    if trainee.copied:
+        check_loss(work, trainee)
+    if work.device.type == "cpu":
+        return [_theirs(work, trainee, trainee.title, nullcontext)]
+    found = [_theirs(work, trainee, f"{trainee.title} (autocast)", lambda: autocast(work.device))]
+    if trainee.pure_half:
+        rounded = make()
+        rounded.model.bfloat16()
+        found.append(_theirs(work, rounded, f"{trainee.title} (bf16)", nullcontext))
+    return found
+
+
+def _theirs(
+    work: Work, trainee: Trainee, title: str, precision: Callable[[], AbstractContextManager[Any]]
+) -> Contestant:
+    model = trainee.model.to(work.device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=ADAMW.rate or 0.0, betas=ADAMW.betas, eps=ADAMW.eps, weight_decay=ADAMW.decay, fused=True
+    )
+
+    def step(inputs: Any) -> None:
+        with precision():
+            loss = trainee.loss(inputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    inputs = [trainee.prepare(batch.to(work.device)) for batch in work.batches]
+    return entered(title, model, step, inputs, work)
+
+
+def entered(title: str, model: nn.Module, step: Callable[[Any], None], inputs: Sequence[Any], work: Work) -> Contestant:
+    """Somebody who takes turns of `steps` steps over the inputs, which are the batches of the work in their form."""
+    tokens = [labels(batch) for batch in work.batches]
+    model.train()
+    memory = None
+    if work.device.type == "cuda":
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        memory = (weights + _warmed(step, inputs, work.device)) / 1e9
+
+    def turn(number: int) -> int:
+        chosen = [n % len(inputs) for n in range(number * work.steps, (number + 1) * work.steps)]
+        for n in chosen:
+            step(inputs[n])
+        return sum(tokens[n] for n in chosen)
+
+    return Contestant(title, count(model), turn, memory)
+
+
+def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.device) -> int:
+    """The most memory, in bytes, that these steps held beyond what was there: gradients, moments, activations."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    for n in range(GPU_WARM):
+        step(inputs[n % len(inputs)])
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 products on a GPU; a CPU trains in float32."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def check_loss(work: Work, trainee: Trainee) -> None:
+    """Refuse to compare what does not compute the same loss from the same weights."""
+    batch = work.batches[0]
+    still = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
+    trainee.model.eval()
+    with torch.no_grad():
+        loss = still.loss(batch)
+        ours = float(loss.total / loss.tokens)
+        theirs = float(trainee.loss(trainee.prepare(batch)))
+    if abs(ours - theirs) > TOLERANCE * abs(ours):
+        raise UnfairError(f"{trainee.title} finds a loss of {theirs:.6f} where regard finds {ours:.6f}")

@@ -1,0 +1,95 @@
+"""The command that says how fast we are: bench."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.base import STUDY, AsJson, Device, Quiet, app, print_json, set_threads, warn
+from regard.errors import SpecError, nearest
+
+if TYPE_CHECKING:
+    from regard.bench.report import Report
+
+TASKS, DEVICES = ("train", "decode"), ("cpu", "cuda")
+FEWEST = 10
+
+
+@app.command(rich_help_panel=STUDY)
+def bench(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="train or decode.")],
+    shape: Annotated[str, typer.Option(metavar="NAME", help="small, base or big; tiny to try the command.")] = "small",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Only these peers: hf,ctranslate2,joeynmt,fairseq,xtransformers,torch. Those installed if not given.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help=f"At least {FEWEST} for a verdict.")] = FEWEST,
+    smoothing: Annotated[
+        float, typer.Option(metavar="X", help="Label smoothing of everybody's loss, in training.")
+    ] = 0.1,
+    device: Device = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of everybody.")] = 1,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Race against other people's code: the same model and the same sentences, a short turn each, many rounds.
+
+    Only real tokens count, not padding: per CPU second on a CPU, where other processes do not count then, or per
+    second on a GPU. The ratio is to the fastest peer, round by round: the median, and its 95 % interval.
+    """
+    if task not in TASKS:
+        raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
+    from regard.bench.peers import chosen
+
+    names = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
+    if names == []:
+        raise SpecError("--against", "names no peer; leave it out to race against all that are installed")
+    peers, missing = chosen(names, task)
+    from regard.bench.report import run
+    from regard.bench.shapes import SHAPES
+    from regard.run import choose_device
+
+    if shape not in SHAPES:
+        raise SpecError("--shape", f"unknown shape {shape!r}; {nearest(shape, SHAPES)}")
+    if not 0.0 <= smoothing < 1.0:
+        raise SpecError("--smoothing", f"must lie in [0, 1), not {smoothing}")
+    where = choose_device(device)
+    if where.type not in DEVICES:
+        raise SpecError("--device", f"races are run on {' or '.join(DEVICES)}, not on {where.type}")
+    set_threads(threads)
+    for peer in () if quiet else missing:
+        warn(f"{peer.title} is not installed and left out; {peer.install}")
+    report = run(task, shape, peers, rounds, smoothing, where, (lambda _: None) if quiet else progress)
+    if as_json:
+        print_json(report.json() | {"missing": [peer.name for peer in missing]})
+    else:
+        _show(report)
+
+
+def progress(line: str) -> None:
+    """One line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(report: "Report") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in report.headings():
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for line in report.lines():
+        table.add_row(*line)
+    console = Console()
+    console.print(table)
+    machine = report.machine
+    where = machine.get("gpu") or f"{machine['cpu']}, threads: {machine['threads']}"
+    console.print(
+        f"{report.task} {report.shape}, {report.rounds} rounds: {report.unit}", highlight=False, soft_wrap=True
+    )
+    console.print(f"{where}, torch {machine['versions']['torch']}", highlight=False)
+    if report.rounds < FEWEST:
+        console.print(f"fewer than {FEWEST} rounds prove nothing", highlight=False)

@@ -1,0 +1,31 @@
+"""The peers of `regard bench` that only `make test-oracles` installs: the same size, and a loss that can be learned."""
+
+import pytest
+import torch
+
+from regard.bench.peers import PEERS
+from regard.bench.peers.base import count
+from regard.bench.shapes import SHAPES, padded, sentences
+from regard.models.base import build
+
+pytestmark = pytest.mark.oracle
+TINY = SHAPES["tiny"]
+
+
+@pytest.mark.parametrize("name", ["fairseq", "joeynmt"])
+def test_a_peer_has_our_size_and_learns(name: str) -> None:
+    torch.manual_seed(0)
+    ours = build(TINY.spec(0.1), seed=1)
+    trainee = next(peer for peer in PEERS if peer.name == name).code().trainee(TINY, 0.1, ours)
+    assert count(trainee.model) == count(ours)
+    inputs = [trainee.prepare(batch) for batch in padded(sentences(TINY, 100, seed=0), 64, seed=0, most=3)]
+    optimizer = torch.optim.AdamW(trainee.model.parameters(), lr=1e-2)
+    losses = []
+    for n in range(30):
+        loss = trainee.loss(inputs[n % 3])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(5.3, abs=3.0)  # log 200 and what its first weights make of it
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
