@@ -94,6 +94,24 @@ class Batch:
         """The batch in pinned memory, from where a GPU can fetch it by itself."""
         return self._each(Tensor.pin_memory)
 
+    def alike(self, other: "Batch") -> bool:
+        """Whether the other could take this one's place: the same fields, shapes and promises."""
+        for field in fields(self):
+            mine, its = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, Tensor) and isinstance(its, Tensor):
+                if mine.shape != its.shape or mine.dtype != its.dtype:
+                    return False
+            elif mine is not its and mine != its:
+                return False
+        return True
+
+    def fill(self, other: "Batch") -> None:
+        """Take over what an alike batch holds, in place: a captured step reads the same memory every time."""
+        for field in fields(self):
+            mine = getattr(self, field.name)
+            if isinstance(mine, Tensor):
+                mine.copy_(getattr(other, field.name), non_blocking=True)
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})

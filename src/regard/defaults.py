@@ -7,7 +7,7 @@ text, Vaswani et al. 2017 for millions of sentences.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regard.data.batching import Batching, Buckets
+from regard.data.batching import Batching, Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
 from regard.errors import SpecError
@@ -24,12 +24,13 @@ from regard.nn.init import GPT2Init
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.residual import PreNorm
+from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import Cosine, InverseSqrt
 from regard.training.spec import TrainSpec
-from regard.tree import get_at, leaves, replace_at
+from regard.tree import get_at, leaves, replace_at, walk
 from regard.variants import apply
 
 
@@ -194,6 +195,18 @@ def for_objective(objective: Objective) -> TrainSpec:
         return TrainSpec(schedule=InverseSqrt(), average=5)
     optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.1)
     return TrainSpec(optimizer=optimizer, schedule=Cosine(floor=0.1))
+
+
+def packs(model: ModelSpec, objective: Objective) -> bool:
+    """Whether several texts may stand in one row: not if each has a label, or if a stack shortens the row."""
+    shortened = any(isinstance(part, StackSpec) and part.shortens for part in walk(model))
+    return not isinstance(objective, Classification) and not objective.stream and not shortened
+
+
+def packed(batching: Batching, longest: int) -> Packing:
+    """The same budget in rows of one shape, wide enough for the longest example and a good fit of several."""
+    tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
+    return Packing(max(tokens, length), length)
 
 
 def padded(batching: Batching) -> Batching:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard import defaults
+from regard.data.batching import Windows
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
@@ -216,8 +219,7 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say)
     for sentence in data.report:
         view.say(sentence)
-    on_cpu = choose_device(session.device).type == "cpu"
-    recipe = resolve(wanted, data, on_cpu, view.say, parent)
+    recipe = resolve(wanted, data, choose_device(session.device), view.say, parent)
     for name, tokenizer in _files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
     write_json(folder.recipe, {"format": FORMAT} | recipe.record())
@@ -238,9 +240,15 @@ def _files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
 
 
 def resolve(
-    wanted: Asked, data: Prepared, on_cpu: bool, say: Callable[[str], None], parent: Run | None = None
+    wanted: Asked,
+    data: Prepared,
+    device: torch.device,
+    say: Callable[[str], None],
+    parent: Run | None = None,
+    packs: bool = True,
 ) -> Recipe:
-    """The recipe with everything chosen that was not said, and why."""
+    """The recipe with everything chosen that was not said, and why. `packs`: rows may be packed where that is best."""
+    on_cpu = device.type == "cpu"
     given = defaults.Given(_width(wanted, parent), trained=parent is not None)
     chosen = defaults.choose(data.objective, data.survey, wanted.data.batches, wanted.train, on_cpu, given)
     vocabulary = {name: data.tokenizers[name].size for name in data.objective.encoded}
@@ -257,12 +265,27 @@ def resolve(
         )
         why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
     check_family(model, data.objective)
-    spec = replace(wanted.data, objective=data.objective, batching=chosen.batching)
+    batching = chosen.batching
+    if packs and device.type == "cuda" and wanted.data.batching is None and defaults.packs(model, data.objective):
+        batching = defaults.packed(batching, longest_laid(data))
+        why.append(f"rows: texts packed into rows of {batching.length}, so that a GPU sees one shape")
+    spec = replace(wanted.data, objective=data.objective, batching=batching)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.size:,} pieces")
     for sentence in why:
         say(sentence)
     return Recipe(model, spec, chosen.train, wanted.decode)
+
+
+def longest_laid(data: Prepared) -> int:
+    """The longest example, on its longer side, as it is laid into a row."""
+    objective = data.objective
+    return max(
+        int(table[name].lengths.max()) - objective.unread.get(name, 0)
+        for table in data.train
+        for name in objective.measured
+        if table.rows
+    )
 
 
 def _width(wanted: Asked, parent: Run | None) -> int | None:
@@ -308,7 +331,21 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
         view.say("no TensorBoard events: pip install 'regard[log]' adds them")
     write_json(folder.path / "environment.json", environment(device))
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}")
-    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion)
+    flops = _flops(recipe, data) if device.type == "cuda" else None
+    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion, flops)
+
+
+def _flops(recipe: Recipe, data: Prepared) -> float:
+    """FLOPs of a forward pass for each label, in texts of the usual length."""
+    from regard.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
+
+    column = data.objective.measured[-1]
+    usual = data.survey.ids[column] // max(1, data.survey.kept)
+    if isinstance(recipe.data.batching, Windows):
+        usual = recipe.data.batching.length
+    usual = max(1, usual)
+    per_token = cost(recipe.model, usual).flops_per_token
+    return per_token * usual if isinstance(data.objective, Classification) else per_token
 
 
 def _criterion(recipe: Recipe, data: Prepared) -> str:

@@ -18,6 +18,7 @@ from regard.presets import preset
 from regard.training.optim import Adafactor, AdamW, Muon
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, WarmupStableDecay
 from regard.training.spec import TrainSpec
+from regard.variants import apply
 
 OBJECTIVES: list[tuple[Objective, Batching, str]] = [
     (Translation(), Buckets(), "target"),
@@ -246,3 +247,18 @@ def test_a_model_that_is_given_is_not_warned_of() -> None:
     assert any("GPU" in why for why in defaults.choose(Translation(), large, Buckets(), TrainSpec(), True).why)
     given = defaults.choose(Translation(), large, Buckets(), TrainSpec(), True, defaults.Given(128))
     assert not any("GPU" in why for why in given.why)
+
+
+def test_rows_are_packed_where_texts_may_share_one() -> None:
+    base = preset("transformer_base")
+    assert defaults.packs(base, Translation())
+    assert defaults.packs(base, LanguageModelling("lines"))
+    assert not defaults.packs(base, LanguageModelling())
+    assert not defaults.packs(base, Classification())
+    assert not defaults.packs(apply("funnel", base), Translation())
+
+
+@pytest.mark.parametrize(("longest", "length"), [(20, 128), (128, 128), (129, 136), (250, 256)])
+def test_packed_rows_hold_the_longest_text(longest: int, length: int) -> None:
+    assert defaults.packed(Buckets(4096), longest) == Packing(4096, length)
+    assert defaults.packed(Buckets(100), longest) == Packing(length, length)

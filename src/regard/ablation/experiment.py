@@ -132,8 +132,8 @@ def ablate(
             watch({"event": "say", "sentence": sentence})
 
         text = plan.tokenised(found, folder / "data", say)
-        on_cpu = choose_device(machine.device).type == "cpu"
-        recipe = resolve(_asked(found, settings), text.data, on_cpu, say)
+        # Not packed unless asked for: rows that cannot be packed would be trained on other batches than the base.
+        recipe = resolve(_asked(found, settings), text.data, choose_device(machine.device), say, packs=False)
         rows = Rows(recipe, text.data, settings.match)
         names, named = chosen(settings.rows)
         planned = rows.rows(names, named)

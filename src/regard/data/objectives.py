@@ -1,8 +1,9 @@
 """Objective slot: what is learned from a record. Texts become columns of ids once, columns batches every step."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -33,6 +34,15 @@ class Item:
         return Item(self.batch.to(device, non_blocking=True), self.labels, self.places, self.padding)
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What all packed batches of a stream have in common, so that what is made for one fits the next."""
+
+    width: int  # of every row
+    longest: int  # no example is longer, as it is laid into a row
+    segments: int  # no row holds more examples
+
+
 class Objective(Spec):
     """Slot: from records to columns, and from columns to batches."""
 
@@ -43,6 +53,7 @@ class Objective(Spec):
     said: ClassVar[int] = 0  # which of them it says
     encoded: ClassVar[dict[str, int]]  # columns that a tokenizer makes, and the texts they are made from
     measured: ClassVar[tuple[str, ...]]  # the columns whose length counts for batching
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # ids of a column's examples that take up no place
 
     @property
     def stream(self) -> bool:
@@ -58,8 +69,8 @@ class Objective(Spec):
         """The row as it is, cut, or not at all if a side is longer than `max_len`; bos and eos do not count."""
 
     @abstractmethod
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
-        """A batch of the given rows of examples; packed rows are `width` wide."""
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        """A batch of the given rows of examples, which are packed or hold one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,7 @@ class Translation(Objective):
     said = 1
     encoded = {"source": 0, "target": 1}  # noqa: RUF012
     measured = ("source", "target")
+    unread = MappingProxyType({"target": 1})  # what is read ends before eos, what is said begins after bos
 
     def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
         source, target = tokenizers["source"], tokenizers["target"]
@@ -85,7 +97,8 @@ class Translation(Objective):
     def fitted(self, row: Row, max_len: int) -> list[Row]:
         return [row] if len(row["source"]) - 1 <= max_len and len(row["target"]) - 2 <= max_len else []
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        width = packed.width if packed else None
         source = Laid(columns["source"], rows, width=width)
         read = Laid(columns["target"], rows, end=1, width=width)
         said = Laid(columns["target"], rows, begin=1, width=width)
@@ -97,9 +110,9 @@ class Translation(Objective):
             source.seg,
             target_pos=read.pos if packed else None,
             source_pos=source.pos if packed else None,
-            packed=packed,
-            segments=read.segments if packed else 1,
-            longest=max(source.longest, read.longest) if packed else None,
+            packed=packed is not None,
+            segments=packed.segments if packed else 1,
+            longest=packed.longest if packed else None,
         )
         places = source.ids.numel() + read.ids.numel()
         return Item(batch, read.total, places, places - source.total - read.total)
@@ -114,6 +127,7 @@ class LanguageModelling(Objective):
     texts = ("target",)
     encoded = {"target": 0}  # noqa: RUF012
     measured = ("target",)
+    unread = MappingProxyType({"target": 1})
     unit: Literal["stream", "lines"] = "stream"
 
     @property
@@ -134,17 +148,17 @@ class LanguageModelling(Objective):
         # Neighbouring pieces share a token: the last label of one is the first that the next reads.
         return [{"target": ids[i : i + max_len + 2]} for i in range(0, len(ids) - 1, max_len + 1)]
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
-        column = columns["target"]
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        column, width = columns["target"], packed.width if packed else None
         read, said = Laid(column, rows, end=1, width=width), Laid(column, rows, begin=1, width=width)
         batch = Batch(
             read.ids,
             said.ids,
             read.seg if packed or read.total < read.ids.numel() else None,
             target_pos=read.pos if packed else None,
-            packed=packed,
-            segments=read.segments if packed else 1,
-            longest=read.longest if packed else None,
+            packed=packed is not None,
+            segments=packed.segments if packed else 1,
+            longest=packed.longest if packed else None,
         )
         return Item(batch, read.total, read.ids.numel(), read.ids.numel() - read.total)
 
@@ -177,10 +191,10 @@ class Classification(Objective):
     def fitted(self, row: Row, max_len: int) -> list[Row]:
         return [row | {"text": row["text"][: max_len + 1]}]
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: bool, width: int | None) -> Item:
+    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         if packed:
             raise DataError("data.batching: a packed row has no label of its own; classify with kind 'buckets'")
-        text, label = Laid(columns["text"], rows, width=width), Laid(columns["label"], rows)
+        text, label = Laid(columns["text"], rows), Laid(columns["label"], rows)
         batch = Batch(text.ids, label.ids[:, 0], text.seg)
         return Item(batch, len(rows), text.ids.numel(), text.ids.numel() - text.total)
 
@@ -198,7 +212,7 @@ class Laid:
         per_row = np.asarray([len(row) for row in rows])
         ends = np.cumsum(per_row)
         totals = np.add.reduceat(lengths, ends - per_row)
-        self.total, self.longest, self.segments = int(totals.sum()), int(lengths.max()), int(per_row.max())
+        self.total = int(totals.sum())
         shape = (len(rows), width or int(totals.max()))
         real = np.arange(shape[1]) < totals[:, None]
         # Where each id comes from: its place in its example, after the example's beginning.

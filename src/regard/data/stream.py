@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from regard.data.batching import Batching, Plan, Windows
-from regard.data.objectives import Item, Objective
+from regard.data.objectives import Item, Objective, Packed
 from regard.data.store import Column, Ids, Table
 from regard.errors import DataError
 
@@ -32,6 +32,7 @@ class Examples:
         self.weights = list(weights)
         self.columns = {name: _joined([table[name] for table in tables]) for name in objective.columns}
         self.lengths = {name: self.columns[name].lengths for name in objective.measured}
+        self.laid = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
         self.count = sum(self.sizes)
 
     def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
@@ -82,6 +83,7 @@ class Stream:
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self.examples, self.batching, self.seed = examples, batching, seed
+        self.packed = self._in_common() if examples.count else None
         self._plan: tuple[int, Plan] | None = None
         self._ahead: tuple[int, Future[Plan]] | None = None
 
@@ -116,8 +118,24 @@ class Stream:
         rng = np.random.default_rng([self.seed % 2**64, epoch])
         return self._planned(self.examples.epoch(rng), rng)
 
+    @property
+    def one_shape(self) -> bool:
+        """Whether all batches have the same shape, but for the last of an epoch, which may be short of rows."""
+        return self.batching.shape() is not None
+
+    def _in_common(self) -> Packed | None:
+        """What all packed batches have in common; None if they are padded."""
+        shape = self.batching.shape()
+        if not self.batching.packed or shape is None:
+            return None
+        laid = self.examples.laid.values()
+        longest = max(int(lengths.max()) for lengths in laid)
+        segments = min(shape[1] // max(1, int(lengths.min())) for lengths in laid)
+        return Packed(shape[1], longest, max(1, segments))
+
     def _planned(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        plan = self.batching.plan(self.examples.lengths, chosen, rng)
+        lengths = self.examples.laid if self.batching.packed else self.examples.lengths
+        plan = self.batching.plan(lengths, chosen, rng)
         if not len(plan):
             raise DataError("there is not one batch to learn from; give more text")
         return plan
@@ -127,8 +145,7 @@ class Stream:
         columns, rows = self.examples.columns, plan.batch(position)
         if isinstance(self.batching, Windows):
             columns, rows = _windows(columns["target"], np.concatenate(rows), self.batching.length)
-        shape = self.batching.shape() if self.batching.packed else None
-        return self.examples.objective.item(columns, rows, self.batching.packed, shape[1] if shape else None)
+        return self.examples.objective.item(columns, rows, self.packed)
 
     def once(self) -> Iterator[Item]:
         """Every example once, in order of length: for evaluation."""

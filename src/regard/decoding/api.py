@@ -211,7 +211,7 @@ def score(
     columns = {name: table[name] for name in objective.columns}
     found: dict[int, TextScore] = {}
     for numbers in _by_length(range(len(rows)), [row["target"] for row in rows], batch_size):
-        item = objective.item(columns, list(np.asarray(numbers)[:, None]), False, None)
+        item = objective.item(columns, list(np.asarray(numbers)[:, None]))
         batch = item.batch.to(device)
         assert batch.labels is not None
         scores = model.log_probs(batch).gather(-1, batch.labels[:, :, None])[:, :, 0].double().cpu()

@@ -169,7 +169,7 @@ def looked(trained: Run, source: str, target: str) -> tuple[torch.Tensor, list[s
     assert isinstance(model, LanguageModel)
     row = objective.rows([(source, target)], trained.tokenizers)[0]
     table = Table.of(source=[row["source"]], target=[row["target"]])
-    item = objective.item(table.columns, [torch.zeros(1, dtype=torch.int64).numpy()], False, None)
+    item = objective.item(table.columns, [torch.zeros(1, dtype=torch.int64).numpy()])
     trace = Trace()
     model.log_probs(item.batch.to(trained.device), trace)
     weights = trace.weights["decoder.cross"][-1][0].mean(0)

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,10 +19,11 @@ from torch import Tensor
 from regard.data.objectives import Item
 from regard.data.stream import Place, Prefetch, Stream
 from regard.errors import DataError, RegardError
-from regard.models.base import Loss, Model
+from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.checkpoint import RunFolder, mean, read_tensors, weights_digest
-from regard.training.optim import clip
+from regard.training.mfu import peak, utilisation
+from regard.training.program import Done, Eager, Program, Update, choose
 from regard.training.spec import TrainSpec
 
 Metrics = dict[str, float]
@@ -35,7 +36,7 @@ class Watcher(Protocol):
     """Somebody who is told what happens: the log, TensorBoard, the live view."""
 
     def note(self, event: Event) -> None:
-        """Take note of an event; `event["event"]` is start, step, valid, save, final or end."""
+        """Take note of an event; `event["event"]` is start, program, step, valid, save, final or end."""
         ...
 
 
@@ -82,11 +83,11 @@ class Window:
     steps: int = 0
     began: float = field(default_factory=time.perf_counter)
 
-    def add(self, items: Sequence[Item], losses: Sequence[Loss], norm: Tensor) -> None:
+    def add(self, items: Sequence[Item], done: Done) -> None:
         """Note a step. Tensors stay on their device: reading them would wait for it."""
-        self.loss += [loss.total.detach() for loss in losses]
-        self.nll += [loss.nll.detach() for loss in losses]
-        self.norm.append(norm.detach())
+        self.loss.append(done.loss)
+        self.nll.append(done.nll)
+        self.norm.append(done.norm)
         self.labels += sum(item.labels for item in items)
         self.places += sum(item.places for item in items)
         self.padding += sum(item.padding for item in items)
@@ -125,8 +126,12 @@ class Trainer:
         measure: Callable[[Model], Metrics] | None = None,
         watchers: Sequence[Watcher] = (),
         criterion: str = "loss",
+        flops_per_token: float | None = None,
     ) -> None:
-        """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured."""
+        """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
+
+        `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
+        """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
@@ -134,13 +139,17 @@ class Trainer:
         self.steps = spec.steps
         self.optimizer = spec.optimizer.build(model)
         self.dtype = precision(spec, self.device)
+        self.flops_per_token, self.peak = flops_per_token, peak(self.device, self.dtype)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
-        self.loss = torch.compile(model.loss, dynamic=False) if spec.compile else model.loss
         self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if spec.ema else None
         self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
         self.progress = Progress()
         self.window = Window()
         self.prefetch: Prefetch | None = None
+        self.update = Update(
+            model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
+        )
+        self.program: Program = Eager(self.update)
 
     def resume(self) -> bool:
         """Go on from the latest checkpoint, if there is one."""
@@ -165,6 +174,9 @@ class Trainer:
         """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
         progress = self.progress
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
+        self.program = choose(
+            self.update, self.stream.one_shape, self.spec.compile, lambda: self.steps - progress.step, self.tell
+        )
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.window = Window()
         self.counts()  # of whatever ran before
@@ -195,50 +207,23 @@ class Trainer:
         """One change of the weights: the gradient of the mean loss over all labels of `accumulate` batches."""
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
-        torch.manual_seed(step_seed(self.spec.seed, progress.step))
         self.model.train()
         items = [self.fetch() for _ in range(self.spec.accumulate)]
         labels = sum(item.labels for item in items)
-        losses = [self.backward(item, labels) for item in items]
-        for part in self.optimizer.parts.values():
-            self.scaler.unscale_(part)
-        norm = clip(self.model.parameters(), self.spec.clip)
-        self.change(self.spec.schedule.factor(progress.step, self.steps))
-        self.window.add(items, losses, norm)
+        # A short memory at first, so that the untrained weights are soon forgotten.
+        kept = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
+        numbers = (float(labels), kept, *(item.labels / labels for item in items))
+        self.optimizer.set_rates(self.spec.schedule.factor(progress.step, self.steps))
+        done = self.program.run([item.batch for item in items], numbers, step_seed(self.spec.seed, progress.step))
+        self.window.add(items, done)
         progress.labels += labels
         progress.seconds += time.perf_counter() - started
 
     def fetch(self) -> Item:
-        """The next batch, on the device."""
+        """The next batch, on the host: in pinned memory, if a GPU waits for it."""
         assert self.prefetch is not None
         item, self.progress.place = self.prefetch.next()
-        return item if self.device.type == "cpu" else item.to(self.device)
-
-    def backward(self, item: Item, labels: int) -> Loss:
-        """Add the gradient of one batch: its share of the mean over all `labels` of the step."""
-        cast = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
-        with cast:
-            loss = self.loss(item.batch)
-        self.scaler.scale(loss.total / labels + loss.aux * (item.labels / labels)).backward()
-        return loss
-
-    def change(self, factor: float) -> None:
-        """Step the optimizer, unless a float16 gradient overflowed, and the moving average."""
-        if self.scaler.is_enabled():
-            self.optimizer.set_rates(factor)
-            for part in self.optimizer.parts.values():
-                self.scaler.step(part)
-            self.scaler.update()
-        else:
-            self.optimizer.step(factor)
-        self.optimizer.zero()
-        if self.ema is not None:
-            # A short memory at first, so that the untrained weights are soon forgotten.
-            kept = min(self.spec.ema, (1 + self.progress.step) / (10 + self.progress.step))
-            parameters = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, average in self.ema.items():
-                    average.lerp_(parameters[name].detach(), 1 - kept)
+        return item
 
     def note_window(self) -> None:
         """Tell what happened since the last time; stop if the loss or its gradient is no number."""
@@ -248,10 +233,15 @@ class Trainer:
         metrics = self.window.metrics()  # waits for the device
         counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
-        rate = next(iter(self.optimizer.parts.values())).param_groups[0]["lr"]
         if self.device.type == "cuda":
             metrics["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        told: dict[str, Any] = {"rate": rate, "epoch": self.progress.place.epoch, "labels": self.progress.labels}
+        if self.flops_per_token and self.peak:
+            metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
+        told: dict[str, Any] = {
+            "rate": self.optimizer.rate,
+            "epoch": self.progress.place.epoch,
+            "labels": self.progress.labels,
+        }
         self.tell("step", **counts | told | metrics)
         self.window = Window()
         # A float16 gradient may overflow: that step is left out and the next one scaled down.

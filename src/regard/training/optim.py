@@ -29,23 +29,46 @@ class Optimizer:
     """One or several of torch's optimizers, driven as one. Their groups cover every parameter exactly once."""
 
     def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer]) -> None:
-        self.parts = parts
+        self.parts, self.factor = parts, 1.0
         covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
         wanted = [id(p) for p in model.parameters() if p.requires_grad]
         assert sorted(covered) == sorted(wanted), "the groups must cover every parameter once"
         self.rates = {name: [group["lr"] for group in part.param_groups] for name, part in parts.items()}
+        device = next(model.parameters()).device
+        if self.capturable and device.type == "cuda":
+            self._hold_rates(device)
 
-    def step(self, factor: float) -> None:
-        """Change the weights, with `factor` of the highest rates."""
-        self.set_rates(factor)
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured as a CUDA graph: it never asks the host for anything."""
+        return all(isinstance(part, torch.optim.AdamW) for part in self.parts.values())
+
+    def _hold_rates(self, device: torch.device) -> None:
+        """Keep the rates in tensors, which a captured step reads anew every time."""
+        for part in self.parts.values():
+            for group in part.param_groups:
+                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+                group["capturable"] = True
+
+    def step(self) -> None:
+        """Change the weights."""
         for part in self.parts.values():
             part.step()
 
     def set_rates(self, factor: float) -> None:
         """Use `factor` of the highest rates from now on."""
+        self.factor = factor
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self.rates[name], strict=True):
-                group["lr"] = rate * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate * factor)
+                else:
+                    group["lr"] = rate * factor
+
+    @property
+    def rate(self) -> float:
+        """The rate of the first group, now."""
+        return next(iter(self.rates.values()))[0] * self.factor
 
     def zero(self) -> None:
         """Forget the gradients."""

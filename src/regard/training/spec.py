@@ -35,7 +35,7 @@ class TrainSpec(Spec):
     decode: int = 500  # how many validation records are translated each time
     bleu_tokenize: str = "13a"  # sacreBLEU's: "none" for text that is tokenised already, "zh", "ja-mecab", "char", ...
     patience: int | None = None  # validations without improvement after which training stops; 0: never stops early
-    compile: bool = False  # torch.compile; worth it on a GPU with packed rows or windows of one shape
+    compile: bool | None = None  # torch.compile; None: on CUDA, where batches have one shape and it pays in the run
 
     def check(self) -> None:
         for name in ("steps", "validate_every", "save_every"):

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from regard.training.loop import Event
+from regard.training.program import facts as described
 
 NAMES = {"loss": "loss", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "accuracy": "accuracy"}
 
@@ -50,11 +51,17 @@ class View:
         self.task = self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
+    def on_program(self, event: Event) -> None:
+        """How steps are run, where there is more than one way."""
+        self.say(described(event))
+
     def on_step(self, event: Event) -> None:
         """Refresh the facts of the live line."""
         facts = [f"loss {event['loss']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
             facts.append(f"{event['memory_gb']:.1f} GB")
+        if "mfu" in event:
+            facts.append(f"MFU {event['mfu']:.0%}")
         dropped = event.get("dropped_tokens", 0)
         if sent := event.get("routed_tokens", 0) + dropped:
             facts.append(f"{dropped / sent:.1%} dropped")

@@ -12,6 +12,7 @@ import torch
 from regard.ablation import plan, rows, work
 from regard.ablation.experiment import Settings, demo, metric_of
 from regard.ablation.results import DONE, FAILED, Results, held
+from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.errors import DataError, SpecError
 from regard.models.base import count
@@ -51,7 +52,7 @@ def wanted(folder: Path, *more: str, **tables: object) -> Asked:
 def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
     found = wanted(folder, *more)
     text = plan.tokenised(found, folder / "data")
-    recipe = resolve(found, text.data, True, lambda _: None)
+    recipe = resolve(found, text.data, torch.device("cpu"), lambda _: None)
     return text, replace(recipe, train=plan.training(recipe.train, 16))
 
 
@@ -325,3 +326,19 @@ def test_the_metric_is_the_tasks(objective: Objective, wanted: str | None, decod
 def test_a_metric_that_the_task_lacks_is_refused() -> None:
     with pytest.raises(SpecError, match="--metric: 'bleu' is not measured here; known names: 'accuracy'"):
         metric_of(Classification(), "bleu", 5)
+
+
+def test_a_gpu_gets_packed_rows_unless_told_otherwise(tmp_path: Path) -> None:
+    """Only the choice is tried here, for which no GPU is needed."""
+    cuda, said = torch.device("cuda"), []
+    text, _ = prepared(tmp_path)
+    free = wanted(tmp_path)
+    free = replace(free, data=replace(free.data, batching=None))
+    found = resolve(free, text.data, cuda, said.append).data.batching
+    longest = max(int(text.data.train[0][n].lengths.max()) - (n == "target") for n in ("source", "target"))
+    assert isinstance(found, Packing)
+    assert found.length == max(128, -(-longest // 8) * 8)
+    assert any(f"packed into rows of {found.length}" in sentence for sentence in said)
+    assert isinstance(resolve(free, text.data, cuda, said.append, packs=False).data.batching, Buckets)
+    assert isinstance(resolve(free, text.data, torch.device("cpu"), said.append).data.batching, Buckets)
+    assert isinstance(resolve(wanted(tmp_path), text.data, cuda, said.append).data.batching, Buckets)

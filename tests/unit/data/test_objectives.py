@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import batch as batches
 from regard.batch import Batch, pack, pad
-from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Record, Row, Translation
+from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Packed, Record, Row, Translation
 from regard.data.store import Table
 from regard.data.tokenizer import Bytes, train
 from regard.errors import DataError
@@ -48,7 +48,11 @@ def rows(*numbers: Sequence[int]) -> list[np.ndarray]:
 
 
 def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int | None = None) -> Item:
-    return objective.item(table.columns, lines, width is not None, width)
+    if width is None:
+        return objective.item(table.columns, lines)
+    here = np.concatenate(lines)
+    longest = max(int(table[n].lengths[here].max()) - objective.unread.get(n, 0) for n in objective.measured)
+    return objective.item(table.columns, lines, Packed(width, longest, max(len(line) for line in lines)))
 
 
 def test_a_padded_translation_is_that_of_the_batch_module() -> None:

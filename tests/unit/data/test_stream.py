@@ -353,3 +353,24 @@ def test_a_thread_that_failed_can_be_closed() -> None:
     time.sleep(0.05)
     prefetch.close()
     assert ended(before)
+
+
+def test_packed_batches_of_all_epochs_are_alike() -> None:
+    """But for the last of an epoch, which may be short of rows: a captured step fits them all."""
+    stream = translating(Packing(60, 20))
+    assert stream.one_shape
+    whole = [stream.item(stream.plan(epoch), p).batch for epoch in range(3) for p in range(len(stream.plan(epoch)) - 1)]
+    assert len(whole) > 5
+    assert all(batch.alike(whole[0]) for batch in whole)
+    longest = max(int(lengths.max()) for lengths in stream.examples.laid.values())
+    assert whole[0].longest == longest
+    assert all(int(batch.target_seg.max()) <= batch.segments for batch in whole if batch.target_seg is not None)
+    assert not translating(Buckets(40)).one_shape
+
+
+def test_a_packed_row_is_filled_by_what_is_read() -> None:
+    """bos t1 .. tn eos takes n + 1 places on either side of the model, not n + 2."""
+    table = Table.of(source=[[7] * 4 + [2]] * 6, target=[[1, *[8] * 4, 2]] * 6)
+    stream = Stream(Examples([table], [1.0], Translation()), Packing(10, 10), seed=1)
+    assert len(stream.plan(0)) == 3
+    assert [stream.item(stream.plan(0), p).padding for p in range(3)] == [0, 0, 0]

@@ -74,11 +74,13 @@ def pairs(number: int, seed: int = 0) -> Table:
 
 
 def item_of(table: Table, examples: Sequence[int]) -> Item:
-    return Translation().item(table.columns, [np.asarray([example]) for example in examples], False, None)
+    return Translation().item(table.columns, [np.asarray([example]) for example in examples])
 
 
 class Scripted(Stream):
     """The given batches, again and again."""
+
+    one_shape = False  # type: ignore[reportAssignmentType]
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
@@ -190,8 +192,8 @@ def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
             wanted[name] = wanted.get(name, torch.zeros_like(gradient)) + gradient / sum(sizes)
     trainer = Trainer(model, spec_of(1, accumulate=4, clip=0.0), Scripted(small), RunFolder(tmp_path))
     found: Weights = {}
-    change = trainer.change
-    trainer.change = lambda factor: found.update(gradients_of(model)) or change(factor)
+    change = trainer.optimizer.step
+    trainer.optimizer.step = lambda: found.update(gradients_of(model)) or change()
     trainer.fit()
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-14)
@@ -215,15 +217,15 @@ def test_auxiliary_terms_count_once_a_step(tmp_path: Path) -> None:
             nothing = parameter.sum() * 0
             return Loss(nothing, nothing, parameter.sum(), nothing)
 
-        trainer.loss = loss
+        trainer.update = replace(trainer.update, loss=loss)
         gradients: Weights = {}
-        change = trainer.change
+        change = trainer.optimizer.step
 
-        def noted(factor: float, model: Model = model, change: Any = change, gradients: Weights = gradients) -> None:
+        def noted(model: Model = model, change: Any = change, gradients: Weights = gradients) -> None:
             gradients.update(gradients_of(model))
-            change(factor)
+            change()
 
-        trainer.change = noted
+        trainer.optimizer.step = noted
         trainer.fit()
         found.append(next(iter(gradients.values())))
     assert torch.allclose(found[0], torch.ones_like(found[0]))
@@ -580,7 +582,7 @@ def test_progress_comes_back_from_json() -> None:
 
 def poisoned(trainer: Trainer, step: int, what: str) -> None:
     """From `step` on, the loss is no number; or it is one, but its gradient is not."""
-    whole = trainer.loss
+    whole = trainer.update.loss
 
     def loss(batch: Any) -> Loss:
         found = whole(batch)
@@ -591,7 +593,7 @@ def poisoned(trainer: Trainer, step: int, what: str) -> None:
         zero = next(trainer.model.parameters()).sum() * 0
         return found._replace(total=found.total + zero.sqrt())  # the slope of a root is infinite at 0
 
-    trainer.loss = loss
+    trainer.update = replace(trainer.update, loss=loss)
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -686,13 +688,13 @@ def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
     spec = spec_of(6, log_every=2, validate_every=2, patience=0)
     trainer = Trainer(tiny(), spec, Scripted([item]), RunFolder(tmp_path), measure, [notes])
-    whole = trainer.loss
+    whole = trainer.update.loss
 
     def loss(batch: Any) -> Loss:
         now[0] += 4
         return whole(batch)
 
-    trainer.loss = loss
+    trainer.update = replace(trainer.update, loss=loss)
     trainer.fit()
     assert [event["tokens_per_second"] for event in notes.of("step")] == [item.labels / 4] * 3
     assert [event["time"] for event in notes.of("step")] == [8, 16, 24]
@@ -725,7 +727,8 @@ def test_a_prefetching_thread_does_not_outlive_its_run(tmp_path: Path) -> None:
     for n, loss in enumerate((None, ValueError("broken"))):
         trainer = Trainer(tiny(), spec_of(2), bucketed(), RunFolder(tmp_path))
         if loss is not None:
-            trainer.loss = lambda batch, error=loss: (_ for _ in ()).throw(error)
+            fails = lambda batch, error=loss: (_ for _ in ()).throw(error)  # noqa: E731
+            trainer.update = replace(trainer.update, loss=fails)
             with pytest.raises(ValueError, match="broken"):
                 trainer.fit()
         else:

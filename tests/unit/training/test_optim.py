@@ -34,7 +34,8 @@ def backward(model: Model) -> None:
 def trained(model: Model, optimizer: Optimizer, *steps: int) -> None:
     for step in steps:
         backward(model)
-        optimizer.step(1 / step)
+        optimizer.set_rates(1 / step)
+        optimizer.step()
         optimizer.zero()
 
 
@@ -116,7 +117,8 @@ def test_adamw_is_the_formula() -> None:
             second[name] = 0.9 * second[name] + 0.1 * gradient**2
             mean, square = first[name] / (1 - 0.8**step), second[name] / (1 - 0.9**step)
             wanted[name] -= rate * mean / (square.sqrt() + 1e-6)
-        optimizer.step(factor)
+        optimizer.set_rates(factor)
+        optimizer.step()
         optimizer.zero()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), wanted[name], rtol=1e-9, atol=1e-12)
@@ -183,11 +185,13 @@ def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
     optimizer = spec.build(model)
     for factor in (0.5, 0.1, 1.0):  # of the highest, not of the last
         backward(model)
-        optimizer.step(factor)
+        optimizer.set_rates(factor)
+        optimizer.step()
         assert {group["lr"] for part in optimizer.parts.values() for group in part.param_groups} == {0.02 * factor}
     before = [p.detach().clone() for p in model.parameters()]
     backward(model)
-    optimizer.step(0.0)
+    optimizer.set_rates(0.0)
+    optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -40,13 +40,14 @@ def model(*variants: str) -> Model:
 class Batches(Stream):
     """Two batches of pairs, again and again."""
 
+    one_shape = False  # type: ignore[reportAssignmentType]
+
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         sides = [[rng.integers(3, 20, rng.integers(1, 9)).tolist() for _ in range(12)] for _ in range(2)]
         table = Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
         self.items = [
-            Translation().item(table.columns, [np.asarray([n]) for n in range(first, first + 6)], False, None)
-            for first in (0, 6)
+            Translation().item(table.columns, [np.asarray([n]) for n in range(first, first + 6)]) for first in (0, 6)
         ]
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:

@@ -1,0 +1,333 @@
+"""Programs: how a step of training is run. Eagerly, compiled, or as one CUDA graph; what is learned is the same.
+
+A small model in eager mode is bound by launches: a step of a few hundred kernels takes as long as the host needs to ask
+for them. Captured as a CUDA graph, all of it (losses, gradients, clipping, optimizer, moving average) is asked for
+once. That needs batches of one shape, and every number that changes from step to step in a tensor.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.errors import RegardError
+from regard.models.base import Loss, Model
+from regard.training.optim import Optimizer, clip
+
+WARM = 3  # steps before a capture: the optimizer's state, the libraries' workspaces and all lazy work come to be
+TIMED = 30  # replays whose time decides whether compiling pays
+GAIN, COST = 0.3, 40.0  # on an H200 compiling saved a third of a captured step of base, after 36 s (big: 57 s)
+
+Numbers = Sequence[float]
+Tell = Callable[..., None]
+
+
+class Done(NamedTuple):
+    """What a step leaves to be noted: sums over its labels, and the norm of the gradient before clipping."""
+
+    loss: Tensor
+    nll: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Update:
+    """One change of the weights, as a function of batches and of the numbers that change from step to step."""
+
+    model: Model
+    loss: Callable[[Batch], Loss]
+    optimizer: Optimizer
+    clip: float
+    device: torch.device
+    dtype: torch.dtype | None
+    scaler: torch.amp.GradScaler
+    ema: Mapping[str, Tensor] | None
+
+    def compiled(self, dynamic: bool | None = False) -> "Update":
+        """The same with its loss compiled by torch.compile."""
+        return replace(self, loss=torch.compile(self.model.loss, dynamic=dynamic))
+
+    def __call__(self, batches: Sequence[Batch], numbers: Numbers | Tensor) -> Tensor:
+        """Step. `numbers`: all labels of the step, the memory of the moving average, the share of each batch in them.
+
+        The gradient is that of the mean loss over all labels. Returns the fields of `Done` as one tensor.
+        """
+        labels, kept, *shares = numbers
+        losses = [
+            self._backward(batch, labels, share) for batch, share in zip(batches, shares[: len(batches)], strict=True)
+        ]
+        for part in self.optimizer.parts.values():
+            self.scaler.unscale_(part)
+        norm = clip(self.model.parameters(), self.clip)
+        self._change()
+        if self.ema is not None:
+            self._average(self.ema, kept)
+        total = torch.stack([loss.total.detach() for loss in losses]).sum()
+        nll = torch.stack([loss.nll.detach() for loss in losses]).sum()
+        return torch.stack([total, nll, norm.detach().to(total.dtype)])
+
+    def _backward(self, batch: Batch, labels: float | Tensor, share: float | Tensor) -> Loss:
+        cast = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+        with cast:
+            loss = self.loss(batch)
+        self.scaler.scale(loss.total / labels + loss.aux * share).backward()
+        return loss
+
+    def _change(self) -> None:
+        """Step the optimizer, unless a float16 gradient overflowed."""
+        if self.scaler.is_enabled():
+            for part in self.optimizer.parts.values():
+                self.scaler.step(part)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero()
+
+    @torch.no_grad()
+    def _average(self, ema: Mapping[str, Tensor], kept: float | Tensor) -> None:
+        for name, parameter in self.model.named_parameters():
+            ema[name].lerp_(parameter.detach(), 1 - kept)
+
+
+class Program:
+    """Abstract: runs the steps of a training."""
+
+    @abstractmethod
+    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        """One step; what is random in it is drawn from `seed`."""
+
+
+class Eager(Program):
+    """Operation by operation."""
+
+    def __init__(self, update: Update) -> None:
+        self.update = update
+
+    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        device = self.update.device
+        if device.type != "cpu":
+            batches = [batch.to(device, non_blocking=True) for batch in batches]
+        torch.manual_seed(seed)
+        return Done(*self.update(batches, placed(numbers, device)).unbind())
+
+
+def placed(numbers: Numbers, device: torch.device) -> Numbers | Tensor:
+    """The numbers of a step where it runs: on CUDA in a tensor, so that a captured step rounds as an eager one does."""
+    return torch.tensor(numbers, dtype=torch.float32).to(device) if device.type == "cuda" else numbers
+
+
+class Compiled(Program):
+    """The loss through torch.compile. If that fails it is said, and everything goes on eagerly."""
+
+    def __init__(self, update: Update, one_shape: bool, tell: Tell) -> None:
+        """With `one_shape`, a batch of another shape, as the last of an epoch, is not worth a compilation."""
+        self.eager, self.tell = Eager(update), tell
+        self.compiled: Eager | None = Eager(update.compiled(dynamic=False if one_shape else None))
+        self.common = Common() if one_shape else None
+
+    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        if self.compiled is None or (self.common is not None and not self.common.fits(batches)):
+            return self.eager.run(batches, numbers, seed)
+        try:
+            return self.compiled.run(batches, numbers, seed)
+        except Exception as error:  # what is wrong with the step itself is raised again when it runs eagerly
+            self.compiled = None
+            self.eager.update.optimizer.zero()
+            self.tell("program", program="eager", why=f"compiling failed: {reason(error)}")
+            return self.eager.run(batches, numbers, seed)
+
+
+class Common:
+    """The shape that batches have in common: that of the first two in a row that are alike."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[Batch] | None = None
+        self.found = False
+
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        """Whether these have it; never true before it is known."""
+        same = self.batches is not None and alike(batches, self.batches)
+        if not self.found:
+            self.found, self.batches = same, batches
+        return same
+
+
+class Captured(Program):
+    """A whole step as one CUDA graph, after a few eager ones. A batch of another shape runs eagerly."""
+
+    def __init__(self, update: Update, tell: Tell, name: str = "graph") -> None:
+        self.eager, self.tell, self.name = Eager(update), tell, name
+        self.stream = torch.cuda.Stream(update.device)
+        self.warm, self.began, self.common = 0, time.perf_counter(), Common()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.batches: list[Batch] = []
+        self.numbers: Tensor | None = None
+        self.done: Tensor | None = None
+        self.failed: str | None = None
+
+    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        if self.failed is not None:
+            return self.eager.run(batches, numbers, seed)
+        fits = self.common.fits(batches)
+        if self.graph is None and not (self.warm >= WARM and fits and self._capture(batches, numbers)):
+            self.warm += 1
+            return self._warm_up(batches, numbers, seed)
+        if not fits:
+            return self.eager.run(batches, numbers, seed)
+        assert self.graph is not None
+        assert self.numbers is not None
+        assert self.done is not None
+        for held, batch in zip(self.batches, batches, strict=True):
+            held.fill(batch)
+        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32))
+        torch.manual_seed(seed)
+        self.graph.replay()
+        return Done(*self.done.clone().unbind())  # a replay writes its results to the same place every time
+
+    def _warm_up(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        """A step on a stream of its own, as a capture wants it."""
+        here = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            try:
+                done = self.eager.run(batches, numbers, seed)
+            except Exception as error:  # what runs eagerly is the update itself: a compiled one may fail to compile
+                self._give_up(error)
+                raise
+            finally:
+                here.wait_stream(self.stream)
+        return done
+
+    def _capture(self, batches: Sequence[Batch], numbers: Numbers) -> bool:
+        """Ask for all of a step once, without running it. Says why, if that cannot be."""
+        device = self.stream.device
+        self.batches = [batch.to(device) for batch in batches]
+        self.numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # thread_local: another thread prepares batches in pinned memory meanwhile.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.done = self.eager.update(self.batches, self.numbers)
+        except Exception as error:
+            self._give_up(error)
+            return False
+        self.graph = graph
+        self.tell("program", program=self.name, seconds=time.perf_counter() - self.began)
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        self.failed = reason(error)
+        self.graph, self.batches, self.numbers, self.done = None, [], None, None
+        self.eager.update.optimizer.zero()
+        torch.cuda.synchronize(self.stream.device)
+
+
+class Quickest(Program):
+    """A CUDA graph at once, and of a compiled step as soon as that is sure to pay; what fails is said and done without.
+
+    Compiling takes its time, so a short run does without: it has to save more than it costs in the steps that are left.
+    """
+
+    def __init__(self, update: Update, tell: Tell, left: Callable[[], int], compiles: bool | None) -> None:
+        """`left` says how many steps are to come; `compiles`: now, never, or if it pays (None)."""
+        self.update, self.tell, self.left = update, tell, left
+        self.compiles = compiles
+        self.plain = Captured(update, tell)
+        self.compiled: Captured | None = None
+        self.replays, self.began = 0, 0.0
+        if compiles:
+            self._compile("as asked")
+
+    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        if self.compiled is not None:
+            try:
+                done = self.compiled.run(batches, numbers, seed)
+            except Exception as error:
+                self._fall_back(reason(error))
+            else:
+                if self.compiled.failed is not None:
+                    self._fall_back(self.compiled.failed)
+                return done
+        if self.compiles is None and self.plain.graph is not None:
+            self._consider()
+        captured_before = self.plain.failed is None
+        done = self.plain.run(batches, numbers, seed)
+        if captured_before and self.plain.failed is not None:
+            self.tell("program", program="eager", why=f"this model cannot be captured: {self.plain.failed}")
+        return done
+
+    def _consider(self) -> None:
+        """Time some replays, and compile if that pays."""
+        if self.replays in (0, TIMED):
+            torch.cuda.synchronize(self.update.device)
+        if self.replays == 0:
+            self.began = time.perf_counter()
+        if self.replays == TIMED:
+            step = (time.perf_counter() - self.began) / TIMED
+            saved = self.left() * step * GAIN
+            self.compiles = saved > COST
+            if self.compiles:
+                self._compile(f"{self.left():,} steps of {1000 * step:.1f} ms are left")
+        self.replays += 1
+
+    def _compile(self, why: str) -> None:
+        self.tell("program", program="compiling", why=why)
+        self.compiled = Captured(self.update.compiled(), self.tell, "compiled graph")
+
+    def _fall_back(self, why: str) -> None:
+        self.compiled, self.compiles = None, False
+        self.update.optimizer.zero()
+        self.tell("program", program="graph", why=f"compiling failed: {why}")
+
+
+def alike(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
+    """Whether what was made for the others fits these."""
+    return len(batches) == len(others) and all(a.alike(b) for a, b in zip(batches, others, strict=True))
+
+
+def obstacle(update: Update, one_shape: bool) -> str | None:
+    """Why the steps of a training on CUDA cannot be captured; None if nothing is known to stand in the way."""
+    if not one_shape:
+        return "its batches have many shapes (data.batching)"
+    if update.scaler.is_enabled():
+        return "float16 scales its loss on the host (train.precision)"
+    if not update.optimizer.capturable:
+        return "its optimizer asks the host at every step (train.optimizer)"
+    return None
+
+
+def choose(update: Update, one_shape: bool, compiles: bool | None, left: Callable[[], int], tell: Tell) -> Program:
+    """The quickest program for a training. `compiles`: whether torch.compile is asked for; None: where it pays."""
+    if update.device.type != "cuda":
+        return Compiled(update, one_shape, tell) if compiles else Eager(update)
+    why = obstacle(update, one_shape)
+    if why is None:
+        return Quickest(update, tell, left, compiles)
+    tell("program", program="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
+    return Compiled(update, one_shape, tell) if compiles else Eager(update)
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else "no reason given"
+    return said if isinstance(error, RegardError) else f"{type(error).__name__}: {said[:200]}"
+
+
+def facts(event: Mapping[str, Any]) -> str:
+    """An event of kind "program" as a sentence."""
+    names = {
+        "eager": "steps run one operation after the other",
+        "compiling": "compiling the step",
+        "compiled": "the loss is compiled",
+        "graph": "a step is one CUDA graph",
+        "compiled graph": "a step is one compiled CUDA graph",
+    }
+    took = f" (ready after {event['seconds']:.0f} s)" if "seconds" in event else ""
+    return f"{names[event['program']]}{took}{': ' + event['why'] if event.get('why') else ''}"

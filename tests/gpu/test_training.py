@@ -1,0 +1,164 @@
+"""Training on a GPU: a step as one CUDA graph learns bit for bit what an eager one learns; what cannot be, is said."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard.data.batching import Batching, Buckets, Packing
+from regard.data.objectives import Translation
+from regard.data.store import Table
+from regard.data.stream import Examples, Stream
+from regard.models.base import Model, build
+from regard.presets import preset
+from regard.training import program
+from regard.training.checkpoint import RunFolder
+from regard.training.loop import Trainer
+from regard.training.optim import Adafactor, AdamW
+from regard.training.program import Captured, Quickest
+from regard.training.spec import TrainSpec
+from regard.variants import apply
+
+pytestmark = pytest.mark.gpu
+SMALL: dict[str, Any] = {"vocab": 200, "d_model": 64, "heads": 4, "encoder.depth": 2, "decoder.depth": 2}
+
+
+@pytest.fixture(autouse=True)
+def plain_numbers() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+class Notes(list[dict[str, Any]]):
+    """A watcher that remembers."""
+
+    def note(self, event: Any) -> None:
+        self.append(dict(event))
+
+    @property
+    def programs(self) -> list[dict[str, Any]]:
+        return [event for event in self if event["event"] == "program"]
+
+
+def stream(batching: Batching) -> Stream:
+    rng = np.random.default_rng(0)
+    sides = [[rng.integers(3, 200, rng.integers(2, 20)).tolist() for _ in range(150)] for _ in range(2)]
+    table = Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
+    return Stream(Examples([table], [1.0], Translation()), batching, seed=5)
+
+
+def model(*variants: str) -> Model:
+    spec: Any = preset("transformer_small", **SMALL, dropout=0.1)
+    for name in variants:
+        spec = apply(name, spec)
+    return build(spec, "cuda", seed=1)
+
+
+SPEC = TrainSpec(steps=40, optimizer=AdamW(rate=3e-3), log_every=5, patience=0, decode=0, compile=False)
+PACKED = Packing(512, 64)
+
+
+def trained(
+    folder: Path, spec: TrainSpec = SPEC, made: Model | None = None, batching: Batching = PACKED
+) -> tuple[Trainer, Notes]:
+    notes = Notes()
+    trainer = Trainer(made or model(), spec, stream(batching), RunFolder(folder), watchers=[notes])
+    trainer.fit()
+    return trainer, notes
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "obstacle", lambda *_: "asked not to")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"accumulate": 2}, {"ema": 0.9}, {"precision": "float32"}, {"clip": 0.0, "validate_every": 7}]
+)
+def test_a_captured_step_is_an_eager_step(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, over several epochs whose last batch has another shape, and with checkpoints in between."""
+    spec = replace(SPEC, **changes)
+    captured, notes = trained(tmp_path / "a", spec)
+    assert isinstance(captured.program, Quickest)
+    assert [event["program"] for event in notes.programs] == ["graph"]
+    eagerly(monkeypatch)
+    eager, others = trained(tmp_path / "b", spec)
+    assert [event["program"] for event in others.programs] == ["eager"]
+    for mine, its in zip(
+        [e for e in notes if e["event"] == "step"], [e for e in others if e["event"] == "step"], strict=True
+    ):
+        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
+        assert mine["rate"] == its["rate"]
+    # CUDA adds up the gradients of a table in any order, so that not even two eager runs promise the same bits.
+    for name, tensor in weights(eager).items():
+        torch.testing.assert_close(weights(captured)[name], tensor, rtol=2e-2, atol=2e-3)
+
+
+def test_a_compiled_step_learns_the_same(tmp_path: Path) -> None:
+    _, plain = trained(tmp_path / "a")
+    _, compiled = trained(tmp_path / "b", replace(SPEC, compile=True))
+    assert [event["program"] for event in compiled.programs] == ["compiling", "compiled graph"]
+    final = [[event["loss"] for event in notes if event["event"] == "step"][-1] for notes in (plain, compiled)]
+    assert final[0] == pytest.approx(final[1], rel=0.05)  # dropout is drawn in another way
+
+
+def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(loss: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no compiler")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", broken)
+    _, notes = trained(tmp_path, replace(SPEC, compile=True))
+    assert [event["program"] for event in notes.programs] == ["compiling", "graph", "graph"]
+    assert "no compiler" in notes.programs[1]["why"]
+    assert notes[-1]["finished"]
+
+
+@pytest.mark.parametrize("row", ["switch", "light_conv", "synth_dense", "universal", "transparent"])
+def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -> None:
+    _, notes = trained(tmp_path, replace(SPEC, steps=12), model(row))
+    assert notes[-1]["finished"]
+    (event,) = notes.programs
+    assert event["program"] == "graph" or "cannot be captured" in event["why"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "batching", "why"),
+    [
+        (SPEC, Buckets(512), "many shapes"),
+        (replace(SPEC, precision="float16"), Packing(512, 64), "float16"),
+        (replace(SPEC, optimizer=Adafactor(rate=1e-2)), Packing(512, 64), "optimizer"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:
+    _, notes = trained(tmp_path, replace(spec, steps=8), batching=batching)
+    assert [event["program"] for event in notes.programs] == ["eager"]
+    assert why in notes.programs[0]["why"]
+    assert notes[-1]["finished"]
+
+
+def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
+    spec = replace(SPEC, save_every=20)
+    whole, _ = trained(tmp_path / "a", spec)
+    notes = Notes()
+    first = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
+    first.fit(lambda: "enough" if first.progress.step == 23 else None)
+    second = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
+    assert second.resume()
+    second.fit()
+    assert isinstance(second.program, Quickest)
+    assert isinstance(second.program.plain, Captured)
+    assert second.program.plain.graph is not None
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(second)[name], tensor, rtol=2e-2, atol=2e-3)

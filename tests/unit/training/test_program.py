@@ -1,0 +1,253 @@
+"""Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.batch import Batch, translation
+from regard.models.base import Model, build
+from regard.presets import preset
+from regard.training import mfu, program
+from regard.training.optim import AdamW, clip
+from regard.training.program import Compiled, Done, Eager, Quickest, Update, choose, facts, obstacle
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 1, "decoder.depth": 1}
+FIRST = translation([([5, 6, 7], [8, 9]), ([3, 4], [6])])
+SECOND = translation([([9, 8, 7], [4, 5]), ([6, 6], [9])])
+ODD = translation([([5, 6], [8, 9, 10])])
+
+
+def model(dropout: float = 0.0) -> Model:
+    return build(preset("transformer_small", **SMALL, dropout=dropout), seed=3).double().train()
+
+
+def update(made: Model, ema: bool = False, most: float = 1.0) -> Update:
+    optimizer = AdamW(rate=0.01).build(made)
+    averages = {name: p.detach().clone() for name, p in made.named_parameters()} if ema else None
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return Update(made, made.loss, optimizer, most, CPU, None, scaler, averages)
+
+
+def weights(of: Model) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in of.parameters()])
+
+
+def numbers(*batches: Batch, kept: float = 0.0) -> tuple[float, ...]:
+    counts = [int((batch.target_seg != 0).sum()) for batch in batches if batch.target_seg is not None]
+    return (float(sum(counts)), kept, *(count / sum(counts) for count in counts))
+
+
+class Told(list[dict[str, Any]]):
+    """What was told."""
+
+    def __call__(self, event: str, **values: Any) -> None:
+        assert event == "program"
+        assert facts(values)
+        self.append(values)
+
+    @property
+    def programs(self) -> list[str]:
+        return [event["program"] for event in self]
+
+
+def test_a_step_follows_the_mean_loss_of_all_labels() -> None:
+    mine, theirs = model(), model()
+    done = Eager(update(mine, most=0.5)).run([FIRST, ODD], numbers(FIRST, ODD), 1)
+    optimizer = AdamW(rate=0.01).build(theirs)
+    losses = [theirs.loss(batch) for batch in (FIRST, ODD)]
+    (sum(loss.total for loss in losses) / (5 + 4)).backward()  # type: ignore[reportAttributeAccessIssue]
+    norm = clip(theirs.parameters(), 0.5)
+    optimizer.step()
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-12, atol=1e-14)
+    assert done.loss.item() == pytest.approx(sum(loss.total.item() for loss in losses))
+    assert done.nll.item() == pytest.approx(sum(loss.nll.item() for loss in losses))
+    assert done.norm.item() == pytest.approx(norm.item())
+    assert all(p.grad is None for p in mine.parameters())
+
+
+def test_the_moving_average_keeps_what_it_is_told_to() -> None:
+    made = model()
+    step = update(made, ema=True)
+    before = weights(made).clone()
+    Eager(step).run([FIRST], numbers(FIRST, kept=0.75), 1)
+    assert step.ema is not None
+    average = torch.cat([step.ema[name].flatten() for name, _ in made.named_parameters()])
+    torch.testing.assert_close(average, 0.75 * before + 0.25 * weights(made))
+
+
+def test_the_seed_of_a_step_is_all_that_is_random_in_it() -> None:
+    one, two, other = (model(dropout=0.5) for _ in range(3))
+    for made, seed in ((one, 7), (two, 7), (other, 8)):
+        torch.rand(3)
+        Eager(update(made)).run([FIRST], numbers(FIRST), seed)
+    assert torch.equal(weights(one), weights(two))
+    assert not torch.equal(weights(one), weights(other))
+
+
+def failing(after: int) -> Callable[..., Any]:
+    """A torch.compile whose function fails at a call, half-way through: gradients are there already."""
+
+    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+        calls = 0
+
+        def run(batch: Batch) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > after:
+                loss(batch).total.backward()
+                raise RuntimeError("no compiler here\nand a long story")
+            return loss(batch)
+
+        return run
+
+    return compile_
+
+
+def test_a_failed_compilation_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", failing(after=1))
+    mine, theirs, told = model(dropout=0.2), model(dropout=0.2), Told()
+    compiled, eager = Compiled(update(mine), True, told), Eager(update(theirs))
+    for seed, batch in enumerate([FIRST, SECOND, FIRST, SECOND]):
+        compiled.run([batch], numbers(batch), seed)
+        eager.run([batch], numbers(batch), seed)
+    assert torch.equal(weights(mine), weights(theirs))
+    assert told == [{"program": "eager", "why": "compiling failed: RuntimeError: no compiler here"}]
+
+
+def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    broken = Compiled(replace(update(model()), loss=lambda _: 1 / 0), False, Told())
+    broken.compiled = Eager(broken.eager.update)
+    with pytest.raises(ZeroDivisionError):
+        broken.run([FIRST], numbers(FIRST), 1)
+
+
+def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+
+    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+        assert dynamic is False
+        return lambda batch: (seen.append(batch), loss(batch))[1]
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    compiled = Compiled(update(model()), True, Told())
+    for batch in (ODD, FIRST, SECOND, ODD, FIRST):
+        compiled.run([batch], numbers(batch), 1)
+    assert [id(batch) for batch in seen] == [id(SECOND), id(FIRST)]
+
+
+class Graph(program.Program):
+    """Stands for a captured step where there is no GPU."""
+
+    made: list["Graph"]
+
+    def __init__(self, step: Update, tell: Callable[..., None], name: str = "graph") -> None:
+        self.eager, self.tell, self.name = Eager(step), tell, name
+        self.graph: object | None = None
+        self.failed: str | None = None
+        self.runs = 0
+        type(self).made.append(self)
+
+    def run(self, batches: Sequence[Batch], numbers: Sequence[float], seed: int) -> Done:
+        self.runs += 1
+        self.graph = self
+        return self.eager.run(batches, numbers, seed)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    made: list[Graph] = []
+    monkeypatch.setattr(Graph, "made", made, raising=False)
+    monkeypatch.setattr(program, "Captured", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    return made
+
+
+@pytest.mark.parametrize(("left", "compiles"), [(10, False), (10**9, True)])
+def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: int, compiles: bool) -> None:
+    told = Told()
+    quickest = Quickest(update(model()), told, lambda: left, None)
+    for step in range(program.TIMED + 5):
+        quickest.run([FIRST], numbers(FIRST), step)
+    assert told.programs == (["compiling"] if compiles else [])
+    assert [graph.name for graph in graphs] == ["graph", "compiled graph"][: 1 + compiles]
+    assert sum(graph.runs for graph in graphs) == program.TIMED + 5  # no step is lost, none is run twice
+
+
+def test_never_is_never_and_now_is_now(graphs: list[Graph]) -> None:
+    never, now = Told(), Told()
+    for told, compiles in ((never, False), (now, True)):
+        quickest = Quickest(update(model()), told, lambda: 10**9, compiles)
+        for step in range(program.TIMED + 5):
+            quickest.run([FIRST], numbers(FIRST), step)
+    assert never == []
+    assert now == [{"program": "compiling", "why": "as asked"}]
+    assert [graph.runs for graph in graphs] == [program.TIMED + 5, 0, program.TIMED + 5]
+
+
+def test_what_fails_to_compile_goes_on_as_a_plain_graph(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", failing(after=2))
+    mine, theirs, told = model(), model(), Told()
+    quickest, eager = Quickest(update(mine), told, lambda: 1, True), Eager(update(theirs))
+    for seed in range(5):
+        quickest.run([FIRST], numbers(FIRST), seed)
+        eager.run([FIRST], numbers(FIRST), seed)
+    assert torch.equal(weights(mine), weights(theirs))
+    assert told.programs == ["compiling", "graph"]
+    assert [graph.runs for graph in graphs] == [3, 3]
+
+
+def test_what_cannot_be_captured_is_said_once(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    quickest = Quickest(update(model()), told, lambda: 1, None)
+
+    def fails(batches: Sequence[Batch], some: Sequence[float], seed: int) -> Done:
+        graphs[0].failed = "it asks the host"
+        return graphs[0].eager.run(batches, some, seed)
+
+    monkeypatch.setattr(graphs[0], "run", fails)
+    for step in range(3):
+        quickest.run([FIRST], numbers(FIRST), step)
+    assert told == [{"program": "eager", "why": "this model cannot be captured: it asks the host"}]
+
+
+def test_what_stands_in_the_way_of_a_graph() -> None:
+    step = update(model())
+    assert obstacle(step, True) is None
+    assert "many shapes" in str(obstacle(step, False))
+    assert "float16" in str(obstacle(replace(step, scaler=torch.amp.GradScaler("cpu", enabled=True)), True))
+    other = AdamW(rate=0.1).build(step.model)
+    other.parts["sgd"] = torch.optim.SGD(step.model.parameters(), lr=0.1)
+    assert "optimizer" in str(obstacle(replace(step, optimizer=other), True))
+
+
+def test_a_cpu_runs_eagerly_unless_compiling_is_asked_for() -> None:
+    told = Told()
+    assert isinstance(choose(update(model()), True, None, lambda: 10**9, told), Eager)
+    assert isinstance(choose(update(model()), True, False, lambda: 10**9, told), Eager)
+    assert isinstance(choose(update(model()), True, True, lambda: 10**9, told), Compiled)
+    assert told == []
+
+
+def test_batches_that_are_alike_take_each_others_place() -> None:
+    assert FIRST.alike(SECOND)
+    assert not FIRST.alike(ODD)
+    assert not FIRST.alike(replace(SECOND, weights=torch.ones(2, 3)))
+    assert not FIRST.alike(replace(SECOND, segments=2))
+    held = Batch(*(t.clone() for t in (FIRST.target, FIRST.labels, FIRST.target_seg, FIRST.source, FIRST.source_seg)))  # type: ignore[reportOptionalMemberAccess]
+    places = [held.target.data_ptr(), held.source.data_ptr()]  # type: ignore[reportOptionalMemberAccess]
+    held.fill(SECOND)
+    assert torch.equal(held.target, SECOND.target)
+    assert torch.equal(held.source, SECOND.source)  # type: ignore[reportArgumentType]
+    assert [held.target.data_ptr(), held.source.data_ptr()] == places  # type: ignore[reportOptionalMemberAccess]
+
+
+def test_utilisation_counts_three_forward_passes() -> None:
+    assert mfu.utilisation(1e9, 1e5, 1e15) == pytest.approx(0.3)
+    assert mfu.peak(CPU, torch.bfloat16) is None
