@@ -8,17 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard import defaults
 from regard.batch import Batch
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer
 from regard.bench.peers.base import Trainee, count
 from regard.bench.shapes import Shape, labels, packed, padded, sentences
-from regard.models.base import Loss, Model, build
-from regard.training.optim import AdamW, clip
+from regard.data.batching import Buckets
+from regard.models.base import Model, build
+from regard.training.optim import AdamW
+from regard.training.program import Captured, Eager, Program, Update
 
 ADAMW, CLIP = AdamW(rate=1e-4), 1.0
 CORPUS = 10_000  # pairs: enough that sorting leaves hardly any padding
-GPU_TOKENS, GPU_LENGTH, GPU_STEPS = 16_384, 512, 15
+GPU_TOKENS, GPU_STEPS = 16_384, 15
 GPU_WARM = 50  # steps: every shape of the padded batches about once, so that no allocation is timed
 TOLERANCE = 1e-4
 
@@ -56,28 +59,47 @@ def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Ro
 
 
 def our_contestants(work: Work, ours: Model) -> list[Contestant]:
-    """Our step as training makes it: on a CPU over padded batches, on a GPU over packed ones of one shape, compiled."""
+    """Our step as training runs it: on a CPU over padded batches; on a GPU over packed ones, as one CUDA graph."""
     if work.device.type == "cpu":
-        return [entered("regard", ours, our_step(ours, ours.loss, work.device), work.batches, work)]
+        return [entered("regard", ours, our_step(ours, work.device, Eager), counted(work.batches), work)]
     pairs = sentences(work.shape, 3 * CORPUS, seed=0)
-    fixed = [batch.to(work.device) for batch in packed(pairs, 2 * GPU_TOKENS, GPU_LENGTH, seed=0)]
-    step = our_step(ours, torch.compile(ours.loss, dynamic=False), work.device)
-    return [entered("regard (compiled)", ours, step, fixed, replace(work, batches=fixed))]
+    longest = max(max(len(source), len(target) + 1) for source, target in pairs)
+    batching = defaults.packed(Buckets(2 * GPU_TOKENS), longest)
+    fixed = [batch.pinned() for batch in packed(pairs, 2 * GPU_TOKENS, batching.length, seed=0)]
+    programs: dict[str, Callable[[Update], Program]] = {
+        "regard (graph)": lambda update: Captured(update, _silent),
+        "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
+    }
+    found = []
+    for title, program in programs.items():
+        model = build(ours.spec, seed=1)
+        step = our_step(model, work.device, program)
+        found.append(entered(title, model, step, counted(fixed), replace(work, batches=fixed)))
+    return found
 
 
-def our_step(model: Model, loss_of: Callable[[Batch], Loss], device: torch.device) -> Callable[[Batch], None]:
+def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
+    """Batches with their labels, which are known on the host before a step begins."""
+    return [(batch, labels(batch)) for batch in batches]
+
+
+def our_step(
+    model: Model, device: torch.device, program: Callable[[Update], Program]
+) -> Callable[[tuple[Batch, int]], None]:
     """A change of the weights, as the trainer makes it."""
     optimizer = ADAMW.build(model.to(device))
+    dtype = None if device.type == "cpu" else torch.bfloat16
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+    running = program(Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None))
 
-    def step(batch: Batch) -> None:
-        with autocast(device):
-            loss = loss_of(batch)
-        (loss.total / loss.tokens + loss.aux).backward()
-        clip(model.parameters(), CLIP)
-        optimizer.step(1.0)
-        optimizer.zero()
+    def step(of: tuple[Batch, int]) -> None:
+        running.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
 
     return step
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """Nobody is told how a step of a race is run."""
 
 
 def their_contestants(work: Work, make: Callable[[], Trainee]) -> list[Contestant]:
