@@ -17,6 +17,7 @@ from regard.decoding.hypothesis import Limits
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
 from regard.models.base import Classifier, Generator, LanguageModel, Model, build
+from regard.nn.packed import lay_out
 from regard.recipe import Recipe
 from regard.training.checkpoint import (
     FORMAT,
@@ -176,6 +177,7 @@ def load(
     model = build(recipe.model, init=False)
     _load_weights(model, weights, folder.path)
     model.to(choose_device(device)).eval()
+    lay_out(model)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
     return Run(folder.path, recipe, model, tokenizers, max(steps), scores, folder.final.exists())
 

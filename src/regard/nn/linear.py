@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from regard.nn.core import Role, Site
+from regard.nn.packed import Packable
 from regard.tree import Spec
 
 
@@ -38,6 +40,9 @@ class Dense(Linear):
         return linear
 
 
-class _Dense(nn.Linear):
+class _Dense(nn.Linear, Packable):
+    def forward(self, input: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+        return self.product(input, self.bias)
+
     def reset_parameters(self) -> None:
         """Nothing: the init slot draws the weights, and drawing twice would double the time to build."""

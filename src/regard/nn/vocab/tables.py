@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Site
+from regard.nn.packed import Packable
 from regard.tree import Spec
 
 
@@ -49,7 +50,7 @@ class Embeddings(TableSpec):
         return _Embeddings(vocab, width, site)
 
 
-class _Embeddings(Table):
+class _Embeddings(Table, Packable):
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(vocab, width, role="embedding")
@@ -59,6 +60,9 @@ class _Embeddings(Table):
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
         return h, self.weight
+
+    def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
+        return self.product(h, None)
 
 
 @dataclass(frozen=True, slots=True)

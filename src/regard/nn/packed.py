@@ -1,0 +1,123 @@
+"""Weights laid out anew for products with few rows, which is what a step of decoding is on a CPU.
+
+Such a product reads a weight once and hardly computes, so the order of the weight in memory decides how long it takes.
+A copy in a better order is made when it is first of use: turned for a single row, in oneDNN's blocks for some rows. For
+many rows there is nothing to gain. Measured in docs/decisions/010-speed.md.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+SOME = 32  # rows up to which blocks are faster
+WIDE = 8  # a matrix with so many times more outputs than inputs, as a vocabulary, ...
+MANY = 128  # ... is faster in blocks up to so many
+
+
+class Layout:
+    """Copies of one weight in other orders, made on first use and made anew whenever the weight has changed."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep no copy."""
+        self._of: tuple[int, int] | None = None  # where the weight lay and how often it had been written to
+        self._turned: Tensor | None = None
+        self._blocks: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Layout":
+        return Layout()  # a copied model has other weights, of which nobody knows yet what becomes of them
+
+    def __reduce__(self) -> tuple[type["Layout"], tuple[()]]:
+        return Layout, ()
+
+    def product(
+        self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
+    ) -> Float[Tensor, "*n o"]:
+        """x W' + b, by the fastest of the orders."""
+        outputs, inputs = weight.shape
+        rows = x.numel() // inputs
+        if rows == 1 and outputs >= inputs:
+            turned = self.turned(weight)
+            flat = x.reshape(1, inputs)
+            y = torch.mm(flat, turned) if bias is None else torch.addmm(bias, flat, turned)
+            return y.view(*x.shape[:-1], outputs)
+        if 1 < rows <= (MANY if outputs >= WIDE * inputs else SOME):
+            return torch.ops.mkldnn._linear_pointwise(x, self.blocks(weight), bias, "none", [], "")
+        return F.linear(x, weight, bias)
+
+    def turned(self, weight: Float[Tensor, "o i"]) -> Float[Tensor, "i o"]:
+        """The weight with its inputs outermost."""
+        self._check(weight)
+        turned = self._turned
+        if turned is None:
+            turned = self._turned = weight.detach().t().contiguous()
+        return turned
+
+    def blocks(self, weight: Float[Tensor, "o i"]) -> Tensor:
+        """The weight as oneDNN likes it."""
+        self._check(weight)
+        blocks = self._blocks
+        if blocks is None:
+            blocks = self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
+        return blocks
+
+    def _check(self, weight: Tensor) -> None:
+        now = (weight.data_ptr(), weight._version)
+        if self._of != now:
+            self.forget()
+            self._of = now
+
+
+class Packable(nn.Module):
+    """Abstract: a module with one weight that is multiplied with, and that may be laid out."""
+
+    weight: Tensor
+    layout: Layout | None = None  # no tensor of the model: it is neither stored nor trained
+
+    def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
+        """x W' + b. Only where no gradient is asked for may another order of the weight be used."""
+        weight, layout = self.weight, self.layout
+        if layout is None or torch.is_grad_enabled() or x.dtype != weight.dtype or not usable(weight):
+            return F.linear(x, weight, bias)
+        return layout.product(x, weight, bias)
+
+    def train(self, mode: bool = True) -> "Packable":
+        if mode and self.layout is not None:
+            self.layout.forget()  # what is trained may be written to in ways that leave no mark
+        return super().train(mode)
+
+
+def usable(weight: Tensor) -> bool:
+    """Whether copies of this weight can be used now: in float32 on a CPU, and not while a compiler is watching."""
+    return (
+        weight.dtype == torch.float32
+        and weight.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def lay_out(model: nn.Module) -> None:
+    """Let a model that is only used lay out the weights that it reads at every step of a decoding.
+
+    An encoder reads a text once, many rows at a time, and is left as it is. Where torch has no oneDNN, so is all else.
+    """
+    if not available():
+        return
+    for name, part in model.named_children():
+        if name == "encoder":
+            continue
+        for module in part.modules():
+            if isinstance(module, Packable) and module.weight.is_cpu and not module.weight.is_inference():
+                module.layout = Layout()
+
+
+def available() -> bool:
+    """Whether torch has what is needed; these operators are its own and not promised to anybody."""
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)

@@ -1,0 +1,112 @@
+"""A weight that is laid out anew gives the same products, and none of an older weight."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.models.base import build
+from regard.nn import packed
+from regard.nn.packed import Layout, Packable, lay_out
+from regard.testing import tiny
+
+
+class Product(Packable):
+    def __init__(self, outputs: int, inputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self.bias = nn.Parameter(torch.randn(outputs)) if bias else None
+        self.layout = Layout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+
+def plain(module: Product, x: Tensor) -> Tensor:
+    return F.linear(x, module.weight, module.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [(24, 16), (16, 24), (16, 16), (300, 16)])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2,), (5, 1), (3, 4), (32, 1), (33,), (130,), ()])
+def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) -> None:
+    module, x = Product(outputs, inputs, bias), torch.randn(*rows, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_do_not_lie_together() -> None:
+    module, x = Product(24, 16), torch.randn(5, 3, 16)[:, -1]
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(module(x[:1]), plain(module, x[:1]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("how", ["in place", "loaded", "replaced", "trained", "double"])
+def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
+    module, x = Product(24, 16), torch.randn(rows, 16)
+    with torch.inference_mode():
+        module(x)
+    if how == "in place":
+        with torch.no_grad():
+            module.weight.mul_(2.0)
+    elif how == "loaded":
+        module.load_state_dict({name: 2 * tensor for name, tensor in module.state_dict().items()})
+    elif how == "replaced":
+        module.weight = nn.Parameter(torch.randn(24, 16))
+    elif how == "trained":
+        module.train()
+        module.weight.data.mul_(2.0)  # leaves no mark on the parameter
+        module.eval()
+    else:
+        module.double()
+        x = x.double()
+    with torch.inference_mode():
+        torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_weight() -> None:
+    module, x = Product(24, 16), torch.randn(5, 16)
+    with torch.no_grad():
+        module(x)
+    module(x).sum().backward()
+    assert module.weight.grad is not None
+    torch.testing.assert_close(module.weight.grad, x.sum(0).expand(24, 16))
+
+
+def test_a_model_keeps_its_parameters_and_its_answers() -> None:
+    model = build(tiny.encoder_decoder(), seed=1).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lay_out(model)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    laid = [name for name, module in model.named_modules() if isinstance(module, Packable) and module.layout]
+    assert "tables.tables.source" in laid
+    assert any(name.startswith("decoder.") for name in laid)
+    assert not any(name.startswith("encoder.") for name in laid)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_lay_out_their_own_weight(again: object) -> None:
+    module, x = Product(24, 16), torch.randn(5, 16)
+    with torch.no_grad():
+        module(x)
+        other = again(module)  # type: ignore[reportCallIssue]
+        other.weight.data.mul_(3.0)
+        torch.testing.assert_close(other(x), plain(other, x), rtol=1e-5, atol=1e-5)
+
+
+def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "available", lambda: False)
+    model = build(tiny.encoder_decoder(), seed=1).eval()
+    lay_out(model)
+    assert not [module for module in model.modules() if isinstance(module, Packable) and module.layout]
+
+
+def test_this_torch_has_the_operators() -> None:
+    """Should a version drop them, decoding goes on without, and this says so."""
+    assert packed.available()
