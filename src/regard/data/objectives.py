@@ -11,13 +11,21 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.data.store import Column
+from regard.data.store import Column, Table
 from regard.data.tokenizer import Tokenizer
 from regard.errors import DataError
 from regard.tree import Spec
 
 Record = tuple[str, ...]
-Row = dict[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What is left of the records of a table when no side may be longer than so many tokens."""
+
+    table: Table
+    kept: np.ndarray  # which records are in it, whole or in part
+    cut: int = 0  # how many of these in part, or in pieces
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,12 @@ class Objective(Spec):
         return False
 
     @abstractmethod
-    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         """The columns of records, in ids."""
 
     @abstractmethod
-    def fitted(self, row: Row, max_len: int) -> list[Row]:
-        """The row as it is, cut, or not at all if a side is longer than `max_len`; bos and eos do not count."""
+    def fitted(self, table: Table, max_len: int) -> Fitted:
+        """Rows as they are, cut, or left out if a side is longer than `max_len`; bos and eos do not count."""
 
     @abstractmethod
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
@@ -85,17 +93,18 @@ class Translation(Objective):
     measured = ("source", "target")
     unread = MappingProxyType({"target": 1})  # what is read ends before eos, what is said begins after bos
 
-    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         source, target = tokenizers["source"], tokenizers["target"]
-        sources = source.encode_batch([record[0] for record in records])
-        targets = target.encode_batch([record[1] for record in records])
-        return [
-            {"source": [*s, source.eos], "target": [target.bos, *t, target.eos]}
-            for s, t in zip(sources, targets, strict=True)
-        ]
+        return Table(
+            {
+                "source": source.encode_column([record[0] for record in records]).between((), (source.eos,)),
+                "target": target.encode_column([record[1] for record in records]).between((target.bos,), (target.eos,)),
+            }
+        )
 
-    def fitted(self, row: Row, max_len: int) -> list[Row]:
-        return [row] if len(row["source"]) - 1 <= max_len and len(row["target"]) - 2 <= max_len else []
+    def fitted(self, table: Table, max_len: int) -> Fitted:
+        kept = (table["source"].lengths <= max_len + 1) & (table["target"].lengths <= max_len + 2)
+        return Fitted(table.take(np.flatnonzero(kept)), kept)
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         width = packed.width if packed else None
@@ -134,19 +143,23 @@ class LanguageModelling(Objective):
     def stream(self) -> bool:
         return self.unit == "stream"
 
-    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         tokenizer = tokenizers["target"]
         if self.unit == "stream":
-            return [{"target": ids} for ids in tokenizer.encode_batch([record[0] + "\n" for record in records])]
-        encoded = tokenizer.encode_batch([record[0] for record in records])
-        return [{"target": [tokenizer.bos, *ids, tokenizer.eos]} for ids in encoded]
+            return Table({"target": tokenizer.encode_column([record[0] + "\n" for record in records])})
+        encoded = tokenizer.encode_column([record[0] for record in records])
+        return Table({"target": encoded.between((tokenizer.bos,), (tokenizer.eos,))})
 
-    def fitted(self, row: Row, max_len: int) -> list[Row]:
-        ids = row["target"]
-        if self.stream or len(ids) - 2 <= max_len:
-            return [row]
+    def fitted(self, table: Table, max_len: int) -> Fitted:
+        column, kept = table["target"], np.ones(table.rows, np.bool_)
+        if self.stream:
+            return Fitted(table, kept)
         # Neighbouring pieces share a token: the last label of one is the first that the next reads.
-        return [{"target": ids[i : i + max_len + 2]} for i in range(0, len(ids) - 1, max_len + 1)]
+        pieces = np.maximum(1, -(-(column.lengths - 1) // (max_len + 1)))
+        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        first = np.repeat(column.offsets[:-1], pieces) + within * (max_len + 1)
+        last = np.minimum(first + max_len + 2, np.repeat(column.offsets[1:], pieces))
+        return Fitted(Table({"target": column.spans(first, last)}), kept, int((pieces > 1).sum()))
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         column, width = columns["target"], packed.width if packed else None
@@ -175,21 +188,21 @@ class Classification(Objective):
     measured = ("text",)
     labels: tuple[str, ...] = ()  # (): those of the training text, sorted
 
-    def rows(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> list[Row]:
+    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         tokenizer = tokenizers["text"]
         numbers = {label: n for n, label in enumerate(self.labels)}
         unknown = [label for label, _ in records if label not in numbers]
         if unknown:
             known = ", ".join(self.labels)
             raise DataError(f"label {unknown[0]!r} does not occur in the training text; known labels: {known}")
-        encoded = tokenizer.encode_batch([text for _, text in records])
-        return [
-            {"text": [tokenizer.bos, *ids], "label": [numbers[label]]}
-            for (label, _), ids in zip(records, encoded, strict=True)
-        ]
+        text = tokenizer.encode_column([text for _, text in records]).between((tokenizer.bos,), ())
+        return Table({"text": text, "label": Column.of([[numbers[label]] for label, _ in records])})
 
-    def fitted(self, row: Row, max_len: int) -> list[Row]:
-        return [row | {"text": row["text"][: max_len + 1]}]
+    def fitted(self, table: Table, max_len: int) -> Fitted:
+        text = table["text"]
+        short = text.spans(text.offsets[:-1], np.minimum(text.offsets[1:], text.offsets[:-1] + max_len + 1))
+        cut = int((text.lengths > max_len + 1).sum())
+        return Fitted(Table(table.columns | {"text": short}), np.ones(table.rows, np.bool_), cut)
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         if packed:

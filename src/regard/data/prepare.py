@@ -3,23 +3,28 @@
 import hashlib
 import json
 import shutil
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
 
 from regard.data import tokenizer as tokenizers_
 from regard.data.batching import Batching, Buckets, Windows
-from regard.data.objectives import Classification, Objective, Record, Row, Translation
+from regard.data.objectives import Classification, Objective, Record, Translation
+from regard.data.sample import Sample
 from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus
 from regard.data.tokenizer import BPE, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
 
-CHUNK = 4096  # records that are encoded at once
+CHUNK = 8192  # records that are encoded at once
+SAMPLE = 10_000_000  # characters that a tokenizer is learned from, where a sample is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +157,21 @@ def _prepare(
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
     say("reading the text")
-    split = _split(spec, seed)
-    objective = _with_labels(spec.objective, spec.train, split.said)
+    found = _Reading(spec, seed)
+    split = _split(spec, found)
+    objective = found.objective(spec.objective, split.said)
     spec = replace(spec, objective=objective)
     say("training the tokenizer" if tokenizers is None else "taking the tokenizer as it is")
     tokenizers = tokenizers or _tokenizers(spec, split)
     say("encoding the text")
-    survey = Survey()
-    for i, _ in enumerate(spec.train):
-        _write(spec, tokenizers, split.training(i), making / f"train-{i}", survey, split.leaked)
-    valid_survey = Survey()
+    survey, valid_survey = Survey(), Survey()
+    aside: list[Record] = []
     kept: list[Record] = []
+    for i, _ in enumerate(spec.train):
+        _write(spec, tokenizers, split.training(i, aside), making / f"train-{i}", survey, split.leaked)
     if split.any_valid:
-        _write(spec, tokenizers, split.validation(), making / "valid", valid_survey, None, kept)
+        given = (record for corpus in spec.valid for record in corpus.records())
+        _write(spec, tokenizers, chain(given, aside), making / "valid", valid_survey, None, kept)
     if not survey.kept:
         raise DataError("no record of the training text is left to learn from: " + _why_none(survey, spec.max_len))
     if split.any_valid and not valid_survey.kept:
@@ -210,97 +217,122 @@ def _why_none(survey: Survey, max_len: int) -> str:
     return f"of {survey.records:,} records {survey.empty:,} are empty and {survey.long:,} longer than {max_len} tokens"
 
 
-def _with_labels(objective: Objective, corpora: Sequence[Corpus], said: list[str]) -> Objective:
-    """A classification knows its labels: those of the training text, sorted, unless given."""
-    if not isinstance(objective, Classification) or objective.labels:
-        return objective
-    counts = Counter(record[0] for corpus in corpora for record in corpus.records())
-    for i, corpus in enumerate(corpora):
-        first = next(iter(corpus.records()))[0]
-        if counts[first] == 1 and len(counts) > 2:
-            said.append(
-                f"warning: the label {first!r} of the first line occurs nowhere else; if that line names the columns, "
-                f"set data.train[{i}].header=true"
-            )
-    if len(counts) < 2:
-        raise DataError(f"the training text has only the label {next(iter(counts))!r}; a classifier needs two or more")
-    return replace(objective, labels=tuple(sorted(counts)))
-
-
 class _Split:
-    """Which records are for training and which for validation."""
+    """Which records are for training and which for validation, and a sample of the former."""
 
-    def __init__(self, spec: DataSpec, held: Callable[[int, int, Record], bool] | None, leaked: set[bytes]) -> None:
+    def __init__(self, spec: DataSpec, found: "_Reading", held: list[bytes] | None, leaked: set[bytes]) -> None:
         self.spec, self.held, self.leaked = spec, held, leaked
         self.any_valid = bool(spec.valid) or held is not None
         self.said: list[str] = []
+        self.sample, self.share = found.sample.records(held)
 
-    def training(self, corpus: int) -> Iterator[Record]:
-        """The records of a corpus to learn from."""
+    def training(self, corpus: int, aside: list[Record] | None = None) -> Iterator[Record]:
+        """The records of a corpus to learn from; those that are held out are put `aside`."""
+        held = None if self.held is None else self.held[corpus]
         for number, record in enumerate(self.spec.train[corpus].records()):
-            if self.held is None or not self.held(corpus, number, record):
+            if held is not None and number >= len(held):
+                files = " and ".join(self.spec.train[corpus].files())
+                raise DataError(f"{files}: grew while it was read; wait until it is written")
+            if held is None or not held[number]:
                 yield record
-
-    def validation(self) -> Iterator[Record]:
-        """The records to measure on."""
-        for corpus in self.spec.valid:
-            yield from corpus.records()
-        if self.held is not None:
-            for i, corpus in enumerate(self.spec.train):
-                for number, record in enumerate(corpus.records()):
-                    if self.held(i, number, record):
-                        yield record
+            elif aside is not None:
+                aside.append(record)
 
 
-def _split(spec: DataSpec, seed: int) -> _Split:
-    """Read all text once: find what is wrong with it before anything is trained, and choose what is held out.
+class _Reading:
+    """What the first reading of the training text finds; also what is wrong with it, before anything is trained."""
 
-    Records are split by a hash of their source, so that no source is on both sides; a stream gives its end away.
+    def __init__(self, spec: DataSpec, seed: int) -> None:
+        objective = spec.objective
+        texts = tuple(objective.encoded.values())
+        self.sample = Sample(texts, SAMPLE if spec.joint else SAMPLE * len(texts))
+        self.counts: list[int] = []  # records of each corpus
+        self.labels: Counter[str] = Counter()
+        self.first_labels: list[str] = []
+        self.hashes: list[np.ndarray] = []  # of the sources, where records are split by them
+        self.hashed: list[np.ndarray] = []  # numbers of the records that they are of
+        self.ends: list[np.ndarray] = []  # of the lines of a stream, in characters
+        by_source = not spec.valid and not objective.stream and spec.held_out != 0
+        labels = isinstance(objective, Classification)
+        for corpus, text in enumerate(spec.train):
+            number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
+            for number, record in enumerate(text.records()):
+                self.sample.offer(corpus, number, record)
+                if by_source and _full(record):  # others are left out later; held out, they would take a place
+                    hashes += _hash(record[objective.read], seed)
+                    hashed.append(number)
+                if objective.stream:
+                    sizes.append(len(record[0]) + 1)
+                if labels:
+                    self.labels[record[0]] += 1
+                    if number == 0:
+                        self.first_labels.append(record[0])
+            self.counts.append(number + 1)
+            self.hashes.append(np.frombuffer(bytes(hashes), ">u8"))
+            self.hashed.append(np.frombuffer(hashed.tobytes(), np.int64))
+            self.ends.append(np.cumsum(np.frombuffer(sizes.tobytes(), np.int64)))
+
+    def objective(self, objective: Objective, said: list[str]) -> Objective:
+        """A classification knows its labels: those of the training text, sorted, unless given."""
+        if not isinstance(objective, Classification) or objective.labels:
+            return objective
+        for i, first in enumerate(self.first_labels):
+            if self.labels[first] == 1 and len(self.labels) > 2:
+                said.append(
+                    f"warning: the label {first!r} of the first line occurs nowhere else; if that line names the "
+                    f"columns, set data.train[{i}].header=true"
+                )
+        if len(self.labels) < 2:
+            only = next(iter(self.labels))
+            raise DataError(f"the training text has only the label {only!r}; a classifier needs two or more")
+        return replace(objective, labels=tuple(sorted(self.labels)))
+
+
+def _split(spec: DataSpec, found: _Reading) -> _Split:
+    """What is held out. Records are split by a hash of their source, so that no source is on both sides.
+
+    A stream gives its end away.
     """
-    read = spec.objective.read
     if spec.valid:
+        read, stream = spec.objective.read, spec.objective.stream
         leaked = {_hash(record[read], 0) for corpus in spec.valid for record in corpus.records()}
-        for corpus in spec.train:
-            for _ in corpus.records():
-                pass
-        return _Split(spec, None, set() if spec.objective.stream else leaked)
+        return _Split(spec, found, None, set() if stream else leaked)
     if spec.objective.stream:
-        return _stream_split(spec)
-    # Records with an empty side are left out later; held out, they would take the place of others.
-    full = ((record for record in corpus.records() if _full(record)) for corpus in spec.train)
-    hashes = [np.frombuffer(b"".join(_hash(record[read], seed) for record in some), ">u8") for some in full]
-    count = sum(len(h) for h in hashes)
+        return _stream_split(spec, found)
+    count = sum(len(hashes) for hashes in found.hashes)
     wanted = min(1000, max(1, round(0.02 * count))) if spec.held_out is None else spec.held_out
     if wanted == 0 or not count:
-        return _Split(spec, None, set())
-    values, counts = np.unique(np.concatenate(hashes), return_counts=True)
+        return _Split(spec, found, None, set())
+    values, counts = np.unique(np.concatenate(found.hashes), return_counts=True)
     enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
     if enough >= len(values):
         raise DataError(
             f"data.held_out: {count} records with {len(values)} different sources are too few to hold out {wanted}; "
             "give a validation set, or hold out fewer (0: none)"
         )
-    chosen = {int(value).to_bytes(8, "big") for value in values[:enough]}
-    split = _Split(spec, lambda _c, _n, record: _hash(record[read], seed) in chosen, set())
+    held = []
+    for size, hashes, numbers in zip(found.counts, found.hashes, found.hashed, strict=True):
+        marks = np.zeros(size, np.bool_)
+        marks[numbers[hashes <= values[enough - 1]]] = True
+        held.append(marks.tobytes())
+    split = _Split(spec, found, held, set())
     taken = int(counts[:enough].sum())
     split.said.append(f"validation text: {taken:,} records split off, no source of which is in the training text")
     return split
 
 
-def _stream_split(spec: DataSpec) -> _Split:
+def _stream_split(spec: DataSpec, found: _Reading) -> _Split:
     """The last tenth of every stream, or its last `held_out` lines."""
-    begins = []
-    for corpus in spec.train:
-        ends = np.cumsum([len(record[0]) + 1 for record in corpus.records()])
-        if spec.held_out is None:
-            begins.append(int(np.searchsorted(ends, 0.9 * ends[-1])))
-        else:
-            begins.append(len(ends) - spec.held_out)
     if spec.held_out == 0:
-        return _Split(spec, None, set())
+        return _Split(spec, found, None, set())
+    if spec.held_out is None:
+        begins = [int(np.searchsorted(ends, 0.9 * ends[-1])) for ends in found.ends]
+    else:
+        begins = [len(ends) - spec.held_out for ends in found.ends]
     if min(begins) < 1:
         raise DataError("data.held_out: nothing would be left to learn from; hold out less, or give a validation text")
-    split = _Split(spec, lambda corpus, number, _: number >= begins[corpus], set())
+    held = [bytes(begin) + b"\1" * (size - begin) for begin, size in zip(begins, found.counts, strict=True)]
+    split = _Split(spec, found, held, set())
     lines = "a tenth" if spec.held_out is None else f"{spec.held_out:,} lines"
     split.said.append(f"validation text: the end of the text, {lines} of it, is split off")
     return split
@@ -317,16 +349,20 @@ def _hash(text: str, seed: int) -> bytes:
 def _tokenizers(spec: DataSpec, split: _Split) -> dict[str, Tokenizer]:
     """A tokenizer for each side, or one for both; trained on what is learned from, not on what is held out."""
     names = spec.objective.encoded
-
-    def texts(*columns: int) -> Iterator[str]:
-        for i, _ in enumerate(spec.train):
-            for record in split.training(i):
-                yield from (record[column] for column in columns)
-
     if len(names) == 1 or spec.joint:
-        tokenizer = tokenizers_.train(spec.tokenizer, texts(*names.values()))
-        return dict.fromkeys(names, tokenizer)
-    return {name: tokenizers_.train(spec.tokenizer, texts(column)) for name, column in names.items()}
+        return dict.fromkeys(names, _learned(spec.tokenizer, split, tuple(names.values())))
+    return {name: _learned(spec.tokenizer, split, (column,)) for name, column in names.items()}
+
+
+def _learned(spec: TokenizerSpec, split: _Split, columns: tuple[int, ...]) -> Tokenizer:
+    """A tokenizer of some texts of the records: from a sample, where that is enough, or from all of them."""
+    if split.share == 1.0 or spec.sampled:
+        with suppress(tokenizers_.TooFewPiecesError):
+            sample = (record[column] for record in split.sample for column in columns)
+            return tokenizers_.train(spec, sample, split.share)
+    corpora = range(len(split.spec.train))
+    records = (record for corpus in corpora for record in split.training(corpus))
+    return tokenizers_.train(spec, (record[column] for record in records for column in columns))
 
 
 def _write(
@@ -344,28 +380,23 @@ def _write(
     vocab = max(tokenizer.size for tokenizer in tokenizers.values())
     with Writer(folder, objective.columns, vocab, stream) as writer:
         for chunk in chunks(records, CHUNK):
-            survey.records += len(chunk)
             full = [record for record in chunk if stream or _full(record)]
+            fitted = objective.fitted(objective.table(full, tokenizers), spec.max_len)
+            kept = list(compress(full, fitted.kept.tolist()))
+            writer.add(fitted.table)
+            survey.records += len(chunk)
             survey.empty += len(chunk) - len(full)
-            fitting: list[Row] = []
-            for record, row in zip(full, objective.rows(full, tokenizers), strict=True):
-                rows = objective.fitted(row, spec.max_len)
-                if not rows:
-                    survey.long += 1
-                    continue
-                fitting += rows
-                survey.kept += 1
-                survey.cut += rows != [row]
-                survey.identical += record[read] == record[said] and read != said
-                survey.leaked += bool(leaked) and _hash(record[read], 0) in leaked
-                survey.characters += len(record[said])
-                survey.bytes += len(record[said].encode()) + stream
-                for name, text in zip(objective.texts, record, strict=True):
-                    survey.words[name] = survey.words.get(name, 0) + len(text.split())
-                if keep is not None:
-                    keep.append(record)
-            for row in fitting:
-                for name, ids in row.items():
-                    survey.ids[name] = survey.ids.get(name, 0) + len(ids)
-            writer.add(fitting)
+            survey.long += len(full) - len(kept)
+            survey.kept += len(kept)
+            survey.cut += fitted.cut
+            survey.identical += sum(record[read] == record[said] for record in kept) if read != said else 0
+            survey.leaked += sum(_hash(record[read], 0) in leaked for record in kept) if leaked else 0
+            survey.characters += sum(len(record[said]) for record in kept)
+            survey.bytes += sum(len(record[said].encode()) for record in kept) + stream * len(kept)
+            for name, texts in zip(objective.texts, zip(*kept, strict=True), strict=bool(kept)):
+                survey.words[name] = survey.words.get(name, 0) + sum(len(text.split()) for text in texts)
+            for name, column in fitted.table.columns.items():
+                survey.ids[name] = survey.ids.get(name, 0) + len(column.ids)
+            if keep is not None:
+                keep += kept
         return writer.close()

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -43,6 +44,41 @@ class Column:
         """How long every sequence is."""
         return np.diff(self.offsets)
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "Column":
+        """A column in memory, of lists."""
+        offsets = _ends([len(row) for row in rows])
+        return cls(np.fromiter(chain.from_iterable(rows), np.uint32, int(offsets[-1])), offsets)
+
+    def spans(self, first: np.ndarray, last: np.ndarray) -> "Column":
+        """What stands between places of `ids`, as sequences of a column in memory."""
+        offsets = _ends(last - first)
+        at = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
+        return Column(self.ids[at], offsets)
+
+    def take(self, rows: np.ndarray) -> "Column":
+        """The given sequences."""
+        return self.spans(self.offsets[rows], self.offsets[rows + 1])
+
+    def between(self, before: Sequence[int], after: Sequence[int]) -> "Column":
+        """Every sequence with ids before and after it."""
+        more = len(before) + len(after)
+        offsets = self.offsets + more * np.arange(len(self.offsets))
+        ids = np.empty(offsets[-1], np.uint32)
+        ids[np.arange(len(self.ids)) + np.repeat(offsets[:-1] - self.offsets[:-1], self.lengths) + len(before)] = (
+            self.ids[:]
+        )
+        for n, one in enumerate(before):
+            ids[offsets[:-1] + n] = one
+        for n, one in enumerate(after):
+            ids[offsets[1:] - len(after) + n] = one
+        return Column(ids, offsets)
+
+
+def _ends(lengths: np.ndarray | list[int]) -> np.ndarray:
+    """Where sequences of such lengths begin, laid end to end, and where the last ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
 
 class Table:
     """Columns of one number of rows."""
@@ -60,7 +96,11 @@ class Table:
     @classmethod
     def of(cls, **columns: Sequence[Sequence[int]]) -> "Table":
         """A table in memory, of lists."""
-        return cls({name: _in_memory(rows) for name, rows in columns.items()})
+        return cls({name: Column.of(rows) for name, rows in columns.items()})
+
+    def take(self, rows: np.ndarray) -> "Table":
+        """The given rows."""
+        return Table({name: column.take(rows) for name, column in self.columns.items()})
 
     @classmethod
     def open(cls, folder: Path) -> "Table":
@@ -71,12 +111,6 @@ class Table:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{folder} is no token store or a damaged one ({error}); prepare the data again") from None
         return cls(columns)
-
-
-def _in_memory(rows: Sequence[Sequence[int]]) -> Column:
-    offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
-    flat = [np.asarray(row, dtype=np.uint32) for row in rows]
-    return Column(np.concatenate(flat) if flat else np.zeros(0, np.uint32), offsets)
 
 
 def _mapped(folder: Path, name: str, about: dict[str, Any]) -> Column:
@@ -96,7 +130,7 @@ def _file(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 class Writer:
-    """Writes a table row by row; `close` adds the manifest, without which the table does not exist."""
+    """Writes a table piece by piece; `close` adds the manifest, without which the table does not exist."""
 
     def __init__(self, folder: Path, columns: Sequence[str], vocab: int, stream: bool = False) -> None:
         """`stream` makes one long row of all that is added."""
@@ -113,11 +147,10 @@ class Writer:
             column.ids.close()
             column.offsets.close()
 
-    def add(self, rows: Iterable[dict[str, Sequence[int]]]) -> None:
-        """Append rows, each with all columns."""
-        chunk = list(rows)
+    def add(self, table: Table) -> None:
+        """Append the rows of a table with the same columns."""
         for name, column in self.columns.items():
-            column.extend([row[name] for row in chunk])
+            column.extend(table[name])
 
     def close(self) -> Table:
         """Finish the files and open the table."""
@@ -137,15 +170,15 @@ class _Growing:
         self.offsets.write(np.zeros(1, "<i8").tobytes())
         self.total, self.rows, self.digest = 0, 0, hashlib.sha256()
 
-    def extend(self, rows: list[Sequence[int]]) -> None:
-        if not rows:
-            return
-        data = np.concatenate([np.asarray(row, dtype=self.dtype) for row in rows]).tobytes()
-        ends = self.total + np.cumsum([len(row) for row in rows], dtype="<i8")
+    def extend(self, column: Column) -> None:
+        ids = np.asarray(column.ids[:])
+        if len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
+            raise OverflowError(f"id {int(ids.max())} is beyond the vocabulary")
+        data = ids.astype(self.dtype).tobytes()
         self.ids.write(data)
-        self.offsets.write(ends.tobytes())
+        self.offsets.write((self.total + column.offsets[1:]).astype("<i8").tobytes())
         self.digest.update(data)
-        self.total, self.rows = int(ends[-1]), self.rows + len(rows)
+        self.total, self.rows = self.total + len(ids), self.rows + len(column)
 
     def close(self, stream: bool) -> dict[str, Any]:
         self.ids.close()

@@ -11,7 +11,8 @@ import lzma
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -26,6 +27,7 @@ MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # how the content of a pac
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 STRETCH = 1 << 20  # bytes looked at together, so that a binary file is refused before it fills the memory
 FASTTEXT = "__label__"
+UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
 @runtime_checkable
@@ -40,20 +42,43 @@ class Stream(Protocol):
 def lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a text file, without their ends; `.gz` and `.xz` are unpacked on the way."""
     name = os.fspath(path)
-    line = None
+    number, begun = 1, list[bytes]()  # the line to come, and what is there of it
     with _opened(name) as file, _unpacked(file, name) as stream:
-        for line in decoded_lines(stream, name):
-            yield line
-    if line is None:
+        while True:
+            try:
+                stretch = stream.read1(STRETCH)
+            except UNREADABLE as error:
+                raise _damaged(name, number, error) from None
+            # A line with a NUL byte is refused before its end is found: a binary file may have none.
+            end = len(stretch) if b"\0" in stretch or not stretch else stretch.rfind(b"\n") + 1
+            if end or not stretch:
+                for line in _block(b"".join([*begun, stretch[:end]]), name, number):
+                    yield line
+                    number += 1
+                begun = []
+            if not stretch:
+                break
+            begun.append(stretch[end:])
+    if number == 1:
         raise DataError(f"{name}: is empty; give a file with at least one line")
 
 
-def decoded_lines(stream: Stream, name: str) -> Iterator[str]:
+def _block(block: bytes, name: str, number: int) -> Iterable[str]:
+    """The lines of many bytes at once; one by one where something is wrong with them, to say what and where."""
+    if block.endswith(b"\n") and b"\0" not in block:
+        with suppress(UnicodeDecodeError):
+            text = (block.removeprefix(BYTE_ORDER_MARK) if number == 1 else block).decode("utf-8")
+            return text.replace("\r\n", "\n").split("\n")[:-1]
+    return decoded_lines(io.BytesIO(block), name, number)
+
+
+def decoded_lines(stream: Stream, name: str, first: int = 1) -> Iterator[str]:
     """The lines of an open binary stream such as `sys.stdin.buffer`, each as soon as it is there.
 
-    A carriage return before the line feed and a byte-order mark before the first line are dropped.
+    A carriage return before the line feed and a byte-order mark before the first line are dropped. `first` is the
+    number of the line that the stream begins with.
     """
-    for number in count(1):
+    for number in count(first):
         raw = _raw_line(stream, name, number)
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)
@@ -76,13 +101,17 @@ def _raw_line(stream: Stream, name: str, number: int) -> bytes:
     while True:
         try:
             stretch = stream.readline(STRETCH)
-        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-            raise DataError(f"{name}: is damaged or cut short: line {number} cannot be read ({error})") from None
+        except UNREADABLE as error:
+            raise _damaged(name, number, error) from None
         if b"\0" in stretch:
             raise DataError(f"{name}: line {number} is not text: it has a NUL byte, as binary files and UTF-16 do")
         stretches.append(stretch)
         if len(stretch) < STRETCH or stretch.endswith(b"\n"):
             return b"".join(stretches)
+
+
+def _damaged(name: str, number: int, error: Exception) -> DataError:
+    return DataError(f"{name}: is damaged or cut short: line {number} cannot be read ({error})")
 
 
 def _opened(name: str) -> io.BufferedReader:

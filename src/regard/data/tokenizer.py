@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from regard.data.store import Column
+from regard.data.words import WordMemory
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
 
@@ -30,6 +32,7 @@ BYTE_PIECES = len(CONTROL) + 256
 CEILING = 32_000  # pieces, unless more are asked for
 TOGETHER = 4096  # texts that are encoded at once: what the library keeps of each is many times its size
 SPACE = "\u2581"  # how a space is shown
+BY_WORD = ("bpe", "bytes", "characters")  # kinds that join nothing across a space or a line feed
 
 # Words with the space before them. Marks belong to letters (GPT-2 cuts Hindi words at them). A number is read digit by
 # digit, for any number is made of ten well-known pieces. A line feed stands alone, so that a line ends where it ends.
@@ -155,6 +158,14 @@ class Tokenizer:
             ids.extend(encoding.ids for encoding in encoded)
         return ids
 
+    def encode_column(self, texts: list[str]) -> Column:
+        """What `encode_batch` gives, as a column: the way for a corpus, for it encodes no word twice."""
+        return self._words.column(texts) if self.kind in BY_WORD else Column.of(self.encode_batch(texts))
+
+    @cached_property
+    def _words(self) -> WordMemory:
+        return WordMemory(self.encode_batch)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that make no character show as U+FFFD."""
         return self._library.decode(self._said(ids), skip_special_tokens=False)
@@ -198,18 +209,26 @@ class TokenizerSpec(Spec):
     """Slot: how text becomes ids."""
 
     __slots__ = ()
+    sampled: ClassVar[bool] = False  # whether a sample of a large text is enough
 
     @abstractmethod
-    def learn(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer for such texts, which are read once. The same texts give the same file."""
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
+        """The tokenizer for such texts, which are read once. The same texts give the same file.
+
+        Texts that are a sample are that `share` of what they stand for.
+        """
 
 
-def train(spec: TokenizerSpec, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that `spec` describes, learned from `texts`."""
+class TooFewPiecesError(DataError):
+    """A sample has fewer pieces than are wanted; all of the text may have enough."""
+
+
+def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
+    """The tokenizer that `spec` describes, learned from `texts`, all of the text or that `share` of it."""
     if isinstance(texts, str):
         raise DataError("texts: needs many texts, not one; put it into a list")
     try:
-        return spec.learn(texts)
+        return spec.learn(texts, share)
     except UnicodeEncodeError:
         raise DataError("the corpus has half a character (a lone surrogate); repair the text") from None
 
@@ -222,6 +241,7 @@ class BPE(TokenizerSpec):
     """
 
     kind = "bpe"
+    sampled = True
     vocab: int | None = None  # None: `choose_vocab`, or what the corpus has
 
     def check(self) -> None:
@@ -229,7 +249,7 @@ class BPE(TokenizerSpec):
             needed = f"{len(CONTROL)} control tokens and the 256 bytes"
             raise SpecError("vocab", f"must be at least {BYTE_PIECES}, not {self.vocab}: {needed} are always there")
 
-    def learn(self, texts: Iterable[str]) -> Tokenizer:
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
         library = _byte_level(models.BPE(), pre_tokenizers.Split(Regex(WORD), "isolated"))
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab or CEILING,
@@ -243,15 +263,20 @@ class BPE(TokenizerSpec):
         counted.check()
         document = json.loads(library.to_str())
         reached = len(document["model"]["vocab"])
+        words = round(counted.words / share)
+        wanted = self.vocab or choose_vocab(words)
+        if share < 1.0 and reached < wanted:
+            raise TooFewPiecesError(f"a sample of the text has {reached} pieces; {wanted} are wanted")
+        sample = f", learned from {counted.characters / 1e6:.1f} million characters" if share < 1.0 else ""
         if self.vocab is not None:
             _check_reached(reached, self.vocab)
-            return _tokenizer(document, Note(self.kind, f"{reached:,} pieces, as asked"))
-        wanted = choose_vocab(counted.words)
-        why = f"{min(wanted, reached):,} pieces for {counted.words:,} words"
+            return _tokenizer(document, Note(self.kind, f"{reached:,} pieces, as asked{sample}"))
+        about = f"about {float(f'{words:.3g}'):,.0f}" if share < 1.0 else f"{words:,}"
+        why = f"{min(wanted, reached):,} pieces for {about} words"
         if reached < wanted:
             why += f", all that repeat; 350 words^(1/4) would be {wanted:,}"
         else:
-            why += ", 350 words^(1/4)"
+            why += f", 350 words^(1/4){sample}"
         _cut(document["model"], wanted)
         return _tokenizer(document, Note(self.kind, why))
 
@@ -262,7 +287,7 @@ class Bytes(TokenizerSpec):
 
     kind = "bytes"
 
-    def learn(self, texts: Iterable[str]) -> Tokenizer:  # noqa: ARG002
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:  # noqa: ARG002
         library = _byte_level(models.BPE(vocab=_byte_vocab(), merges=[]))
         return _tokenizer(_fixed(library), Note(self.kind, f"{BYTE_PIECES} pieces, the bytes"))
 
@@ -273,7 +298,7 @@ class Characters(TokenizerSpec):
 
     kind = "characters"
 
-    def learn(self, texts: Iterable[str]) -> Tokenizer:
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:  # noqa: ARG002
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text)
@@ -303,7 +328,7 @@ class Words(TokenizerSpec):
         if self.vocab is not None and self.vocab <= len(CONTROL) + 2:
             raise SpecError("vocab", f"must be above {len(CONTROL) + 2}, not {self.vocab}, to have room for a word")
 
-    def learn(self, texts: Iterable[str]) -> Tokenizer:
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:  # noqa: ARG002
         library = tokenizers.Tokenizer(models.WordLevel(unk_token=UNKNOWN))
         # Every word is written with a space before it. So no word is ever "</s>", and joining them restores the text.
         words = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
@@ -355,7 +380,7 @@ class Imported(TokenizerSpec):
     kind = "imported"
     path: str
 
-    def learn(self, texts: Iterable[str]) -> Tokenizer:  # noqa: ARG002
+    def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:  # noqa: ARG002
         document = _document(_content(self.path), self.path)
         document["model"].pop("regard", None)
         try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.batch import Batch, pad
 from regard.data.objectives import Classification, Objective
-from regard.data.store import Table, chunks
+from regard.data.store import chunks
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.hypothesis import Ends, Hypothesis, Limits
 from regard.decoding.rules import Rules
@@ -206,17 +206,16 @@ def score(
     batch_size: int = 32,
 ) -> list[TextScore]:
     """log p of the said text of every record, in one pass each."""
-    rows = objective.rows(records, tokenizers)
-    table = Table.of(**{name: [row[name] for row in rows] for name in objective.columns})
-    columns = {name: table[name] for name in objective.columns}
+    table = objective.table(records, tokenizers)
     found: dict[int, TextScore] = {}
-    for numbers in _by_length(range(len(rows)), [row["target"] for row in rows], batch_size):
-        item = objective.item(columns, list(np.asarray(numbers)[:, None]))
+    targets = [table["target"][row].tolist() for row in range(table.rows)]
+    for numbers in _by_length(range(len(targets)), targets, batch_size):
+        item = objective.item(table.columns, list(np.asarray(numbers)[:, None]))
         batch = item.batch.to(device)
         assert batch.labels is not None
         scores = model.log_probs(batch).gather(-1, batch.labels[:, :, None])[:, :, 0].double().cpu()
         for number, row in zip(numbers, scores, strict=True):
-            said = row[: len(rows[number]["target"]) - 1].tolist()
+            said = row[: len(targets[number]) - 1].tolist()
             found[number] = TextScore(sum(said), tuple(said), len(said))
     return [found[i] for i in range(len(records))]
 

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from regard.data.objectives import Translation
-from regard.data.store import Table
 from regard.demo.corpus import Example, generate
 from regard.evaluation import metrics
 from regard.inspection import render
@@ -167,12 +166,11 @@ def looked(trained: Run, source: str, target: str) -> tuple[torch.Tensor, list[s
     """Cross-attention of the last layer, mean of the heads (T, S), and the pieces on either side."""
     objective, model = Translation(), trained.model
     assert isinstance(model, LanguageModel)
-    row = objective.rows([(source, target)], trained.tokenizers)[0]
-    table = Table.of(source=[row["source"]], target=[row["target"]])
+    table = objective.table([(source, target)], trained.tokenizers)
     item = objective.item(table.columns, [torch.zeros(1, dtype=torch.int64).numpy()])
     trace = Trace()
     model.log_probs(item.batch.to(trained.device), trace)
     weights = trace.weights["decoder.cross"][-1][0].mean(0)
-    rows = [*trained.tokenizers["target"].pieces(list(row["target"])[1:-1]), "end"]
-    columns = [*trained.tokenizers["source"].pieces(list(row["source"])[:-1]), "end"]
+    rows = [*trained.tokenizers["target"].pieces(table["target"][0].tolist()[1:-1]), "end"]
+    columns = [*trained.tokenizers["source"].pieces(table["source"][0].tolist()[:-1]), "end"]
     return weights.cpu(), rows, columns

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.data.objectives import Classification, Translation
-from regard.data.store import Table
+from regard.data.store import Column, Table
 from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
@@ -138,13 +138,9 @@ def _language_model(run: "Run", test: Test) -> dict[str, Any]:
     """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line."""
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
-    rows = objective.rows(records, tokenizers)
+    table = objective.fitted(objective.table(records, tokenizers), run.recipe.data.max_len).table
     if objective.stream:
-        table = Table.of(target=[[i for row in rows for i in row["target"]]])
-    else:
-        table = Table.of(
-            target=[piece["target"] for row in rows for piece in objective.fitted(row, run.recipe.data.max_len)]
-        )
+        table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     assert run.recipe.data.batching is not None
     found = likelihood(run.model, table, objective, run.recipe.data.batching)
     size = sum(len(record[0].encode()) + objective.stream for record in records)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import batch as batches
 from regard.batch import Batch, pack, pad
-from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Packed, Record, Row, Translation
+from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Packed, Record, Translation
 from regard.data.store import Table
 from regard.data.tokenizer import Bytes, train
 from regard.errors import DataError
@@ -222,63 +222,79 @@ def encoded(text: str) -> list[int]:
     return BYTES.encode(text)
 
 
-def test_rows_of_a_translation() -> None:
+def lists(table: Table) -> dict[str, list[list[int]]]:
+    return {name: [column[row].tolist() for row in range(table.rows)] for name, column in table.columns.items()}
+
+
+def test_columns_of_a_translation() -> None:
     records: list[Record] = [("ab", "c"), ("d", "ef")]
-    assert Translation().rows(records, {"source": BYTES, "target": BYTES}) == [
-        {"source": [*encoded("ab"), EOS], "target": [BOS, *encoded("c"), EOS]},
-        {"source": [*encoded("d"), EOS], "target": [BOS, *encoded("ef"), EOS]},
-    ]
+    assert lists(Translation().table(records, {"source": BYTES, "target": BYTES})) == {
+        "source": [[*encoded("ab"), EOS], [*encoded("d"), EOS]],
+        "target": [[BOS, *encoded("c"), EOS], [BOS, *encoded("ef"), EOS]],
+    }
 
 
-def test_rows_of_a_language_model() -> None:
+def test_columns_of_a_language_model() -> None:
     records: list[Record] = [("ab",), ("",)]
-    assert LanguageModelling().rows(records, {"target": BYTES}) == [
-        {"target": encoded("ab\n")},
-        {"target": encoded("\n")},
-    ]
-    assert LanguageModelling("lines").rows(records, {"target": BYTES}) == [
-        {"target": [BOS, *encoded("ab"), EOS]},
-        {"target": [BOS, EOS]},
-    ]
+    assert lists(LanguageModelling().table(records, {"target": BYTES})) == {"target": [encoded("ab\n"), encoded("\n")]}
+    assert lists(LanguageModelling("lines").table(records, {"target": BYTES})) == {
+        "target": [[BOS, *encoded("ab"), EOS], [BOS, EOS]]
+    }
 
 
-def test_rows_of_a_classification() -> None:
+def test_columns_of_a_classification() -> None:
     objective = Classification(("no", "yes"))
-    assert objective.rows([("yes", "ab"), ("no", "c")], {"text": BYTES}) == [
-        {"text": [BOS, *encoded("ab")], "label": [1]},
-        {"text": [BOS, *encoded("c")], "label": [0]},
-    ]
+    assert lists(objective.table([("yes", "ab"), ("no", "c")], {"text": BYTES})) == {
+        "text": [[BOS, *encoded("ab")], [BOS, *encoded("c")]],
+        "label": [[1], [0]],
+    }
     with pytest.raises(DataError, match="label 'maybe' does not occur in the training text; known labels: no, yes"):
-        objective.rows([("yes", "ab"), ("maybe", "c")], {"text": BYTES})
+        objective.table([("yes", "ab"), ("maybe", "c")], {"text": BYTES})
 
 
 # -- what is too long
 
 
-@pytest.mark.parametrize(("source", "target", "kept"), [(4, 4, True), (5, 4, False), (4, 5, False), (1, 1, True)])
-def test_a_long_translation_is_left_out(source: int, target: int, kept: bool) -> None:
-    row: Row = {"source": [*range(10, 10 + source), EOS], "target": [BOS, *range(20, 20 + target), EOS]}
-    assert Translation().fitted(row, 4) == ([row] if kept else [])
+def test_a_long_translation_is_left_out() -> None:
+    sizes = [(4, 4, True), (5, 4, False), (4, 5, False), (1, 1, True)]
+    table = Table.of(
+        source=[[*range(10, 10 + source), EOS] for source, _, _ in sizes],
+        target=[[BOS, *range(20, 20 + target), EOS] for _, target, _ in sizes],
+    )
+    found = Translation().fitted(table, 4)
+    assert found.kept.tolist() == [kept for _, _, kept in sizes]
+    assert found.cut == 0
+    assert lists(found.table) == lists(table.take(np.asarray([0, 3])))
 
 
-@pytest.mark.parametrize("length", range(14))
 @pytest.mark.parametrize("max_len", [1, 2, 3, 5])
-def test_pieces_of_a_line_say_every_label_once(length: int, max_len: int) -> None:
-    ids = [BOS, *range(10, 10 + length), EOS]
-    pieces = [list(piece["target"]) for piece in LanguageModelling("lines").fitted({"target": ids}, max_len)]
-    assert (len(pieces) == 1) == (length <= max_len)
-    assert [token for piece in pieces for token in piece[1:]] == ids[1:]
-    read = [token for piece in pieces for token in piece[:-1]]
-    assert read == ids[:-1]
-    assert all(2 <= len(piece) <= max_len + 2 for piece in pieces)
+def test_pieces_of_a_line_say_every_label_once(max_len: int) -> None:
+    given = [[BOS, *range(10, 10 + length), EOS] for length in range(14)]
+    for chosen in ([line] for line in given):
+        found = LanguageModelling("lines").fitted(Table.of(target=chosen), max_len)
+        pieces, ids = lists(found.table)["target"], chosen[0]
+        assert (len(pieces) == 1) == (len(ids) - 2 <= max_len)
+        assert found.cut == (len(pieces) > 1)
+        assert [token for piece in pieces for token in piece[1:]] == ids[1:]
+        assert [token for piece in pieces for token in piece[:-1]] == ids[:-1]
+        assert all(2 <= len(piece) <= max_len + 2 for piece in pieces)
+    together = LanguageModelling("lines").fitted(Table.of(target=given), max_len)
+    one_by_one = [LanguageModelling("lines").fitted(Table.of(target=[line]), max_len) for line in given]
+    assert lists(together.table)["target"] == [row for found in one_by_one for row in lists(found.table)["target"]]
+    assert together.cut == sum(found.cut for found in one_by_one)
+    assert together.kept.tolist() == [True] * 14
 
 
 def test_a_stream_is_never_cut() -> None:
-    row: Row = {"target": list(range(10, 40))}
-    assert LanguageModelling().fitted(row, 4) == [row]
+    table = Table.of(target=[list(range(10, 40)), [5]])
+    found = LanguageModelling().fitted(table, 4)
+    assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
 
 
 def test_a_long_text_is_cut_to_be_classified() -> None:
-    row: Row = {"text": [BOS, 10, 11, 12, 13], "label": [1]}
-    assert Classification().fitted(row, 4) == [row]
-    assert Classification().fitted(row, 3) == [{"text": [BOS, 10, 11, 12], "label": [1]}]
+    table = Table.of(text=[[BOS, 10, 11, 12, 13], [BOS, 9]], label=[[1], [0]])
+    found = Classification().fitted(table, 4)
+    assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
+    found = Classification().fitted(table, 3)
+    assert lists(found.table) == {"text": [[BOS, 10, 11, 12], [BOS, 9]], "label": [[1], [0]]}
+    assert (found.kept.tolist(), found.cut) == ([True, True], 1)

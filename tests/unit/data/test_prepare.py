@@ -2,7 +2,8 @@
 
 import errno
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from regard.data.objectives import Classification, LanguageModelling, Translatio
 from regard.data.prepare import DataSpec, Prepared, Survey, opened, prepare
 from regard.data.store import Table
 from regard.data.text import TSV, Corpus, Labelled, Lines, ParallelFiles
-from regard.data.tokenizer import BPE, Bytes, Characters, Words
+from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, TokenizerSpec, Words
 from regard.errors import DataError, SpecError
 
 Pair = tuple[str, str]
@@ -215,6 +216,83 @@ def test_given_tokenizers_are_taken_as_they_are(tmp_path: Path) -> None:
     assert {n: t.sha256 for n, t in second.tokenizers.items()} == {n: t.sha256 for n, t in first.tokenizers.items()}
     assert said == ["reading the text", "taking the tokenizer as it is", "encoding the text"]
     assert training(second) == [("quite other", "words")] * 3
+
+
+def test_a_large_text_is_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.data.prepare.SAMPLE", 4000)
+    learned: list[list[str]] = []
+    train = BPE.learn
+
+    def noted(self: BPE, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
+        learned.append(list(texts))
+        return train(self, learned[-1], share)
+
+    monkeypatch.setattr(BPE, "learn", noted)
+    corpus = tsv(tmp_path / "a.tsv", [(f"source {n:04}", f"target {n:04}") for n in range(1000)])
+    prepared = prepare(spec_of(corpus, held_out=30, tokenizer=BPE(270)), tmp_path / "data", seed=1)
+    assert len(learned) == 1
+    assert 4000 <= sum(len(line) for line in learned[0]) < 4030
+    sources, targets = learned[0][::2], learned[0][1::2]
+    assert [line[-4:] for line in sources] == [line[-4:] for line in targets]
+    assert set(sources) <= {source for source, _ in training(prepared)}, "nothing that is held out"
+    assert prepared.tokenizers["source"].why == "270 pieces, as asked, learned from 0.0 million characters"
+    again = prepare(spec_of(corpus, held_out=30, tokenizer=BPE(270)), tmp_path / "again", seed=1)
+    assert again.tokenizers["source"].sha256 == prepared.tokenizers["source"].sha256
+    # A tokenizer for each side has as much to learn from.
+    learned.clear()
+    prepare(spec_of(corpus, held_out=0, tokenizer=BPE(262), joint=False), tmp_path / "two", seed=1)
+    assert [4000 <= sum(len(line) for line in side) < 4030 for side in learned] == [True, True]
+    assert [side[0][:6] for side in learned] == ["source", "target"]
+
+
+def test_a_sample_without_enough_pieces_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(f"{chr(0x4E00 + n % 100)} x", f"{chr(0x4F00 + n % 100)} y") for n in range(300)]
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, tokenizer=BPE(450))
+    whole = prepare(spec, tmp_path / "whole", seed=1)
+    monkeypatch.setattr("regard.data.prepare.SAMPLE", 100)
+    prepared = prepare(spec, tmp_path / "data", seed=1)
+    assert prepared.tokenizers["source"].sha256 == whole.tokenizers["source"].sha256
+    with pytest.raises(DataError, match=r"the corpus supports at most \d+ pieces"):
+        prepare(replace(spec, tokenizer=BPE(5000)), tmp_path / "data", seed=1)
+
+
+@pytest.mark.parametrize("tokenizer", [Characters(), Words()])
+def test_characters_and_words_are_those_of_all_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: TokenizerSpec
+) -> None:
+    pairs = [(f"source {chr(0x4E00 + n // 2)}", "target") for n in range(300)]
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, tokenizer=tokenizer)
+    whole = prepare(spec, tmp_path / "whole", seed=1)
+    monkeypatch.setattr("regard.data.prepare.SAMPLE", 100)
+    prepared = prepare(spec, tmp_path / "data", seed=1)
+    assert prepared.tokenizers["source"].sha256 == whole.tokenizers["source"].sha256
+
+
+def test_the_text_is_read_twice_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    records = TSV.records
+
+    def noted(self: TSV) -> Iterator[tuple[str, str]]:
+        read.append(Path(self.path).name)
+        return records(self)
+
+    monkeypatch.setattr(TSV, "records", noted)
+    one, other = tsv(tmp_path / "a.tsv", pairs_of(50)), tsv(tmp_path / "b.tsv", pairs_of(20))
+    prepare(spec_of(one, other, tokenizer=BPE()), tmp_path / "data", seed=1)
+    assert Counter(read) == {"a.tsv": 2, "b.tsv": 2}
+    prepare(spec_of(one, valid=(other,), tokenizer=BPE()), tmp_path / "data", seed=1)
+    assert Counter(read) == {"a.tsv": 4, "b.tsv": 4}
+
+
+def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    corpus = tsv(tmp_path / "a.tsv", pairs_of(20))
+
+    def say(sentence: str) -> None:
+        if sentence == "encoding the text":
+            tsv(tmp_path / "a.tsv", pairs_of(21))
+
+    with pytest.raises(DataError, match=r"a\.tsv: grew while it was read"):
+        prepare(spec_of(corpus), tmp_path / "data", 1, say=say)
 
 
 # -- the folder

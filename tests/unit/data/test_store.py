@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.data.store import MANIFEST, Table, Writer, chunks
+from regard.data.store import MANIFEST, Column, Table, Writer, chunks
 from regard.errors import DataError
 
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12]]
@@ -19,9 +19,9 @@ def rows_of(table: Table, column: str) -> list[list[int]]:
 
 def written(folder: Path, vocab: int = 20) -> Table:
     writer = Writer(folder, ("source", "target"), vocab)
-    writer.add([{"source": SOURCE[0], "target": TARGET[0]}])
-    writer.add([])
-    writer.add({"source": s, "target": t} for s, t in zip(SOURCE[1:], TARGET[1:], strict=True))
+    writer.add(Table.of(source=SOURCE[:1], target=TARGET[:1]))
+    writer.add(Table.of(source=[], target=[]))
+    writer.add(Table.of(source=SOURCE[1:], target=TARGET[1:]))
     return writer.close()
 
 
@@ -29,7 +29,7 @@ def written(folder: Path, vocab: int = 20) -> Table:
 def test_lists_come_back_from_disk(tmp_path: Path, vocab: int, dtype: str) -> None:
     largest = [vocab - 1, 0]
     writer = Writer(tmp_path, ("source", "target"), vocab)
-    writer.add([{"source": largest, "target": TARGET[0]}, {"source": SOURCE[2], "target": [4]}])
+    writer.add(Table.of(source=[largest, SOURCE[2]], target=[TARGET[0], [4]]))
     for table in (writer.close(), Table.open(tmp_path)):
         assert table["source"][0].dtype == np.dtype(dtype)
         assert rows_of(table, "source") == [largest, SOURCE[2]]
@@ -58,7 +58,7 @@ def test_a_table_in_memory_equals_the_one_on_disk(tmp_path: Path) -> None:
 
 def test_an_empty_sequence_keeps_its_row(tmp_path: Path) -> None:
     writer = Writer(tmp_path, ("target",), 20)
-    writer.add([{"target": []}, {"target": [3]}, {"target": []}])
+    writer.add(Table.of(target=[[], [3], []]))
     assert rows_of(writer.close(), "target") == [[], [3], []]
     assert rows_of(Table.of(target=[[], [3], []]), "target") == [[], [3], []]
 
@@ -73,8 +73,8 @@ def test_a_table_may_have_no_rows(tmp_path: Path) -> None:
 
 def test_a_stream_is_one_row(tmp_path: Path) -> None:
     writer = Writer(tmp_path, ("target",), 20, stream=True)
-    writer.add([{"target": [4, 5]}, {"target": [6]}])
-    writer.add([{"target": [7, 8, 9]}])
+    writer.add(Table.of(target=[[4, 5], [6]]))
+    writer.add(Table.of(target=[[7, 8, 9]]))
     table = writer.close()
     assert rows_of(table, "target") == [[4, 5, 6, 7, 8, 9]]
     assert table["target"].offsets.tolist() == [0, 6]
@@ -88,8 +88,40 @@ def test_an_empty_stream_is_one_empty_row(tmp_path: Path) -> None:
 def test_an_id_beyond_the_vocabulary_is_no_other_id(tmp_path: Path) -> None:
     writer = Writer(tmp_path, ("target",), 20)
     with pytest.raises(OverflowError):
-        writer.add([{"target": [2**16]}])
+        writer.add(Table.of(target=[[5], [2**16]]))
     writer.close()
+
+
+def columns(folder: Path) -> list[Column]:
+    return [written(folder)["source"], Column.of(SOURCE)]
+
+
+def as_lists(column: Column) -> list[list[int]]:
+    assert column.offsets.dtype == np.int64
+    return [column[row].tolist() for row in range(len(column))]
+
+
+def test_rows_are_taken_in_any_order(tmp_path: Path) -> None:
+    for column in columns(tmp_path):
+        assert as_lists(column.take(np.asarray([2, 0, 2]))) == [SOURCE[2], SOURCE[0], SOURCE[2]]
+        assert as_lists(column.take(np.zeros(0, np.int64))) == []
+    table = Table.of(source=SOURCE, target=TARGET).take(np.asarray([1]))
+    assert (rows_of(table, "source"), rows_of(table, "target")) == ([SOURCE[1]], [TARGET[1]])
+
+
+def test_spans_may_lie_anywhere(tmp_path: Path) -> None:
+    for column in columns(tmp_path):
+        found = column.spans(np.asarray([1, 0, 5, 8]), np.asarray([3, 0, 8, 8]))
+        assert as_lists(found) == [[6, 7], [], [10, 11, 12], []]
+
+
+def test_ids_are_put_before_and_after(tmp_path: Path) -> None:
+    for column in (*columns(tmp_path), Column.of([[], [4], []])):
+        lists = as_lists(column)
+        assert as_lists(column.between((1,), (2, 3))) == [[1, *row, 2, 3] for row in lists]
+        assert as_lists(column.between((), (70000,))) == [[*row, 70000] for row in lists]
+        assert as_lists(column.between((9, 8), ())) == [[9, 8, *row] for row in lists]
+    assert as_lists(Column.of([]).between((1,), (2,))) == []
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
@@ -99,7 +131,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 def test_without_a_manifest_there_is_no_table(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "killed", ("target",), 20)
-    writer.add([{"target": [1, 2]}])
+    writer.add(Table.of(target=[[1, 2]]))
     with pytest.raises(DataError, match="no token store"):
         Table.open(tmp_path / "killed")
     writer.close()

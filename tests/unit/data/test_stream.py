@@ -38,7 +38,7 @@ def pairs_table(count: int, first: int = 0) -> Table:
 
 def on_disk(folder: Path, table: Table, vocab: int = 300) -> Table:
     writer = Writer(folder, tuple(table.columns), vocab)
-    writer.add({name: column[row].tolist() for name, column in table.columns.items()} for row in range(table.rows))
+    writer.add(table)
     return writer.close()
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,18 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from regard.data import tokenizer as module
-from regard.data.tokenizer import BPE, Bytes, Characters, Imported, Tokenizer, TokenizerSpec, Words, choose_vocab, train
+from regard.data.tokenizer import (
+    BPE,
+    Bytes,
+    Characters,
+    Imported,
+    Tokenizer,
+    TokenizerSpec,
+    TooFewPiecesError,
+    Words,
+    choose_vocab,
+    train,
+)
 from regard.errors import DataError, SpecError
 
 CORPUS = [
@@ -226,6 +238,20 @@ def test_a_chosen_vocabulary_is_what_training_to_that_size_gives(monkeypatch: py
         assert json.loads(chosen.plain_json()) == json.loads(asked.plain_json())
         assert "4,000 words" in chosen.why
         assert "as asked" in asked.why
+
+
+def test_a_sample_stands_for_more() -> None:
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(12_000)]
+    texts = [" ".join(rng.choices(words, k=100)) for _ in range(400)]
+    whole, sample = train(BPE(), texts), train(BPE(), texts, 0.25)
+    assert whole.why.endswith(f"{whole.size:,} pieces for 40,000 words, 350 words^(1/4)")
+    assert sample.size == choose_vocab(160_000) > whole.size
+    assert sample.why.startswith(f"{sample.size:,} pieces for about 160,000 words, 350 words^(1/4), learned from 0.2")
+    with pytest.raises(TooFewPiecesError, match="a sample of the text has"):
+        train(BPE(20_000), texts, 0.25)
+    with pytest.raises(DataError, match="the corpus supports at most"):
+        train(BPE(20_000), texts)
 
 
 def test_the_choice_of_a_vocabulary() -> None:
