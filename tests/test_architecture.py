@@ -29,7 +29,7 @@ LAYERS = (
     ("nn",),
     ("models",),
     ("catalogue", "cost", "presets", "variants"),
-    ("training", "decoding"),
+    ("training", "decoding", "engines"),
     ("convert", "defaults", "evaluation", "inspection", "recipe", "testing"),
     ("run",),
     ("serving", "session"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from regard.decoding.api import Guess, Output, Texts, TextScore, Wishes, classif
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
 from regard.decoding.search import Search
+from regard.engines.base import Engine
+from regard.engines.ctranslate2 import NAME, CTranslate2, adapted
+from regard.engines.exported import Exported, Trained, engine, export, named
 from regard.errors import DataError, SpecError
 from regard.models.base import Classifier, Generator, LanguageModel, Model, build
 from regard.nn.packed import lay_out
@@ -69,10 +73,49 @@ class Run:
         """What was learned."""
         return self.recipe.data.objective
 
-    def translate(self, texts: Sequence[str], beam: int | None = None, **settings: Any) -> list[str]:
+    def export(
+        self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
+    ) -> Exported:
+        """Write this run for another engine, checked before it is done; into the run itself if `out` is not given."""
+        if to != NAME:
+            raise SpecError("--to", f"{to!r} is not known; known: {NAME!r}")
+        folder = self.exports(quantize) if out is None else Path(out)
+        return export(self.trained(), folder, quantize, own=out is None, force=force)
+
+    def exports(self, quantize: str | None = None) -> Path:
+        """Where this run keeps an export of its own."""
+        return self.path / "exports" / f"{NAME}-{named(quantize)}"
+
+    def trained(self) -> Trained:
+        """What an engine needs to know of this run."""
+        source = self.tokenizers.get("source", self.tokenizer)
+        texts = held_out(RunFolder(self.path))
+        return Trained(self.model, source, self.tokenizer, self.recipe.data.max_len, self.step, texts)
+
+    def engine(
+        self,
+        name: str,
+        quantize: str | None = None,
+        threads: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Engine | None:
+        """An engine by name; None for the native one, which needs no making."""
+        if name == NAME:
+            return engine(self.trained(), self.exports(quantize), quantize, threads, say)
+        if name != "native":
+            raise SpecError("--engine", f"{name!r} is not known; known: 'native', {NAME!r}")
+        if quantize is not None:
+            raise SpecError("--quantize", f"the native engine computes in float32; give --engine {NAME}, too")
+        return None
+
+    def translate(
+        self, texts: Sequence[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
+    ) -> list[str]:
         """The best translation of every text, in order. Settings are those of `translations`."""
         search = self.recipe.decode if beam is None else replace(self._beam(), beams=beam, n_best=1)
-        return [best[0].text for best in self.translations(texts, search=search, **settings)]
+        if engine == NAME or isinstance(engine, CTranslate2):
+            search = adapted(search, settings.get("warn", lambda _: None))
+        return [best[0].text for best in self.translations(texts, search=search, engine=engine, **settings)]
 
     def translations(
         self,
@@ -82,10 +125,17 @@ class Run:
         limits: Limits = Limits(),
         wishes: Wishes = Wishes(),
         warn: Callable[[str], None] = lambda _: None,
+        engine: str | Engine = "native",
     ) -> Iterator[list[Output]]:
-        """The n best translations of every text with their scores, as they are made."""
-        together = texts_of([self], warn)
-        return together.translate(texts, search or self.recipe.decode, batch_size, limits, wishes)
+        """The n best translations of every text with their scores, as they are made.
+
+        An engine that is named is made anew each time; one that `engine` returned is used as it is.
+        """
+        made = self.engine(engine, say=warn) if isinstance(engine, str) else engine
+        together = replace(texts_of([self], warn), engine=made)
+        if search is None:
+            search = adapted(self.recipe.decode, warn) if isinstance(made, CTranslate2) else self.recipe.decode
+        return together.translate(texts, search, batch_size, limits, wishes)
 
     def generate(
         self,
@@ -144,6 +194,15 @@ class Run:
     def _needs(self, objective: type[Objective], what: str) -> None:
         if not isinstance(self.objective, objective):
             raise DataError(f"{what}, but {self.path} was trained for {self.objective.kind}")
+
+
+def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
+    """The validation texts that a run still has: its data may have been removed."""
+    try:
+        with open(folder.data / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
+            return [tuple(json.loads(line)) for line in islice(lines, 200)]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def texts_of(runs: Sequence[Run], warn: Callable[[str], None] = lambda _: None) -> Texts:

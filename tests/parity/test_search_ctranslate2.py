@@ -35,7 +35,7 @@ def both(seed: int, eos: float, folder: Path) -> tuple[Any, Any]:
         bias.mul_(0.3)
         bias[[0, BOS]] = -1e4  # we never say them
         bias[EOS] += eos
-    return ours, engine(ours, False, "relu", folder)
+    return ours, engine(ours, folder)
 
 
 def compare(ours: Any, theirs: Any, search: Beam, steps: int, seed: int) -> set[tuple[tuple[int, ...], bool]]:

@@ -11,7 +11,7 @@ import typer
 
 from regard.errors import RegardError
 
-TRAIN, USE, STUDY, INSIDE = "Train", "Use", "Study", "Look inside"  # "Ship" comes with its first command
+TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
 
 app = typer.Typer(
     name="regard",
@@ -48,6 +48,12 @@ LabelledText = Annotated[
 HeldOut = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE", help="Store weights as int8 (fastest) or float16 (half the file); float32 if not given."
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")]
 

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from regard.cli.base import USE, AsJson, Device, Threads, TrustCode, app, print_json, set_threads, warn
+from regard.cli.base import (
+    USE,
+    AsJson,
+    Device,
+    Quantize,
+    Threads,
+    TrustCode,
+    app,
+    complain,
+    print_json,
+    set_threads,
+    warn,
+)
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -62,6 +74,10 @@ def translate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Show every token as it is said; beam 1 or sampling.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option(help="native, or ctranslate2: exports the run on first use, into RUN/exports.")
+    ] = "native",
+    quantize: Quantize = None,
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -73,8 +89,11 @@ def translate(
     With --n-best N, N lines for every line. An input longer than the model was trained for is cut, with a warning.
     """
     set_threads(threads)
+    from dataclasses import replace
+
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
+    from regard.engines.ctranslate2 import adapted
     from regard.run import load, texts_of
 
     paths, file = _runs_and_file(runs)
@@ -87,6 +106,14 @@ def translate(
     wishes = Wishes(prefix, tuple(require or ()), tuple(ban or ()), no_repeat)
     limits = Limits(min_len, max_len)
     texts = texts_of(loaded, warn)
+    if engine != "native" or quantize is not None:
+        if stream:
+            raise SpecError("--stream", f"the engine {engine!r} shows only whole outputs; leave it out")
+        if len(loaded) > 1:
+            raise SpecError("--engine", f"{engine!r} cannot join several runs as an ensemble; give one run")
+        texts = replace(texts, engine=loaded[0].engine(engine, quantize, threads, complain))
+        if not any(each.partition("=")[0].removeprefix("decode.") == "stopping" for each in change or []):
+            search = adapted(search, warn)
     if stream:
         _stream((texts.translate_stream(line, search, limits, wishes) for line in lines), as_json)
         return

@@ -179,6 +179,12 @@ class Tokenizer:
         self._check(ids)
         return [self._control.get(one) or _visible(self._surface(one)) for one in ids]
 
+    def vocabulary(self, size: int | None = None) -> list[str]:
+        """The piece of every id as the file has it, `size` of them; an id without a piece has a name of its own."""
+        names = (self._control.get(one) or self._library.id_to_token(one) for one in range(self.size))
+        known = [name or f"<none-{one}>" for one, name in enumerate(names)]
+        return known + [f"<none-{one}>" for one in range(self.size, size or self.size)]
+
     def starts_word(self, one: int) -> bool:
         """Whether a piece begins a word of its own, rather than go on with the one before it."""
         self._check((one,))

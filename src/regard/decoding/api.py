@@ -14,6 +14,8 @@ from regard.data.tokenizer import Tokenizer
 from regard.decoding.hypothesis import Ends, Hypothesis, Limits
 from regard.decoding.rules import Rules
 from regard.decoding.search import Search, find, stream
+from regard.engines.base import Engine
+from regard.engines.native import Native, by_length
 from regard.errors import DataError
 from regard.models.base import Classifier, Generator, LanguageModel
 
@@ -67,6 +69,7 @@ class Texts:
     max_len: int  # tokens of an input that are read; the rest is cut off, with a warning
     device: torch.device
     warn: Warn = field(default=lambda _: None)
+    engine: Engine | None = None  # who translates; None: the models themselves
 
     def translate(
         self,
@@ -75,22 +78,26 @@ class Texts:
         batch_size: int = 32,
         limits: Limits = Limits(),
         wishes: Wishes = Wishes(),
+        first: int = 0,
     ) -> Iterator[list[Output]]:
-        """The best outputs for every text, in order; an empty text has an empty translation."""
+        """The best outputs for every text, in order; an empty text has an empty translation.
+
+        `first` is the number of the first text, where these are some of many.
+        """
         rules = wishes.rules(self.target)
-        for first, chunk in _numbered(texts, AHEAD * batch_size):
-            sources = [self._source(text, first + i + 1) for i, text in enumerate(chunk)]
+        engine = self.engine or Native(self.models, self.ends, self.device)
+        engine.check(search, limits, rules)
+        for before, chunk in _numbered(texts, AHEAD * batch_size):
+            begin = first + before
+            sources = [self._source(text, begin + i + 1) for i, text in enumerate(chunk)]
             filled = [i for i, text in enumerate(chunk) if text.strip()]
-            found: dict[int, list[Output]] = {}
-            for rows in _by_length(filled, sources, batch_size):
-                ids, seg = pad([sources[i] for i in rows])
-                batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-                numbers = [first + i for i in rows]
-                results = find(self.models, batch, search, self.ends, limits, rules, numbers)
-                found |= {i: [self._output(h) for h in best] for i, best in zip(rows, results, strict=True)}
+            results = engine.find(
+                [sources[i] for i in filled], search, batch_size, limits, rules, [begin + i for i in filled]
+            )
+            found = dict(zip(filled, results, strict=True))
             nothing = [Output("", 0.0, 0.0, (), True)]
             for i in range(len(chunk)):
-                yield found.get(i, nothing)
+                yield [self._output(h) for h in found[i]] if i in found else nothing
 
     def translate_stream(
         self, text: str, search: Search, limits: Limits = Limits(), wishes: Wishes = Wishes()
@@ -115,7 +122,7 @@ class Texts:
         rules = wishes.rules(self.target)
         read = [self._prompt(prompt, number + 1, begin) for number, prompt in enumerate(prompts)]
         found: dict[int, list[Output]] = {}
-        for rows in _by_length(range(len(prompts)), read, batch_size):
+        for rows in by_length(read, batch_size):
             ids, seg = pad([read[i] for i in rows])
             batch = Batch(ids, target_seg=seg).to(self.device)
             results = find(self.models, batch, search, self.ends, limits, rules, rows)
@@ -182,11 +189,6 @@ def _numbered(items: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]
         first += len(chunk)
 
 
-def _by_length(numbers: Iterable[int], rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
-    """Numbers of rows of like length together, the longest first: what does not fit into memory fails at once."""
-    yield from chunks(sorted(numbers, key=lambda i: (-len(rows[i]), i)), batch_size)
-
-
 @dataclass(frozen=True, slots=True)
 class TextScore:
     """How probable a model finds a given text."""
@@ -209,7 +211,7 @@ def score(
     table = objective.table(records, tokenizers)
     found: dict[int, TextScore] = {}
     targets = [table["target"][row].tolist() for row in range(table.rows)]
-    for numbers in _by_length(range(len(targets)), targets, batch_size):
+    for numbers in by_length(targets, batch_size):
         item = objective.item(table.columns, list(np.asarray(numbers)[:, None]))
         batch = item.batch.to(device)
         assert batch.labels is not None
@@ -246,7 +248,7 @@ def classify(
             warn(f"line {line}: {len(ids)} tokens are more than {max_len} (data.max_len); only these are read")
         rows.append([tokenizer.bos, *ids[:max_len]])
     found: dict[int, Guess] = {}
-    for numbers in _by_length(range(len(rows)), rows, batch_size):
+    for numbers in by_length(rows, batch_size):
         ids, seg = pad([rows[i] for i in numbers])
         scores: Tensor = model.scores(Batch(ids, target_seg=seg).to(device))
         for number, chances in zip(numbers, scores.double().softmax(-1).tolist(), strict=True):
