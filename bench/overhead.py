@@ -30,6 +30,7 @@ from torch import Tensor
 import regard
 from regard.batch import Batch, translation
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.nn.core import drop
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import CrossEntropy
@@ -170,7 +171,7 @@ class Hand:
         return F.layer_norm(x + self.drop(y), (self.width,), gain, shift)
 
     def drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p) if self.training else x
+        return drop(x, self.p, self.training)
 
 
 def composed_loss(model: EncoderDecoderModel, batch: Batch) -> Tensor:

@@ -190,4 +190,28 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:
     """Dropout as a function: a module at p = 0 costs more than the composition of a whole block."""
-    return nn.functional.dropout(x, p, True) if training and p > 0.0 else x
+    if not training or p <= 0.0:
+        return x
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        kept = round((1 - p) * CHANCES)
+        if 0 < kept < CHANCES:
+            return x * _kept(x, kept)
+    return nn.functional.dropout(x, p, True)
+
+
+CHANCES = 2**16
+
+
+@torch.no_grad()
+def _kept(x: Tensor, kept: int) -> Tensor:
+    """For each element 1 / probability or 0, where the probability to be kept is `kept` in 65,536.
+
+    torch draws a float for every element, which takes a fifth of the time that a small model spends outside of matrix
+    products. Here 64 random bits decide about four elements. The probability is rounded to 1 / 65,536; the mean is
+    exact, because what is kept is divided by the rounded one.
+    """
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
+    bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
+    short = bits.view(torch.int16)[: x.numel()].view(x.shape)
+    mask = torch.empty(x.shape, dtype=x.dtype)
+    return torch.lt(short, kept - CHANCES // 2, out=mask).mul_(CHANCES / kept)

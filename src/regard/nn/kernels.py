@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flexible
 
 from regard.errors import KernelError, nearest
-from regard.nn.core import View, widen
+from regard.nn.core import View, drop, widen
 from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
@@ -200,7 +200,7 @@ def mix(
     scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
 ) -> Float[Tensor, "B H T V"]:
     """softmax(scores + bias, over visible keys) v, for branches whose scores are not q k'."""
-    weights = F.dropout(normalise(scores, view), dropout) if dropout > 0.0 else normalise(scores, view)
+    weights = drop(normalise(scores, view), dropout, True)
     context = weights.to(v.dtype) @ spread(v, scores.shape[1])
     if view.terms is not None and view.terms.context is not None:
         context = context + view.terms.context(weights).to(v.dtype)

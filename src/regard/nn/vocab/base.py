@@ -49,8 +49,12 @@ class Head(nn.Module):
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
-    """How many rows of logits exist at a time: 64 MiB of float32 on a CPU, near its caches; 256 MiB elsewhere."""
-    budget = 2**24 if device.type == "cpu" else 2**26
+    """How many rows of logits exist at a time: 256 MiB of float32, or 32 MiB on a CPU.
+
+    That much stays near its caches, and is the most that malloc keeps for the next step: what is larger it returns to
+    the system, which clears every page of it anew.
+    """
+    budget = 2**23 if device.type == "cpu" else 2**26
     pieces = max(1, -(-rows * vocab // budget))
     return -(-rows // pieces)
 
@@ -81,15 +85,22 @@ class CrossEntropy(torch.autograd.Function):
         d_r = torch.empty_like(r) if learns else None
         d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if learns else None
         d_bias = torch.zeros(V, dtype=wide, device=r.device) if learns and bias is not None else None
+        # Smoothing needs the mean of all logits of a row, which is the logit of the mean row: no pass over the logits.
+        centre = matrix.to(wide).mean(0) if smoothing else None
+        shift = 0.0 if bias is None or not smoothing else bias.to(wide).mean()
         step = max(1, chunk_rows(N, V, r.device))
+        # On a CPU all chunks use the same memory; elsewhere autocast, and anywhere a compiler, must see plain products.
+        direct = r.device.type == "cpu" and r.dtype == matrix.dtype == wide and not torch.compiler.is_compiling()
+        room = torch.empty(step, V, dtype=wide) if direct else None
         for at in range(0, N, step):
             rows = slice(at, at + step)
-            logits = (r[rows] @ matrix.T).to(wide)
+            part = r[rows]
+            logits = (part @ matrix.T).to(wide) if room is None else torch.mm(part, matrix.T, out=room[: len(part)])
             if bias is not None:
                 logits += bias
             label, weight = labels[rows, None], weights[rows].to(wide)
             said = logits.gather(-1, label).squeeze(-1)
-            mean = logits.mean(-1) if smoothing else None
+            mean = None if centre is None else (part * centre).sum(-1) + shift
             # The exponentials take the place of the logits: they are made once and nothing is copied.
             top = logits.amax(-1, keepdim=True)
             exponentials = logits.sub_(top).exp_()
@@ -105,14 +116,18 @@ class CrossEntropy(torch.autograd.Function):
             # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
             scale = weight / total
             gradient = exponentials.mul_((scale * (1 + 2 * z * log_z) if z else scale)[:, None])
-            if smoothing:
-                gradient -= (weight * (smoothing / V))[:, None]
             gradient.scatter_add_(-1, label, (weight * (smoothing - 1))[:, None])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
             gradient = gradient.to(r.dtype)
             d_r[rows] = gradient @ matrix
-            d_matrix += gradient.T @ r[rows]
+            d_matrix = _plus(d_matrix, gradient.T, part, direct)
+        if centre is not None and d_r is not None and d_matrix is not None:
+            # The last term of d logits, equal in every column, is a product of two vectors.
+            share = (smoothing * weights.to(wide))[:, None]
+            d_r -= (share * centre).to(r.dtype)
+            d_matrix -= (share * r).sum(0) / V
+            d_bias = None if d_bias is None else d_bias - share.sum() / V
         ctx.save_for_backward(d_r, d_matrix, d_bias)
         ctx.matrix_dtype = matrix.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -133,6 +148,11 @@ class CrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _plus(total: Tensor, a: Tensor, b: Tensor, direct: bool) -> Tensor:
+    """total + a b, in its place."""
+    return torch.addmm(total, a, b, out=total) if direct else total.add_(a @ b)
 
 
 def cross_entropy(
