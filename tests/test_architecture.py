@@ -32,7 +32,7 @@ LAYERS = (
     ("training", "decoding", "engines"),
     ("convert", "defaults", "evaluation", "inspection", "recipe", "testing"),
     ("run",),
-    ("serving", "session"),
+    ("serving", "session", "workers"),
     ("demo",),
     ("ablation", "bench"),
     ("cli",),

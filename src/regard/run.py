@@ -228,13 +228,17 @@ def load(
     average: int | None = None,
     step: int | None = None,
     trust_code: bool = False,
+    mapped: bool = False,
 ) -> Run:
-    """A run from its folder: the final weights, those of a step, or the mean of the last `average` checkpoints."""
+    """A run from its folder: the final weights, those of a step, or the mean of the last `average` checkpoints.
+
+    With `mapped` the weights stay in their file, which all processes that map it have in memory together.
+    """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)
     steps, scores, weights = _weights(folder, recipe, average, step)
     model = build(recipe.model, init=False)
-    _load_weights(model, weights, folder.path)
+    _load_weights(model, weights, folder.path, mapped)
     model.to(choose_device(device)).eval()
     lay_out(model)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
@@ -292,9 +296,9 @@ def _weights(
     return steps, scores, mean(read_tensors(folder.weights(s)) for s in steps)
 
 
-def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:
     try:
-        model.load_state_dict(dict(weights))
+        model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:
         raise DataError(
             f"{path}: the weights do not fit the model of recipe.json ({str(error).splitlines()[0]})"

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -78,6 +79,9 @@ def translate(
         str, typer.Option(help="native, or ctranslate2: exports the run on first use, into RUN/exports.")
     ] = "native",
     quantize: Quantize = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes of one thread each, for much text on a CPU.")
+    ] = None,
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -95,10 +99,15 @@ def translate(
     from regard.decoding.hypothesis import Limits
     from regard.engines.ctranslate2 import adapted
     from regard.run import load, texts_of
+    from regard.workers import Task, Workers
 
     paths, file = _runs_and_file(runs)
     lines = _lines(file)
-    loaded = [load(path, device, average, trust_code=trust_code) for path in paths]
+    processes = workers is not None and engine == "native"
+    if workers is not None:
+        _check_workers(stream, device, threads)
+        device = "cpu"
+    loaded = [load(path, device, average, trust_code=trust_code, mapped=processes) for path in paths]
     for run in loaded:
         _needs(run, "translation", "translate")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -111,13 +120,30 @@ def translate(
             raise SpecError("--stream", f"the engine {engine!r} shows only whole outputs; leave it out")
         if len(loaded) > 1:
             raise SpecError("--engine", f"{engine!r} cannot join several runs as an ensemble; give one run")
-        texts = replace(texts, engine=loaded[0].engine(engine, quantize, threads, complain))
+        texts = replace(texts, engine=loaded[0].engine(engine, quantize, workers or threads, complain))
         if not any(each.partition("=")[0].removeprefix("decode.") == "stopping" for each in change or []):
             search = adapted(search, warn)
     if stream:
         _stream((texts.translate_stream(line, search, limits, wishes) for line in lines), as_json)
-        return
-    outputs = texts.translate(lines, search, batch_size, limits, wishes)
+    elif workers is not None and processes:
+        task = Task(paths, search, batch_size, limits, wishes, average, trust_code)
+        with Workers(workers, task) as several:
+            _print_outputs(several.translate(lines, warn), as_json)
+    else:
+        _print_outputs(texts.translate(lines, search, batch_size, limits, wishes), as_json)
+
+
+def _check_workers(stream: bool, device: str, threads: int | None) -> None:
+    """Refuse what would be ignored beside --workers."""
+    if stream:
+        raise SpecError("--stream", "shows one text as it grows, and --workers many at once; choose one of them")
+    if device not in {"auto", "cpu"}:
+        raise SpecError("--device", f"--workers are processes on the CPU, not on {device!r}; leave one of them out")
+    if threads is not None:
+        raise SpecError("--threads", "each of the --workers has one thread; leave it out")
+
+
+def _print_outputs(outputs: "Iterator[list[Output]]", as_json: bool) -> None:
     if as_json:
         print_json([[_output(o) for o in best] for best in outputs])
         return
@@ -316,6 +342,9 @@ def _lines(file: str | None) -> Iterator[str]:
     if file is not None and file != "-":
         return lines(file)
     stream: BinaryIO = sys.stdin.buffer
+    with suppress(OSError):  # io.UnsupportedOperation, where it is no file
+        # A buffer of our own: a thread may be waiting in it when we leave, and in its own Python would not allow that.
+        stream = open(stream.fileno(), "rb", closefd=False)  # noqa: SIM115
     return decoded_lines(stream, "standard input")
 
 

@@ -1,0 +1,194 @@
+"""The same run by another engine and by several processes: what comes out is the same."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard as package
+from regard.decoding.beam import Beam
+from regard.engines import exported
+from regard.engines.ctranslate2 import CTranslate2
+from regard.run import load
+from regard.training.checkpoint import read_about, read_tensors, write_tensors
+
+from .conftest import complaint, regard
+from .test_path import STRANGE, translated
+
+
+@pytest.fixture(scope="module")
+def copied(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run that has been exported."""
+    to = tmp_path_factory.mktemp("exported") / "run"
+    shutil.copytree(run, to)
+    said = regard("export", str(to))
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[0].startswith(f"{to / 'exports' / 'ctranslate2-float32'}: float32, ")
+    assert "outputs the same, largest difference of" in said.stdout
+    return to
+
+
+def test_an_export_says_what_it_is(copied: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    said = json.loads(regard("export", str(copied), "--quantize", "int8", "--out", str(out), "--json").stdout)
+    record = json.loads((out / "regard.json").read_text())
+    assert said == {"path": str(out), **record}
+    assert record["weights_sha256"] == package.load(copied).weights_sha256
+    assert record["check"]["inputs"] == "validation text"
+    assert record["check"]["agreed"] > 0
+    names = {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json"}
+    assert {path.name for path in out.iterdir()} == {*names, "regard.json"} == {*record["files"], "regard.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    whole = copied / "exports" / "ctranslate2-float32" / "model.bin"
+    assert (out / "model.bin").stat().st_size < whole.stat().st_size
+
+
+def test_an_export_replaces_only_exports(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    assert complaint("export", str(copied), "--out", str(tmp_path / "mine")).endswith("or replace it with --force")
+    assert "remove it yourself" in complaint("export", str(copied), "--out", str(tmp_path / "mine"), "--force")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    assert "is not known" in complaint("export", str(copied), "--quantize", "int4")
+    assert "is not known" in complaint("export", str(copied), "--to", "onnx")
+    (tmp_path / "file").touch()
+    assert "cannot write" in complaint("export", str(copied), "--out", str(tmp_path / "file" / "x"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--beam", "1"), ("--n-best", "3"), ("--set", "normalise=none"), ("--max-len", "3", "--batch-size", "2")],
+    ids=" ".join,
+)
+def test_the_engine_finds_what_we_find(copied: Path, words: tuple[str, ...]) -> None:
+    text = "".join(f"{line}\n" for line in (*STRANGE, "one two three four five six seven eight nine")).encode()
+    native = regard("translate", str(copied), *words, "--set", "stopping=ctranslate2", "--json", stdin=text)
+    theirs = regard("translate", str(copied), *words, "--engine", "ctranslate2", "--json", stdin=text)
+    assert theirs.stderr == (
+        "regard: warning: the engine 'ctranslate2' stops by its own rule (stopping=ctranslate2), not by 'optimal'\n"
+    )
+    ours, found = json.loads(native.stdout), json.loads(theirs.stdout)
+    assert len(found) == len(STRANGE) + 1
+    for best, other in zip(ours, found, strict=True):
+        for one, same in zip(best, other, strict=True):
+            assert one.keys() == same.keys()
+            assert (one["text"], one["tokens"], one["ended"]) == (same["text"], same["tokens"], same["ended"])
+            assert same["score"] == pytest.approx(one["score"], abs=1e-4)
+            assert same["log_prob"] == pytest.approx(one["log_prob"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--prefix", "eins"), "prefix"),
+        (("--ban", "eins"), "banned"),
+        (("--require", "eins"), "required"),
+        (("--no-repeat", "2"), "no_repeat"),
+        (("--min-len", "2"), "min_len"),
+        (("--temperature", "1"), "search"),
+        (("--set", "stopping=optimal"), "stopping"),
+        (("--set", "coverage=0.2"), "coverage"),
+        (("--set", "normalise=gnmt"), "normalise"),
+        (("--set", "groups=5", "--set", "diversity=1"), "groups"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_the_engine_cannot_do_is_refused(copied: Path, words: tuple[str, ...], name: str) -> None:
+    sentence = complaint("translate", str(copied), "--engine", "ctranslate2", *words, stdin=b"one\n")
+    assert sentence.startswith(f"{name}: the engine 'ctranslate2' cannot do it as asked: ")
+    assert sentence.endswith("; use --engine native")
+
+
+def test_other_refusals(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = ("translate", str(copied), "--engine", "ctranslate2")
+    assert complaint(*ask, "--stream").startswith("--stream: ")
+    assert "ensemble" in complaint("translate", str(copied), *ask[1:])
+    assert complaint("translate", str(copied), "--engine", "torch").startswith("--engine: 'torch' is not known")
+    assert complaint("translate", str(copied), "--quantize", "int8").startswith("--quantize: the native engine")
+    assert complaint("translate", str(copied), "--workers", "2", "--stream").startswith("--stream: ")
+    assert complaint("translate", str(copied), "--workers", "2", "--threads", "1").startswith("--threads: ")
+    assert complaint("translate", str(copied), "--workers", "2", "--device", "cuda").startswith("--device: ")
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert complaint(*ask, stdin=b"one\n").endswith("is not installed here: pip install 'regard[export]'")
+
+
+def test_a_stale_or_damaged_export_is_made_anew(copied: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(copied, run)
+    ask = ("translate", str(run), "--engine", "ctranslate2")
+    folder = run / "exports" / "ctranslate2-float32"
+    assert "made anew" not in regard(*ask, stdin=b"one\n").stderr
+    weights, about = read_tensors(run / "weights-final.safetensors"), read_about(run / "weights-final.safetensors")
+    changed = {name: -weight if "output.weight" in name else weight.clone() for name, weight in weights.items()}
+    write_tensors(run / "weights-final.safetensors", changed, about)
+    said = regard(*ask, stdin=b"one\ntwo red house\n")
+    assert f"the export {folder} is stale or damaged, and made anew" in said.stderr
+    assert (
+        said.stdout
+        == regard("translate", str(run), "--set", "stopping=ctranslate2", stdin=b"one\ntwo red house\n").stdout
+    )
+    (folder / "model.bin").write_bytes((folder / "model.bin").read_bytes()[:-100])
+    assert "is stale or damaged" in regard(*ask, stdin=b"one\n").stderr
+    (folder / "regard.json").write_text("{")
+    again = regard(*ask, stdin=b"one\ntwo red house\n")
+    assert "is stale or damaged" in again.stderr
+    assert again.stdout == said.stdout
+    assert sorted(path.name for path in (run / "exports").iterdir()) == ["ctranslate2-float32"]
+
+
+def test_in_python(copied: Path) -> None:
+    run = package.load(copied)
+    lines = [line for line in STRANGE if line.strip()]
+    engine = run.engine("ctranslate2", "int8", threads=1)
+    assert isinstance(engine, CTranslate2)
+    assert len(run.translate(lines, engine=engine)) == len(lines)
+    search = Beam(4, stopping="ctranslate2")
+    ours = [best[0].text for best in run.translations(lines, search=search)]
+    assert run.translate(lines, beam=4, engine="ctranslate2") == ours
+
+
+def test_ids_that_are_never_said_are_not_said(copied: Path) -> None:
+    """A model that would say nothing but padding says its second choice."""
+    run = package.load(copied)
+    table: Any = run.model.get_parameter("tables.tables.source.weight")
+    with torch.no_grad():
+        table[0] = table.mean(0) * 50
+    engine = exported.engine(run.trained(), copied / "exports" / "odd")
+    found = list(run.translations(["one two", "three"], engine=engine))
+    assert all("<pad>" not in one.tokens for best in found for one in best)
+    shutil.rmtree(copied / "exports" / "odd")
+
+
+def test_mapped_weights_stay_in_their_file(run: Path) -> None:
+    mapped = load(run, "cpu", mapped=True)
+    at = next(mapped.model.parameters()).data_ptr()
+    ranges = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    inside = [words[-1] for words in ranges if int(words[0].split("-")[0], 16) <= at < int(words[0].split("-")[1], 16)]
+    assert inside == [str((run / "weights-final.safetensors").resolve())]
+
+
+@pytest.mark.slow
+def test_workers_say_what_one_process_says(run: Path) -> None:
+    lines = [f"{['one', 'two', 'three', 'four'][i % 4]} {['red', 'house', 'nine'][i % 3]}" for i in range(40)]
+    text = "".join(f"{line}\n" for line in (*lines, *STRANGE)).encode()
+    words = (str(run), "--temperature", "1", "--n-best", "2", "--batch-size", "3", "--json")
+    alone = regard("translate", *words, stdin=text)
+    several = regard("translate", *words, "--workers", "2", stdin=text)
+    assert several.returncode == 0, several.stderr
+    for best, other in zip(json.loads(alone.stdout), json.loads(several.stdout), strict=True):
+        for one, same in zip(best, other, strict=True):
+            assert {**one, "score": 0, "log_prob": 0} == {**same, "score": 0, "log_prob": 0}
+            assert same["score"] == pytest.approx(one["score"], abs=1e-4)  # batches are others, and so is rounding
+    assert "needs at least 2 beams" in complaint(
+        "translate", str(run), "--beam", "1", "--require", "x", "--workers", "1", stdin=b"one\n"
+    )
+
+
+def test_threads_of_the_engine_change_nothing(copied: Path) -> None:
+    text = b"one two\nthree\nred house nine\n" * 20
+    ask = (str(copied), "--engine", "ctranslate2", "--batch-size", "4")
+    assert translated(*ask, "--workers", "3", stdin=text) == translated(*ask, "--threads", "1", stdin=text)
