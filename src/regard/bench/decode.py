@@ -15,6 +15,7 @@ from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Ends, Limits
 from regard.decoding.search import find
 from regard.models.base import Generator, build
+from regard.nn.packed import lay_out
 
 ENDS = Ends(BOS, EOS, PAD)
 
@@ -65,6 +66,7 @@ def decode(
 def our_speaker(ours: Generator, device: torch.device, dtype: torch.dtype) -> Speaker:
     """Beam search as `regard translate` runs it, from ids to ids."""
     ours.to(device, dtype).eval()
+    lay_out(ours)  # as a run that is loaded does
 
     def say(sources: Ids, beams: int, length: int) -> Ids:
         ids, seg = pad(sources)

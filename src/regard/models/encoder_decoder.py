@@ -1,7 +1,10 @@
 """The encoder-decoder: Vaswani et al. 2017, and everything that keeps its shape."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,6 +40,8 @@ from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+
+TOGETHER = 8  # sources of about one length that are encoded together on a CPU: with more of them, more is padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,25 @@ class EncoderDecoderModel(LanguageModel):
         ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
         return self.bridge(self.encoder(x, ctx, keep=self.keep_layers))
 
+    def encode_all(self, batch: Batch) -> Memory:
+        """The same for sources to be translated: on a CPU, those of about one length together, to compute no padding.
+
+        What is left of a source does not depend on its neighbours, so this changes nothing else.
+        """
+        source, seg = batch.source, batch.source_seg
+        if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
+            return self.encode(batch)
+        refuse(batch, "prefix", "types")
+        order = (seg != 0).sum(1).argsort(stable=True)
+        groups = [(group, max(1, int((seg[group] != 0).sum(1).max()))) for group in order.split(TOGETHER)]
+        if 8 * sum(len(group) * width for group, width in groups) > 7 * source.numel():
+            return self.encode(batch)
+        parts = [
+            Batch(batch.target[group, :1], source=source[group, :width], source_seg=seg[group, :width])
+            for group, width in groups
+        ]
+        return in_one([self.encode(part) for part in parts], order.argsort())
+
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
@@ -131,7 +155,7 @@ class EncoderDecoderModel(LanguageModel):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         if batch.packed:
             raise DataError("packed: a decoding has one source per row; give it a padded batch")
-        memory = self.encode(batch)
+        memory = self.encode_all(batch)
         sources, S, _ = memory.x[0].shape
         rows = decoding_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg), beams, S, memory.x[0].device)
@@ -148,3 +172,16 @@ class EncoderDecoderModel(LanguageModel):
         x = self.embed("target", ids, own.mask, own.S)
         ctx = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.decoder(x, ctx, decoding.states).x
+
+
+def in_one(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
+    """Memories of some sources each as one of all of them, in this order; shorter ones are padded."""
+    S = max(part.x[0].shape[1] for part in parts)
+
+    def joined(pieces: Iterable[Tensor]) -> Tensor:
+        padded = [F.pad(piece, (0, 0) * (piece.dim() - 2) + (0, S - piece.shape[1])) for piece in pieces]
+        return torch.cat(padded).index_select(0, order)
+
+    layers = zip(*(part.x for part in parts), strict=True)
+    seg = (torch.ones(p.x[0].shape[:2], dtype=torch.int64) if p.seg is None else p.seg for p in parts)
+    return Memory(tuple(map(joined, layers)), joined(seg))

@@ -162,8 +162,10 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
         mask, plain = (scores if rest is None else scores + rest), False
     elif terms is not None and terms.bias is not None:
         mask, plain = additive(view, q.dtype), False
-    else:
-        mask = None if plain else visible(view)
+    elif plain:
+        mask = None
+    else:  # a CPU kernel would make the numbers of the truth values anew in every layer
+        mask = additive(view, q.dtype) if q.is_cpu and not torch.is_grad_enabled() else visible(view)
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, mask, dropout_p=dropout, is_causal=plain, scale=scale, enable_gqa=grouped

@@ -26,6 +26,7 @@ class Layout:
     def forget(self) -> None:
         """Keep no copy."""
         self._of: tuple[int, int] | None = None  # where the weight lay and how often it had been written to
+        self._fits = False
         self._turned: Tensor | None = None
         self._blocks: Tensor | None = None
 
@@ -39,38 +40,23 @@ class Layout:
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
         """x W' + b, by the fastest of the orders."""
+        if self._of != (weight.data_ptr(), weight._version):
+            self.forget()
+            self._of = (weight.data_ptr(), weight._version)
+            self._fits = weight.dtype == torch.float32 and weight.is_cpu
+        if not self._fits or x.dtype != torch.float32:
+            return F.linear(x, weight, bias)
         outputs, inputs = weight.shape
         rows = x.numel() // inputs
         if rows == 1 and outputs >= inputs:
-            turned = self.turned(weight)
-            flat = x.reshape(1, inputs)
-            y = torch.mm(flat, turned) if bias is None else torch.addmm(bias, flat, turned)
-            return y.view(*x.shape[:-1], outputs)
+            if self._turned is None:
+                self._turned = weight.detach().t().contiguous().t()
+            return F.linear(x, self._turned, bias)
         if 1 < rows <= (MANY if outputs >= WIDE * inputs else SOME):
-            return torch.ops.mkldnn._linear_pointwise(x, self.blocks(weight), bias, "none", [], "")
+            if self._blocks is None:
+                self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
+            return torch.ops.mkldnn._linear_pointwise.default(x, self._blocks, bias, "none", [], "")
         return F.linear(x, weight, bias)
-
-    def turned(self, weight: Float[Tensor, "o i"]) -> Float[Tensor, "i o"]:
-        """The weight with its inputs outermost."""
-        self._check(weight)
-        turned = self._turned
-        if turned is None:
-            turned = self._turned = weight.detach().t().contiguous()
-        return turned
-
-    def blocks(self, weight: Float[Tensor, "o i"]) -> Tensor:
-        """The weight as oneDNN likes it."""
-        self._check(weight)
-        blocks = self._blocks
-        if blocks is None:
-            blocks = self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
-        return blocks
-
-    def _check(self, weight: Tensor) -> None:
-        now = (weight.data_ptr(), weight._version)
-        if self._of != now:
-            self.forget()
-            self._of = now
 
 
 class Packable(nn.Module):
@@ -82,7 +68,7 @@ class Packable(nn.Module):
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
         """x W' + b. Only where no gradient is asked for may another order of the weight be used."""
         weight, layout = self.weight, self.layout
-        if layout is None or torch.is_grad_enabled() or x.dtype != weight.dtype or not usable(weight):
+        if layout is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return F.linear(x, weight, bias)
         return layout.product(x, weight, bias)
 
@@ -90,16 +76,6 @@ class Packable(nn.Module):
         if mode and self.layout is not None:
             self.layout.forget()  # what is trained may be written to in ways that leave no mark
         return super().train(mode)
-
-
-def usable(weight: Tensor) -> bool:
-    """Whether copies of this weight can be used now: in float32 on a CPU, and not while a compiler is watching."""
-    return (
-        weight.dtype == torch.float32
-        and weight.is_cpu
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
 
 
 def lay_out(model: nn.Module) -> None:

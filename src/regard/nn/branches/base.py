@@ -75,7 +75,8 @@ def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
 
 def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
     """(B, T, H * K) -> (B, H, T, K)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    B, T, W = x.shape
+    return x.view(B, T, heads, W // heads).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T W"]:
