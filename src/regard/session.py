@@ -14,6 +14,7 @@ import torch
 
 from regard import defaults
 from regard.data.batching import Windows
+from regard.data.cache import Cache
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
@@ -41,6 +42,7 @@ class Session:
     max_time: float | None = None  # seconds after which the session saves and stops
     quiet: bool = True
     trust_code: bool = False  # parts named as module:Class may be imported
+    cache: bool = True  # prepared data are taken from the cache, and kept there
 
 
 def train(
@@ -51,14 +53,16 @@ def train(
     max_time: float | None = None,
     quiet: bool = True,
     trust_code: bool = False,
+    cache: bool = True,
     **files: Any,
 ) -> Run:
     """Train on text files into the folder `out`, and return the run.
 
     `files` are those of `asked_for`. `changes` are `path=value` edits of the recipe, such as `train.steps=1000`.
+    Text that was prepared before is taken from the `cache` (`regard cache` says where that is).
     """
     wanted = asked_for(changes=changes, trust_code=trust_code, **files)
-    return begin(wanted, out, Session(device, max_time, quiet, trust_code))[0]
+    return begin(wanted, out, Session(device, max_time, quiet, trust_code, cache))[0]
 
 
 def asked_for(  # noqa: PLR0913  # the options of the command line
@@ -200,7 +204,7 @@ def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]
         run = load(folder.path, session.device, trust_code=session.trust_code)
         view.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
         return run, Outcome(True, "it was finished", run.step)
-    data, recipe = _prepared(folder, session, view)
+    data, recipe = _prepared(folder, replace(session, cache=False), view)
     trainer = _trainer(folder, recipe, data, session, view)
     trainer.resume()
     return _fit(trainer, folder, session, view)
@@ -216,7 +220,8 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     tokenizers = parent.tokenizers if parent is not None else None
     if parent is not None and parent.objective.kind != wanted.data.objective.kind:
         raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {wanted.data.objective.kind}")
-    data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say)
+    cache = Cache.usual() if session.cache else None
+    data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache)
     for sentence in data.report:
         view.say(sentence)
     recipe = resolve(wanted, data, choose_device(session.device), view.say, parent)
@@ -271,7 +276,7 @@ def resolve(
         why.append(f"rows: texts packed into rows of {batching.length}, so that a GPU sees one shape")
     spec = replace(wanted.data, objective=data.objective, batching=batching)
     for name, tokenizer in _files(data.tokenizers).items():
-        say(f"{name}: {tokenizer.size:,} pieces")
+        say(f"{name}: {tokenizer.why}")
     for sentence in why:
         say(sentence)
     return Recipe(model, spec, chosen.train, wanted.decode)

@@ -1,6 +1,9 @@
-"""Commands that train: demo, train, resume."""
+"""Commands that train: demo, train, resume; and the cache that they use."""
 
 import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +33,7 @@ from regard.cli.base import (
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
+    from regard.data.cache import Entry
     from regard.run import Run
     from regard.training.loop import Outcome
 
@@ -87,6 +91,14 @@ def train(
     device: Device = "auto",
     threads: Threads = None,
     max_time: MaxTime = None,
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            help="Prepare the text anew and keep nothing. Otherwise a text that was prepared before is taken from the "
+            "cache; regard cache says where it is, and clears it.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     trust_code: TrustCode = False,
@@ -118,7 +130,8 @@ def train(
         start=start,
         trust_code=trust_code,
     )
-    run, outcome = begin(wanted, out, Session(device, seconds(max_time), quiet or as_json, trust_code))
+    session = Session(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
+    run, outcome = begin(wanted, out, session)
     _finish(run, outcome, as_json, quiet)
 
 
@@ -138,6 +151,41 @@ def resume(
 
     found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json, trust_code))
     _finish(found, outcome, as_json, quiet)
+
+
+@app.command(rich_help_panel=TRAIN)
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it. Runs keep their data.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where prepared text is kept, how much of it there is, and clear it.
+
+    regard train takes a text that it has prepared before from here, whatever its name: it is known by its content. The
+    folder is REGARD_CACHE, or regard in the folder that the system has for caches (XDG_CACHE_HOME, ~/.cache). It holds
+    at most REGARD_CACHE_SIZE (20GB if not set; 0: keep nothing); what was not used for longest is removed first.
+    """
+    from regard.data.cache import FOLDER, SIZE, Cache
+
+    found = Cache.usual()
+    removed = found.entries() if clear else []
+    if clear:
+        found.clear()
+    entries = found.entries()
+    if as_json:
+        total = sum(entry.size for entry in entries)
+        about: dict[str, Any] = {"folder": str(found.folder), "most": found.most, "size": total}
+        print_json(about | {"entries": [asdict(entry) for entry in entries], "removed": len(removed)})
+        return
+    if clear:
+        print(f"removed {_sizes(removed)}")
+    print(f"{found.folder} ({FOLDER}): {_sizes(entries)}, at most {found.most / 1e9:g} GB ({SIZE})")
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        print(f"  {entry.size / 1e6:10.1f} MB  used {used}  {', '.join(entry.files)}")
+
+
+def _sizes(entries: "Sequence[Entry]") -> str:
+    return f"{len(entries)} texts, {sum(entry.size for entry in entries) / 1e6:.1f} MB"
 
 
 def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:

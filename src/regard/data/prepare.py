@@ -10,20 +10,23 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from regard.data import tokenizer as tokenizers_
 from regard.data.batching import Batching, Buckets, Windows
+from regard.data.cache import Cache
 from regard.data.objectives import Classification, Objective, Record, Translation
 from regard.data.sample import Sample
 from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus
-from regard.data.tokenizer import BPE, Tokenizer, TokenizerSpec
+from regard.data.tokenizer import BPE, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
-from regard.tree import Spec
+from regard.tree import Spec, to_record
 
 CHUNK = 8192  # records that are encoded at once
+FORMAT = 1  # of the prepared data: one more whenever the same text would give other data
 SAMPLE = 10_000_000  # characters that a tokenizer is learned from, where a sample is enough
 
 
@@ -73,6 +76,11 @@ class DataSpec(Spec):
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
                 raise SpecError(f"valid[{i}].weight", "every validation record is measured once; leave it out")
+
+    @property
+    def split_by_source(self) -> bool:
+        """Whether records are held out by a hash of their source, which the seed chooses."""
+        return not self.valid and not self.objective.stream and self.held_out != 0
 
     @property
     def batches(self) -> Batching:
@@ -135,15 +143,57 @@ def prepare(
     seed: int,
     tokenizers: dict[str, Tokenizer] | None = None,
     say: Callable[[str], None] = lambda _: None,
+    cache: Cache | None = None,
 ) -> Prepared:
     """Read all text, train the tokenizers unless they are given, and leave the token tables in `folder`.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all. What a `cache` has of the same text, prepared in the same way, is taken from
+    it, and what it has not is kept there.
     """
     try:
-        return _prepare(spec, folder, seed, tokenizers, say)
+        key = None if cache is None else cache.key(*_described(spec, seed, tokenizers))
+        if cache is None or key is None:
+            return _prepare(spec, folder, seed, tokenizers, say)
+        if cache.fetch(key, folder):
+            say("this text was prepared before: taking the data from the cache (regard cache)")
+            return opened(spec, folder)
+        prepared = _prepare(spec, folder, seed, tokenizers, say)
+        cache.keep(key, folder, say)
     except OSError as error:
         raise DataError(f"cannot write the prepared data to {folder}: {error.strerror or error}; make room") from None
+    return prepared
+
+
+def _described(
+    spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """All that prepared data depend on but the content of files, and these files."""
+    corpora = (*spec.train, *spec.valid)
+    files = [file for corpus in corpora for file in corpus.files()]
+    description = {
+        "format": FORMAT,
+        "library": tokenizers_.VERSION,
+        "sample": SAMPLE,
+        "train": len(spec.train),
+        "corpora": [_without(to_record(corpus), "weight", *corpus.paths) for corpus in corpora],
+        "objective": to_record(spec.objective),
+        "held_out": spec.held_out,
+        "seed": seed if spec.split_by_source else None,
+        "joint": spec.joint,
+        "max_len": spec.max_len,
+    }
+    if tokenizers is not None:
+        description["tokenizers"] = {name: tokenizer.sha256 for name, tokenizer in tokenizers.items()}
+    elif isinstance(spec.tokenizer, Imported):
+        files.append(spec.tokenizer.path)
+        description["tokenizer"] = spec.tokenizer.kind
+    else:
+        description["tokenizer"] = to_record(spec.tokenizer)
+    return description, tuple(files)
+
+
+def _without(record: dict[str, Any], *fields: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in fields}
 
 
 def _prepare(
@@ -208,9 +258,18 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
     )
     tables = [Table.open(folder / f"train-{i}") for i in range(len(spec.train))]
     valid = Table.open(folder / "valid") if valid_survey.records else None
-    tokenizers = {path.name.split(".")[1]: Tokenizer.load(path) for path in sorted(folder.glob("tokenizer.*.json"))}
+    tokenizers = _loaded({path.name.split(".")[1]: path for path in sorted(folder.glob("tokenizer.*.json"))})
     weights = [corpus.weight for corpus in spec.train]
     return Prepared(objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)
+
+
+def _loaded(paths: dict[str, Path]) -> dict[str, Tokenizer]:
+    """Tokenizers by name; one that several have in common is made once."""
+    made: dict[bytes, Tokenizer] = {}
+    for path in paths.values():
+        if (content := path.read_bytes()) not in made:
+            made[content] = Tokenizer.load(path)
+    return {name: made[path.read_bytes()] for name, path in paths.items()}
 
 
 def _why_none(survey: Survey, max_len: int) -> str:
@@ -252,13 +311,14 @@ class _Reading:
         self.hashes: list[np.ndarray] = []  # of the sources, where records are split by them
         self.hashed: list[np.ndarray] = []  # numbers of the records that they are of
         self.ends: list[np.ndarray] = []  # of the lines of a stream, in characters
-        by_source = not spec.valid and not objective.stream and spec.held_out != 0
         labels = isinstance(objective, Classification)
         for corpus, text in enumerate(spec.train):
             number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
             for number, record in enumerate(text.records()):
                 self.sample.offer(corpus, number, record)
-                if by_source and _full(record):  # others are left out later; held out, they would take a place
+                if spec.split_by_source and _full(
+                    record
+                ):  # others are left out later; held out, they would take a place
                     hashes += _hash(record[objective.read], seed)
                     hashed.append(number)
                 if objective.stream:

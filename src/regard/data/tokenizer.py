@@ -32,6 +32,7 @@ BYTE_PIECES = len(CONTROL) + 256
 CEILING = 32_000  # pieces, unless more are asked for
 TOGETHER = 4096  # texts that are encoded at once: what the library keeps of each is many times its size
 SPACE = "\u2581"  # how a space is shown
+VERSION: str = tokenizers.__version__  # of the library: another may learn other pieces from the same text
 BY_WORD = ("bpe", "bytes", "characters")  # kinds that join nothing across a space or a line feed
 
 # Words with the space before them. Marks belong to letters (GPT-2 cuts Hindi words at them). A number is read digit by

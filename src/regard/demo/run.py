@@ -69,7 +69,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     folder.mkdir(parents=True, exist_ok=True)
     _write(text, corpus.train, corpus.test)
     started = time.perf_counter()
-    trained, _ = begin(wanted, folder, Session("cpu", quiet=quiet), beside=("text",))
+    trained, _ = begin(wanted, folder, Session("cpu", quiet=quiet, cache=False), beside=("text",))
     seconds = time.perf_counter() - started
     test = corpus.test[VALIDATION:]
     said = trained.translate([example.source for example in test], beam=1, batch_size=64)

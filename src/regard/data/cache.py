@@ -1,0 +1,276 @@
+"""The cache of prepared data: what was made of the same bytes in the same way is linked into a run, not made again.
+
+An entry is a folder named by a hash of all that its content depends on. It appears by a rename, whole or not at all,
+and its files are compared with their checksums whenever it is used.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from regard.errors import SpecError
+
+FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
+MOST = "20GB"
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+ABOUT = "entry.json"  # in an entry: what it holds; its time is when the entry was last used
+INDEX = "files.json"  # checksums of text files, by path and mark
+# A file may change twice within one tick of its clock, so what changed so recently is not taken for unchanged later.
+RECENT = 10 * 10**9  # nanoseconds
+STALE = 24 * 3600  # seconds after which a half-made entry is one that nobody goes on with
+KNOWN = 1000  # files in the index
+
+Mark = tuple[int, int, int, int, int]
+
+
+def where() -> Path:
+    """The folder of the cache: REGARD_CACHE, or `regard` in the folder that the platform has for caches."""
+    if given := os.environ.get(FOLDER):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "regard"
+
+
+def limit() -> int:
+    """How many bytes the cache may hold: REGARD_CACHE_SIZE, such as 500MB, or 20 GB."""
+    given = os.environ.get(SIZE) or MOST
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", given.strip().upper())
+    if not found:
+        raise SpecError(SIZE, f"{given!r} is no size; write 500MB or 20GB (0: keep nothing)")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an entry is found by, and the files that it was computed from as they were then."""
+
+    name: str
+    files: tuple[str, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the cache holds of one text."""
+
+    name: str
+    files: tuple[str, ...]  # the text files that it was made of
+    size: int
+    made: float
+    used: float
+
+
+class Cache:
+    """Entries in a folder, together at most `most` bytes; the one that was not used for longest goes first."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder, self.most = folder, most
+        self.data = folder / "data"
+
+    @classmethod
+    def usual(cls) -> "Cache":
+        """The cache that the environment says."""
+        return cls(where(), limit())
+
+    def key(self, description: Mapping[str, Any], files: Sequence[str]) -> Key | None:
+        """The key of what is described, made of these files; None if one of them cannot be read twice."""
+        try:
+            marks = [_mark(file) for file in files]
+            digests = self._digests(files, marks)
+        except OSError:  # reading it will say what is wrong
+            return None
+        if digests is None:
+            return None
+        text = json.dumps([description, digests], sort_keys=True, ensure_ascii=False)
+        return Key(hashlib.sha256(text.encode()).hexdigest(), tuple(files), tuple(marks))
+
+    def fetch(self, key: Key, folder: Path) -> bool:
+        """Link the files of an entry into a new folder, which appears whole; False if there is no such entry."""
+        entry, making = self.data / key.name, folder.with_name(f".{folder.name}-making")
+        about = _about(entry)
+        if about is None:
+            self.drop(key.name)
+            return False
+        shutil.rmtree(making, ignore_errors=True)
+        try:
+            for name, (size, digest) in about["content"].items():
+                _link(entry / name, making / name)  # first, so that who clears the cache now does no harm
+                if (making / name).stat().st_size != size or _digest(making / name) != digest:
+                    raise FileNotFoundError
+            os.utime(entry / ABOUT)
+        except FileNotFoundError:  # damaged, or cleared a moment ago
+            self.drop(key.name)
+        except OSError:  # not the entry's fault
+            pass
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            making.rename(folder)
+            return True
+        shutil.rmtree(making, ignore_errors=True)
+        return False
+
+    def keep(self, key: Key, folder: Path, warn: Callable[[str], None] = lambda _: None) -> None:
+        """Make an entry of what is in a folder, unless a file that it was made of has changed since."""
+        try:
+            if [_mark(file) for file in key.files] != list(key.marks):
+                return
+            paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            if sum(path.stat().st_size for path in paths) > self.most:
+                return
+            self._keep(key, folder, paths)
+            self.trim()
+        except OSError as error:
+            warn(f"warning: the prepared data are not kept in the cache {self.folder}: {error.strerror or error}")
+
+    def _keep(self, key: Key, folder: Path, paths: Sequence[Path]) -> None:
+        making = self.data / f".{key.name}-{secrets.token_hex(4)}"
+        making.mkdir(parents=True)
+        try:
+            content = {}
+            for path in paths:
+                name = path.relative_to(folder).as_posix()
+                _link(path, making / name)
+                content[name] = (path.stat().st_size, _digest(path))
+            about = {"files": [Path(file).name for file in key.files], "made": time.time(), "content": content}
+            (making / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+            try:
+                making.rename(self.data / key.name)
+            except OSError:
+                if not (self.data / key.name).exists():  # then another process was first, which is as well
+                    raise
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+    def entries(self) -> list[Entry]:
+        """What is there, the latest used first."""
+        found = []
+        for path in _folders(self.data):
+            if not path.name.startswith(".") and (about := _about(path)) is not None:
+                size = sum(size for size, _ in about["content"].values())
+                with suppress(OSError):
+                    used = (path / ABOUT).stat().st_mtime
+                    found.append(Entry(path.name, tuple(about["files"]), size, about["made"], used))
+        return sorted(found, key=lambda entry: (-entry.used, entry.name))
+
+    def trim(self) -> None:
+        """Remove what was not used for longest until the rest is small enough, and what was never finished."""
+        total = 0
+        for entry in self.entries():
+            total += entry.size
+            if total > self.most:
+                self.drop(entry.name)
+        for path in _folders(self.data):
+            with suppress(OSError):
+                if path.name.startswith(".") and time.time() - path.stat().st_mtime > STALE:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove everything. Runs keep their data: they have links or copies of their own."""
+        for path in _folders(self.data):
+            self.drop(path.name)
+        (self.data / INDEX).unlink(missing_ok=True)
+
+    def drop(self, name: str) -> None:
+        """Remove an entry, at once for whoever looks for it."""
+        gone = self.data / f".{secrets.token_hex(8)}"
+        with suppress(OSError):
+            (self.data / name).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def _digests(self, files: Sequence[str], marks: Sequence[Mark]) -> list[str] | None:
+        """The checksum of every file; those that have not changed since they were last read are not read again."""
+        index, found, news = self._index(), [], False
+        for file, mark in zip(files, marks, strict=True):
+            path = os.path.realpath(file)
+            known = index.get(path)
+            if known is None or known["mark"] != list(mark):
+                if not stat.S_ISREG(os.stat(file).st_mode):
+                    return None  # a pipe can be read only once
+                known = {"mark": list(mark), "sha256": _digest(Path(file))}
+                if _mark(file) != mark:
+                    return None  # it is being written
+                if time.time_ns() - max(mark[3:]) > RECENT:
+                    index[path], news = known, True
+            found.append(known["sha256"])
+        if news:
+            self._remember(index)
+        return found
+
+    def _index(self) -> dict[str, Any]:
+        try:
+            index = json.loads((self.data / INDEX).read_text(encoding="utf-8"))
+            return {path: {"mark": list(one["mark"]), "sha256": str(one["sha256"])} for path, one in index.items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+
+    def _remember(self, index: dict[str, Any]) -> None:
+        """Write the index; of two processes that do so at once the later wins, and a file may be read once more."""
+        temporary = self.data / f".{INDEX}-{secrets.token_hex(4)}"
+        with suppress(OSError):
+            self.data.mkdir(parents=True, exist_ok=True)
+            latest = dict(list(index.items())[-KNOWN:])
+            temporary.write_text(json.dumps(latest, ensure_ascii=False, indent=1), encoding="utf-8")
+            temporary.replace(self.data / INDEX)
+
+
+def _mark(file: str) -> Mark:
+    """What changes when a file does. The time of the last change of any kind cannot be set back, unlike the other."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _link(path: Path, to: Path) -> None:
+    """The same file under another name, or a copy where the file system has no such thing."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, to)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(path, to)
+
+
+def _about(entry: Path) -> dict[str, Any] | None:
+    """What an entry says of itself; None if it is not there or makes no sense."""
+    try:
+        about = json.loads((entry / ABOUT).read_text(encoding="utf-8"))
+        content = {str(name): (int(size), str(digest)) for name, (size, digest) in about["content"].items()}
+        if not all(_inside(name) for name in content):
+            return None
+        return {"files": [str(file) for file in about["files"]], "made": float(about["made"]), "content": content}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return
+    yield from (path for path in found if path.is_dir())

@@ -1,0 +1,73 @@
+"""The cache as a user meets it: a second start is from the cache, and everything about it can be seen and cleared."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from .conftest import complaint, regard, training
+
+FEW = ("--set", "train.steps=2", "--set", "train.decode=0")
+TAKEN = "this text was prepared before: taking the data from the cache (regard cache)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("REGARD_CACHE_SIZE")
+    return tmp_path / "cache"
+
+
+def weights(run: Path) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in load_file(run / "weights-final.safetensors").items()}
+
+
+def test_a_second_run_takes_its_data_from_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
+    said = [regard(*training(corpus, tmp_path / f"run{n}", *FEW)) for n in range(2)]
+    assert [run.returncode for run in said] == [0, 0], said[1].stderr
+    assert [TAKEN in run.stdout + run.stderr for run in said] == [False, True]
+    assert weights(tmp_path / "run0") == weights(tmp_path / "run1")
+
+    shown = json.loads(regard("cache", "--json").stdout)
+    assert (shown["folder"], len(shown["entries"]), shown["removed"]) == (str(folder), 1, 0)
+    assert shown["entries"][0]["files"] == ["train.en", "train.de"]
+    assert shown["size"] == shown["entries"][0]["size"] > 0
+    assert "1 texts" in regard("cache").stdout
+    assert "train.en, train.de" in regard("cache").stdout
+
+    cleared = regard("cache", "--clear").stdout
+    assert cleared.startswith("removed 1 texts")
+    assert "0 texts, 0.0 MB, at most 20 GB" in cleared
+    again = regard(*training(corpus, tmp_path / "run2", *FEW, "--no-cache"))
+    assert TAKEN not in again.stdout + again.stderr
+    assert json.loads(regard("cache", "--json").stdout)["entries"] == []
+    assert weights(tmp_path / "run2") == weights(tmp_path / "run0")
+
+
+def test_resuming_never_looks_into_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
+    assert regard(*training(corpus, tmp_path / "run", *FEW)).returncode == 0
+    for path in (tmp_path / "run").glob("recipe.json"):  # as if killed before the recipe was chosen
+        path.unlink()
+    (tmp_path / "run" / "weights-final.safetensors").unlink()
+    for path in (tmp_path / "run").glob("*-0000*"):
+        path.unlink()
+    said = regard("resume", str(tmp_path / "run"))
+    assert said.returncode == 0, said.stderr
+    assert TAKEN not in said.stdout + said.stderr
+    assert "reading the text" in said.stdout + said.stderr
+
+
+def test_a_size_that_is_none_is_one_sentence(
+    corpus: dict[str, str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_CACHE_SIZE", "much")
+    assert "REGARD_CACHE_SIZE: 'much' is no size" in complaint("cache")
+    assert "REGARD_CACHE_SIZE: 'much' is no size" in complaint(*training(corpus, tmp_path / "run", "-q"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_says_where_it_is_and_how_to_clear_it() -> None:
+    text = " ".join(regard("cache", "--help").stdout.split())
+    assert all(word in text for word in ("REGARD_CACHE,", "XDG_CACHE_HOME", "REGARD_CACHE_SIZE", "--clear"))
+    assert "--no-cache" in regard("train", "--help").stdout

@@ -1,0 +1,423 @@
+"""The cache of prepared data: taken when nothing that matters has changed, never when something has."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.data import cache as caching
+from regard.data.cache import ABOUT, INDEX, Cache, Key, limit, where
+from regard.data.objectives import LanguageModelling
+from regard.data.prepare import DataSpec, Prepared, prepare
+from regard.data.text import TSV, Lines, ParallelFiles
+from regard.data.tokenizer import BPE, Bytes, Imported, train
+from regard.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing counts as recent, or every test would have to wait."""
+    monkeypatch.setattr(caching, "RECENT", -(10**12))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 10**9)
+
+
+def pairs(path: Path, count: int = 40, word: str = "target") -> str:
+    path.write_text("".join(f"source {n}\t{word} {n}\n" for n in range(count)), encoding="utf-8")
+    return str(path)
+
+
+def spec_of(path: str, **settings: Any) -> DataSpec:
+    return DataSpec(**{"train": (TSV(path),), "tokenizer": Bytes()} | settings)
+
+
+class Told(list[str]):
+    """What was said, and whether the data came from the cache."""
+
+    @property
+    def hit(self) -> bool:
+        assert ("reading the text" in self) == (not any("cache" in sentence for sentence in self)), self
+        return "reading the text" not in self
+
+
+def prepared(
+    spec: DataSpec, folder: Path, cache: Cache, seed: int = 1, tokenizers: Any = None
+) -> tuple[Told, Prepared]:
+    told = Told()
+    return told, prepare(spec, folder, seed, tokenizers, told.append, cache)
+
+
+def same(one: Path, other: Path) -> bool:
+    files = {path.relative_to(one): path.read_bytes() for path in one.rglob("*") if path.is_file()}
+    return files == {path.relative_to(other): path.read_bytes() for path in other.rglob("*") if path.is_file()}
+
+
+def test_the_second_time_it_is_taken(tmp_path: Path, cache: Cache) -> None:
+    spec = spec_of(pairs(tmp_path / "a.tsv"), tokenizer=BPE())
+    first, made = prepared(spec, tmp_path / "one" / "data", cache)
+    second, taken = prepared(spec, tmp_path / "two" / "data", cache)
+    assert (first.hit, second.hit) == (False, True)
+    assert same(tmp_path / "one" / "data", tmp_path / "two" / "data")
+    assert (taken.report, taken.valid_texts, taken.survey) == (made.report, made.valid_texts, made.survey)
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["data"]
+    assert (tmp_path / "one/data/train-0/source.ids").stat().st_ino == (
+        tmp_path / "two/data/train-0/source.ids"
+    ).stat().st_ino, "linked, not copied"
+    (entry,) = cache.entries()
+    assert entry.files == ("a.tsv",)
+    assert entry.size == sum(path.stat().st_size for path in (tmp_path / "one").rglob("*") if path.is_file())
+
+
+def test_a_text_is_known_by_its_content(tmp_path: Path, cache: Cache) -> None:
+    prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", cache)
+    assert prepared(spec_of(pairs(tmp_path / "b.tsv")), tmp_path / "2", cache)[0].hit
+    weighted = DataSpec((TSV(pairs(tmp_path / "c.tsv"), weight=3.0),), tokenizer=Bytes())
+    told, data = prepared(weighted, tmp_path / "3", cache)
+    assert (told.hit, data.weights) == (True, [3.0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer": BPE(270)},
+        {"max_len": 11},
+        {"held_out": 3},
+        {"held_out": 0},
+        {"joint": False},
+        {"objective": LanguageModelling("lines"), "train": "lines"},
+        {"valid": "tsv"},
+        {"train": "columns"},
+    ],
+    ids=str,
+)
+def test_another_preparation_is_another_entry(tmp_path: Path, cache: Cache, change: dict[str, Any]) -> None:
+    path = pairs(tmp_path / "a.tsv")
+    others = {"lines": (Lines(path),), "columns": (TSV(path, 2, 1),), "tsv": (TSV(path),)}
+    change = {name: others[value] if isinstance(value, str) else value for name, value in change.items()}
+    prepared(spec_of(path), tmp_path / "1", cache)
+    assert not prepared(spec_of(path, **change), tmp_path / "2", cache)[0].hit
+    assert prepared(spec_of(path, **change), tmp_path / "3", cache)[0].hit
+    assert prepared(spec_of(path), tmp_path / "4", cache)[0].hit
+    assert len(cache.entries()) == 2
+
+
+def test_what_is_train_and_what_is_valid_matters(tmp_path: Path, cache: Cache) -> None:
+    one, two = TSV(pairs(tmp_path / "a.tsv")), TSV(pairs(tmp_path / "b.tsv", word="other"))
+    specs = [
+        DataSpec(train, valid, tokenizer=Bytes(), held_out=0)
+        for train, valid in [((one,), (two,)), ((two,), (one,)), ((one, two), ()), ((two, one), ())]
+    ]
+    assert [prepared(spec, tmp_path / "d", cache)[0].hit for spec in specs] == [False] * 4
+
+
+def test_the_seed_matters_where_it_chooses(tmp_path: Path, cache: Cache) -> None:
+    path = pairs(tmp_path / "a.tsv")
+    for spec, hit in [(spec_of(path), False), (spec_of(path, held_out=0), True)]:
+        prepared(spec, tmp_path / "1", cache, seed=1)
+        assert prepared(spec, tmp_path / "2", cache, seed=2)[0].hit == hit
+
+
+def test_given_and_imported_tokenizers_matter(tmp_path: Path, cache: Cache) -> None:
+    path = pairs(tmp_path / "a.tsv")
+    one, two = train(Bytes(), []), train(BPE(), ["to be or not to be"] * 3)
+    prepared(spec_of(path), tmp_path / "1", cache)
+    for tokenizer in (one, two):
+        given = {"source": tokenizer, "target": tokenizer}
+        assert not prepared(spec_of(path), tmp_path / "2", cache, tokenizers=given)[0].hit
+        assert prepared(spec_of(path), tmp_path / "3", cache, tokenizers=given)[0].hit
+    for tokenizer in (one, two):
+        (tmp_path / "tokenizer.json").write_text(tokenizer.plain_json(), encoding="utf-8")
+        spec = spec_of(path, tokenizer=Imported(str(tmp_path / "tokenizer.json")))
+        assert not prepared(spec, tmp_path / "4", cache)[0].hit
+        assert prepared(spec, tmp_path / "5", cache)[0].hit
+
+
+@pytest.mark.parametrize("name", ["FORMAT", "SAMPLE"])
+def test_another_version_makes_it_again(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spec = spec_of(pairs(tmp_path / "a.tsv"))
+    prepared(spec, tmp_path / "1", cache)
+    monkeypatch.setattr(f"regard.data.prepare.{name}", 7)
+    assert not prepared(spec, tmp_path / "2", cache)[0].hit
+
+
+# -- text that changes
+
+
+def changes() -> dict[str, Callable[[Path], None]]:
+    def rewritten(path: Path) -> None:
+        """Another content of the same size, in the same file, with the time set back."""
+        before = path.stat()
+        with open(path, "r+b") as file:
+            file.seek(3)
+            file.write(b"X")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def replaced(path: Path) -> None:
+        before, other = path.stat(), path.with_suffix(".new")
+        other.write_bytes(path.read_bytes().replace(b"source", b"Source"))
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        other.replace(path)
+
+    def grown(path: Path) -> None:
+        with open(path, "ab") as file:
+            file.write(b"more\ttext\n")
+
+    return {"rewritten": rewritten, "replaced": replaced, "grown": grown}
+
+
+@pytest.mark.parametrize("how", changes())
+def test_a_change_is_never_missed(tmp_path: Path, cache: Cache, how: str) -> None:
+    path = Path(pairs(tmp_path / "a.tsv"))
+    spec = spec_of(str(path), held_out=0)
+    prepared(spec, tmp_path / "1", cache)
+    changes()[how](path)
+    told, data = prepared(spec, tmp_path / "2", cache)
+    assert not told.hit
+    wanted = [line.split("\t")[0] for line in path.read_text().splitlines()]
+    column = data.train[0]["source"]
+    assert [data.tokenizers["source"].decode(column[n].tolist()) for n in range(len(column))] == wanted
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    read: list[str] = []
+    digest = caching._digest
+    monkeypatch.setattr(caching, "_digest", lambda path: read.append(path.name) or digest(path))
+    return read
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pairs(tmp_path / "a.tsv")
+    read = counting(monkeypatch)
+    first = cache.key({}, [path, path])
+    assert read == ["a.tsv"]
+    assert cache.key({}, [path, path]) == first
+    assert read == ["a.tsv"]
+    (cache.data / INDEX).write_text("nonsense")
+    assert cache.key({}, [path, path]) == first
+    assert read == ["a.tsv"] * 2
+    os.utime(path)
+    assert cache.key({}, [path]) is not None
+    assert read == ["a.tsv"] * 3
+
+
+def test_a_file_that_changed_just_now_is_read_again(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "RECENT", 10 * 10**9)
+    path = pairs(tmp_path / "a.tsv")
+    read = counting(monkeypatch)
+    assert cache.key({}, [path]) == cache.key({}, [path])
+    assert read == ["a.tsv"] * 2
+
+
+def test_what_changed_while_it_was_prepared_is_not_kept(tmp_path: Path, cache: Cache) -> None:
+    path = pairs(tmp_path / "a.tsv")
+
+    def say(sentence: str) -> None:
+        if sentence == "reading the text":
+            pairs(tmp_path / "a.tsv", word="altered")
+
+    prepare(spec_of(path), tmp_path / "1", 1, None, say, cache)
+    assert cache.entries() == []
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, cache: Cache) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert cache.key({}, [str(path)]) is None
+    assert cache.key({}, [str(tmp_path / "missing")]) is None
+    assert cache.key({}, [str(tmp_path)]) is None
+
+
+# -- entries that are lost, damaged, in the way
+
+
+def entry(cache: Cache) -> Path:
+    return cache.data / cache.entries()[0].name
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a byte": lambda path: (path / "train-0/source.ids").write_bytes(
+        b"\1" + (path / "train-0/source.ids").read_bytes()[1:]
+    ),
+    "cut short": lambda path: (path / "train-0/target.ids").write_bytes(b""),
+    "a file": lambda path: (path / "survey.json").unlink(),
+    "a folder": lambda path: shutil.rmtree(path / "train-0"),
+    "what it says": lambda path: (path / ABOUT).write_text("{"),
+    "how it says it": lambda path: (path / ABOUT).write_text('{"content": {"a": 3}, "files": [], "made": 1}'),
+    "a way out": lambda path: (path / ABOUT).write_text(
+        json.dumps({"content": {"../../x": [0, ""]}, "files": [], "made": 1})
+    ),
+    "itself": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_noticed_and_made_again(tmp_path: Path, cache: Cache, damage: str) -> None:
+    spec = spec_of(pairs(tmp_path / "a.tsv"))
+    prepared(spec, tmp_path / "1", Cache(tmp_path / "none", 0))
+    prepared(spec, tmp_path / "2", cache)
+    shutil.rmtree(tmp_path / "2")  # the cache has the only link, so that the damage stays there
+    DAMAGES[damage](entry(cache))
+    assert not prepared(spec, tmp_path / "3", cache)[0].hit
+    assert same(tmp_path / "3", tmp_path / "1")
+    assert prepared(spec, tmp_path / "4", cache)[0].hit
+    assert same(tmp_path / "4", tmp_path / "1")
+    assert not (tmp_path / ".3-making").exists()
+
+
+def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
+    spec = spec_of(pairs(tmp_path / "a.tsv"))
+    prepared(spec, tmp_path / "1", cache)
+    _, data = prepared(spec, tmp_path / "2", cache)
+    cache.clear()
+    assert cache.entries() == []
+    assert list(cache.data.iterdir()) == []
+    assert same(tmp_path / "1", tmp_path / "2")
+    assert data.train[0]["source"][0].tolist()
+    assert not prepared(spec, tmp_path / "3", cache)[0].hit
+
+
+def test_where_links_are_impossible_it_is_copied(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", link)
+    spec = spec_of(pairs(tmp_path / "a.tsv"))
+    prepared(spec, tmp_path / "1", cache)
+    assert prepared(spec, tmp_path / "2", cache)[0].hit
+    assert same(tmp_path / "1", tmp_path / "2")
+    paths = (folder / "train-0/source.ids" for folder in (tmp_path / "1", tmp_path / "2", entry(cache)))
+    assert len({path.stat().st_ino for path in paths}) == 3
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    told, data = prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", Cache(tmp_path / "cache", 10**9))
+    assert data.survey.kept
+    assert any(sentence.startswith("warning: the prepared data are not kept in the cache") for sentence in told)
+
+
+def test_the_oldest_goes_first(tmp_path: Path, cache: Cache) -> None:
+    specs = [spec_of(pairs(tmp_path / f"{n}.tsv", word=f"word{n}")) for n in range(4)]
+    for n, spec in enumerate(specs[:3]):
+        prepared(spec, tmp_path / f"d{n}", cache)
+        os.utime(entry(cache) / ABOUT, (1000 + n, 1000 + n))
+    assert prepared(specs[0], tmp_path / "again", cache)[0].hit  # used now: no longer the oldest
+    size = cache.entries()[0].size
+    small = Cache(cache.folder, 3 * size + size // 2)
+    prepared(specs[3], tmp_path / "d3", small)
+    assert {found.files for found in small.entries()} == {("0.tsv",), ("2.tsv",), ("3.tsv",)}
+    nothing = Cache(tmp_path / "other", size // 2)  # too small for any
+    prepared(specs[0], tmp_path / "d4", nothing)
+    assert nothing.entries() == []
+
+
+def test_what_was_never_finished_is_removed(tmp_path: Path, cache: Cache) -> None:
+    for name, age in (("old", 2 * caching.STALE), ("new", 10)):
+        (cache.data / f".{name}").mkdir(parents=True)
+        os.utime(cache.data / f".{name}", (time.time() - age, time.time() - age))
+    prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", cache)
+    assert sorted(path.name for path in cache.data.iterdir() if path.name.startswith(".")) == [".new"]
+
+
+def test_many_at_once(tmp_path: Path, cache: Cache) -> None:
+    spec = spec_of(pairs(tmp_path / "a.tsv", 300))
+    faults: list[BaseException] = []
+
+    def work(n: int) -> None:
+        try:
+            for k in range(3):
+                prepare(spec, tmp_path / f"{n}-{k}", 1, None, lambda _: None, Cache(cache.folder, 10**9))
+                if n == 0:
+                    cache.clear()
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert all(same(tmp_path / "0-0", tmp_path / f"{n}-{k}") for n in range(4) for k in range(3))
+    assert not list(cache.data.glob(".*"))
+
+
+def test_of_two_that_keep_the_same_the_first_stays(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("1")
+    key = Key("k", (), ())
+    cache.keep(key, tmp_path / "a")
+    made = cache.entries()
+    cache.keep(key, tmp_path / "a")
+    assert cache.entries() == made
+    assert [path.name for path in cache.data.iterdir()] == ["k"]
+
+
+# -- where it is, and how large
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "mine"))
+    assert where() == tmp_path / "mine"
+    monkeypatch.setenv("REGARD_CACHE", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert where() == tmp_path / ".cache" / "regard"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert where() == tmp_path / "xdg" / "regard"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert where() == tmp_path / "Library" / "Caches" / "regard"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert where() == tmp_path / "local" / "regard"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("20GB", 20 * 10**9), ("500 mb", 5 * 10**8), ("1.5G", 1_500_000_000), ("0", 0), ("123", 123), ("", 20 * 10**9)],
+)
+def test_how_large_it_may_be(monkeypatch: pytest.MonkeyPatch, said: str, meant: int) -> None:
+    monkeypatch.setenv("REGARD_CACHE_SIZE", said)
+    assert limit() == meant
+
+
+@pytest.mark.parametrize("said", ["much", "-1", "20 apples", "GB"])
+def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("REGARD_CACHE_SIZE", said)
+    with pytest.raises(SpecError, match=r"REGARD_CACHE_SIZE: .* is no size; write 500MB or 20GB"):
+        limit()
+
+
+def test_looking_at_the_cache_does_not_import_torch() -> None:
+    code = "import sys, regard.data.cache; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "False False\n"
+
+
+def test_parallel_files_are_both_looked_at(tmp_path: Path, cache: Cache) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("".join(f"{name} {n}\n" for n in range(30)))
+    spec = DataSpec((ParallelFiles(str(tmp_path / "a"), str(tmp_path / "b")),), tokenizer=Bytes())
+    prepared(spec, tmp_path / "1", cache)
+    swapped = replace(spec, train=(ParallelFiles(str(tmp_path / "b"), str(tmp_path / "a")),))
+    assert not prepared(swapped, tmp_path / "2", cache)[0].hit
+    assert prepared(spec, tmp_path / "3", cache)[0].hit
