@@ -81,6 +81,13 @@ def section(race: Race) -> list[str]:
         lines.append(
             f"| {name} | {row['tokens_per_second']:,.0f} | {ratio} | {interval} | {row['parameters']:,} |{peak}"
         )
+    ours = [row for row in race["rows"] if row["name"].startswith("regard") and row["against"]]
+    if ours:
+        peers = list(ours[0]["against"])
+        lines += ["", f"| ratio to | {' | '.join(peers)} |", f"|---|{'--:|' * len(peers)}"]
+        lines += [
+            f"| {row['name']} | {' | '.join(f'{ratio:.2f}' for ratio in row['against'].values())} |" for row in ours
+        ]
     return lines
 
 

@@ -24,7 +24,7 @@ from .conftest import complaint, regard
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny"]
-ROW = {"name", "tokens_per_second", "ratio", "low", "high", "parameters", "memory_gb"}
+ROW = {"name", "tokens_per_second", "ratio", "low", "high", "against", "parameters", "memory_gb"}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what old peers do when they are imported
 
 
@@ -53,9 +53,11 @@ def test_decoding_is_raced_at_several_settings(monkeypatch: pytest.MonkeyPatch) 
     assert LOADS["cpu"].settings == ((1, 1), (1, 5), (32, 1), (32, 5))
     assert LOADS["cuda"].settings == ((1, 5), (64, 5), (512, 5))
     monkeypatch.setitem(LOADS, "cpu", Load(((1, 1), (3, 5)), 6, 5, torch.float32))
-    said = raced("decode", "--against", "hf")
-    assert [row["name"] for row in said["rows"]] == ["regard 1:1", "hf generate 1:1", "regard 3:5", "hf generate 3:5"]
-    assert all(row["ratio"] == 1.0 for row in said["rows"] if row["name"].startswith("hf"))
+    said = raced("decode", "--against", "hf,ctranslate2")
+    ours, theirs = ["regard", "regard (ctranslate2 int8)"], ["hf generate", "ctranslate2 float32", "ctranslate2 int8"]
+    assert [row["name"] for row in said["rows"]] == [f"{name} {at}" for at in ("1:1", "3:5") for name in ours + theirs]
+    assert all(list(row["against"]) == theirs for row in said["rows"])
+    assert [row["ratio"] for row in said["rows"] if not row["name"].startswith("regard")].count(1.0) == 2
 
 
 def test_a_table_names_the_machine_and_warns_of_few_rounds() -> None:
@@ -116,6 +118,7 @@ def test_ratios_are_taken_round_by_round_against_the_fastest_peer() -> None:
     rows = summarise(contestants, rates)
     assert [row.tokens_per_second for row in rows] == [20.0, 5.0, 10.0]
     assert [row.ratio for row in rows] == [2.0, 0.5, 1.0]
+    assert rows[0].against == {"slow": 4.0, "fast": 2.0}
     assert (rows[0].low, rows[0].high) == (2.0, 3.0)
     assert summarise(contestants[:1], rates[:, :1])[0].ratio is None
 
@@ -163,7 +166,15 @@ def test_an_output_of_another_length_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_page_has_every_race_once_and_the_newest() -> None:
     speed: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "results" / "speed.py"))
-    row = {"name": "regard", "tokens_per_second": 1234.5, "ratio": 1.5, "low": 1.4, "high": 1.625, "parameters": 9}
+    row = {
+        "name": "regard",
+        "tokens_per_second": 1234.5,
+        "ratio": 1.5,
+        "low": 1.4,
+        "high": 1.625,
+        "against": {"hf": 1.5},
+        "parameters": 9,
+    }
     machine = {"cpu": "a", "cores": 2, "threads": 1, "versions": {"torch": "2"}}
     race = {
         "task": "train",
@@ -183,3 +194,4 @@ def test_the_page_has_every_race_once_and_the_newest() -> None:
     page = speed["page"](races)
     assert "| **regard** | 1,234 | 1.50 | 1.40 .. 1.62 | 9 |\n" in page
     assert "| **regard** | 1,234 | 1.50 | 1.40 .. 1.62 | 9 | 3.0 |" in page
+    assert "| ratio to | hf |\n|---|--:|\n| regard | 1.50 |" in page

@@ -45,6 +45,7 @@ class Row:
     ratio: float | None  # None: no peer ran
     low: float | None
     high: float | None
+    against: dict[str, float]  # the ratio to every peer, by name
     parameters: int
     memory_gb: float | None
 
@@ -103,9 +104,9 @@ def summarise(contestants: Sequence[Contestant], rates: np.ndarray) -> list[Row]
             ratios = rates[:, j] / rates[:, best]
             ratio = float(np.median(ratios))
             low, high = (float(end) for end in np.percentile(np.median(ratios[drawn], 1), (2.5, 97.5)))
-        rows.append(
-            Row(contestant.name, float(medians[j]), ratio, low, high, contestant.parameters, contestant.memory_gb)
-        )
+        against = {contestants[peer].name: float(np.median(rates[:, j] / rates[:, peer])) for peer in peers}
+        speed, own = float(medians[j]), (contestant.parameters, contestant.memory_gb)
+        rows.append(Row(contestant.name, speed, ratio, low, high, against, *own))
     return rows
 
 

@@ -8,13 +8,13 @@ import torch
 
 from regard.batch import Batch, pad
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
-from regard.bench.peers import Peer
+from regard.bench.peers import Peer, ctranslate2
 from regard.bench.peers.base import Ids, Speaker, count
 from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Ends, Limits
 from regard.decoding.search import find
-from regard.models.base import Generator, build
+from regard.models.base import Generator, LanguageModel, Model, build
 from regard.nn.packed import lay_out
 
 ENDS = Ends(BOS, EOS, PAD)
@@ -50,10 +50,12 @@ def decode(
 ) -> list[Setting]:
     """Ours and theirs with the same weights. All must say what they were asked for: so many ids for every source."""
     torch.manual_seed(0)
-    ours = build(shape.spec(smoothing=0.0), seed=1)
-    assert isinstance(ours, Generator)
+    ours = mute(build(shape.spec(smoothing=0.0), seed=1))
     theirs = [speaker for peer in peers for speaker in peer.code().speakers(shape, ours, device, load.dtype)]
-    speakers = [our_speaker(ours, device, load.dtype), *theirs]
+    engines = (
+        [ctranslate2.engine(shape, ours, "int8")] if device.type == "cpu" and "ctranslate2" in names(peers) else []
+    )
+    speakers = [our_speaker(ours, device, load.dtype), *engines, *theirs]
     settings = []
     for batch, beams in load.settings:
         tell(f"batch {batch}, beam {beams}")
@@ -61,6 +63,20 @@ def decode(
         check_sizes(count(ours), contestants)
         settings.append(Setting(batch, beams, race(contestants, rounds, device, tell)))
     return settings
+
+
+def mute(model: Model) -> Generator:
+    """The model with vectors of 0 for what is not a word: of so many words some are always likelier."""
+    assert isinstance(model, LanguageModel)
+    with torch.no_grad():
+        for table in model.tables.parameters():
+            table[:FIRST] = 0.0
+    return model
+
+
+def names(peers: Sequence[Peer]) -> set[str]:
+    """Who takes part."""
+    return {peer.name for peer in peers}
 
 
 def our_speaker(ours: Generator, device: torch.device, dtype: torch.dtype) -> Speaker:

@@ -33,7 +33,7 @@ class Peer:
 ORACLES = "make test-oracles installs it"
 PEERS = (
     Peer("hf", "Hugging Face", "transformers", "pip install transformers", "huggingface", ("train", "decode")),
-    Peer("ctranslate2", "CTranslate2", "ctranslate2", "pip install ctranslate2", "ctranslate2", ()),
+    Peer("ctranslate2", "CTranslate2", "ctranslate2", "pip install ctranslate2", "ctranslate2", ("decode",)),
     Peer("joeynmt", "Joey NMT", "joeynmt", ORACLES, "joeynmt", ("train",)),
     Peer("fairseq", "fairseq", "fairseq", ORACLES, "fairseq", ("train",)),
     Peer(
