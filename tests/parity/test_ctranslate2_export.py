@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regard.decoding.hypothesis import Limits
 from regard.engines import exported
 from regard.engines.exported import export
 from regard.errors import DataError, SpecError
@@ -100,9 +101,10 @@ def changed() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few texts to compare on: every check decodes them twice."""
+    """Few and short texts to compare on: every check decodes them twice."""
     monkeypatch.setattr(exported, "TEXTS", 3)
     monkeypatch.setattr(exported, "BEAMS", 3)
+    monkeypatch.setattr(exported, "LIMITS", Limits(max_len=8))
 
 
 def agrees(spec: Any, folder: Path, seed: int = 0) -> None:

@@ -40,6 +40,7 @@ FORMAT = 1
 RECORD = "regard.json"
 TEXTS = 32  # on which both are compared
 BEAMS = 5
+LIMITS = Limits()
 # Of log-probabilities, relative to those below -1: ten to a hundred times what rounding does. int8 is measured only.
 TOLERANCE = {"float32": 1e-3, "float16": 0.1}
 TIE = 1e-4  # of scores: two outputs this near to each other may come in either order
@@ -287,10 +288,10 @@ def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
     pairs, inputs = _pairs(trained)
     theirs = _opened(trained, folder, stored, 1)
     theirs.ends = ends
-    search, limits = Beam(BEAMS, stopping=NAME), Limits()
+    search = Beam(BEAMS, stopping=NAME)
     sources, rows = [source for source, _ in pairs], list(range(len(pairs)))
-    native = Native([model], ends, device).find(sources, search, len(pairs), limits, Rules(), rows)
-    found = theirs.find(sources, search, len(pairs), limits, Rules(), rows)
+    native = Native([model], ends, device).find(sources, search, len(pairs), LIMITS, Rules(), rows)
+    found = theirs.find(sources, search, len(pairs), LIMITS, Rules(), rows)
     batch = translation(pairs, ends.bos, ends.eos).to(device)
     assert batch.labels is not None
     with torch.no_grad():
