@@ -32,7 +32,7 @@ LAYERS = (
     ("training", "decoding", "engines"),
     ("convert", "defaults", "evaluation", "inspection", "recipe", "testing"),
     ("run",),
-    ("serving", "session", "workers"),
+    ("serving", "session", "threads", "workers"),
     ("demo",),
     ("ablation", "bench"),
     ("cli",),

@@ -335,7 +335,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     else:
         view.say("no TensorBoard events: pip install 'regard[log]' adds them")
     write_json(folder.path / "environment.json", environment(device))
-    view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}")
+    threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
+    view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}{threads}")
     flops = _flops(recipe, data) if device.type == "cuda" else None
     return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion, flops)
 

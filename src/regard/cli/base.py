@@ -5,11 +5,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.threads import Kind
 
 TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
 
@@ -55,7 +58,9 @@ Quantize = Annotated[
         metavar="TYPE", help="Store weights as int8 (fastest) or float16 (half the file); float32 if not given."
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads; what was measured here, or torch's choice, if not given.")
+]
 
 
 class Interrupted(BaseException):
@@ -97,12 +102,30 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def set_threads(threads: int | None) -> None:
-    """As many CPU threads as asked for."""
+def set_threads(threads: int | None, kind: "Kind" = "decode", device: str = "cpu", run: Path | None = None) -> None:
+    """As many CPU threads as asked for; else as a run was trained with; else as this machine does best with.
+
+    Only training is long enough to find that out first.
+    """
+    from regard.threads import chosen, recorded, said
+
+    if threads is None and not said():
+        threads = None if run is None else recorded(run)
+        if threads is None and _on_cpu(device):
+            threads = chosen(kind, measure=kind == "train")
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def _on_cpu(device: str) -> bool:
+    """Whether `device` will be the CPU; a wrong name is complained about where it is used."""
+    if device != "auto":
+        return device == "cpu"
+    import torch
+
+    return not torch.cuda.is_available() and not torch.backends.mps.is_available()
 
 
 def _version(wanted: bool) -> bool:

@@ -110,7 +110,7 @@ def train(
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
-    set_threads(threads)
+    set_threads(threads, "train", device)
     from regard.session import Session, asked_for, begin
 
     wanted = asked_for(
@@ -146,7 +146,7 @@ def resume(
     trust_code: TrustCode = False,
 ) -> None:
     """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
-    set_threads(threads)
+    set_threads(threads, "train", device, Path(run))
     from regard.session import Session, go_on
 
     found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json, trust_code))

@@ -92,7 +92,7 @@ def translate(
 
     With --n-best N, N lines for every line. An input longer than the model was trained for is cut, with a warning.
     """
-    set_threads(threads)
+    set_threads(threads, device=device)
     from dataclasses import replace
 
     from regard.decoding.api import Wishes
@@ -182,7 +182,7 @@ def generate(
 
     A newline inside a prompt is written \\n.
     """
-    set_threads(threads)
+    set_threads(threads, device=device)
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
     from regard.decoding.sample import Sample
@@ -227,7 +227,7 @@ def classify(
     trust_code: TrustCode = False,
 ) -> None:
     """Name the class of every line of a file or standard input."""
-    set_threads(threads)
+    set_threads(threads, device=device)
     from regard.run import load
 
     lines = list(_lines(file))
@@ -253,7 +253,7 @@ def score(
     trust_code: TrustCode = False,
 ) -> None:
     """Print log p of every target line, given its source line; of a text alone for a language model."""
-    set_threads(threads)
+    set_threads(threads, device=device)
     from regard.run import load
 
     loaded = load(run, device, average, trust_code=trust_code)
@@ -298,7 +298,7 @@ def evaluate(
 
     With --against another run, a paired bootstrap says whether the difference is more than chance.
     """
-    set_threads(threads)
+    set_threads(threads, device=device)
     from regard.evaluation.report import Test, evaluate_run
     from regard.run import load
 

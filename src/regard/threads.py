@@ -1,0 +1,187 @@
+"""How many CPU threads: measured once on a machine, for neither one nor all of them are best everywhere.
+
+Threads wait for each other by spinning, so that beside another busy process two of them can be many times slower than
+one, and the small products of a decoding step are often over before a second thread has begun. Nothing that is known
+about a machine tells this, so `regard train` tries it out, in a process of its own. What it finds on a machine with
+nothing else to do is kept in the cache. Whoever says how many (--threads, OMP_NUM_THREADS) gets as many.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.data import cache
+from regard.errors import SpecError
+
+Kind = Literal["train", "decode"]
+KINDS: tuple[Kind, ...] = ("train", "decode")
+SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+GAIN = 1.1  # more threads must be faster by this much: what is within it is noise
+SECONDS = 30  # that a measurement may take, with the start of its process; it takes about four
+ROUNDS = 3
+
+
+def chosen(kind: Kind, measure: bool) -> int | None:
+    """How many threads this machine does best with; None: torch's choice, because it was said or is not known.
+
+    `measure` allows a few seconds to find out what is not known yet.
+    """
+    if said() or cores() == 1:
+        return None
+    known = _read()
+    if known is None and measure:
+        quiet = _quiet()
+        known = _measured()
+        if known is not None and quiet:
+            _write(known)
+    return None if known is None else best(known[kind])
+
+
+def best(seconds: dict[int, float]) -> int:
+    """The fewest threads that are as fast as any."""
+    fastest = min(seconds.values())
+    return min(threads for threads, spent in seconds.items() if spent <= GAIN * fastest)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def said() -> bool:
+    """Whether the environment says how many threads there are to be."""
+    return any(os.environ.get(name) for name in SAID)
+
+
+def _quiet() -> bool:
+    """Whether others leave half of the cores alone. What is measured beside them holds for now only."""
+    return not hasattr(os, "getloadavg") or os.getloadavg()[0] <= cores() / 2
+
+
+def recorded(run: Path) -> int | None:
+    """How many threads a run was trained with: going on with another number would round differently."""
+    try:
+        threads = json.loads((run / "environment.json").read_text())["threads"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return threads if isinstance(threads, int) and threads > 0 else None
+
+
+def _file() -> Path:
+    """Where the measurements of this machine are, by all that they depend on."""
+    facts = (_cpu(), cores(), platform.platform(), metadata.version("torch"))
+    return cache.where() / "threads" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _read() -> dict[Kind, dict[int, float]] | None:
+    try:
+        return _parsed(_file().read_text())
+    except OSError:
+        return None
+
+
+def _write(found: dict[Kind, dict[int, float]]) -> None:
+    """Whole or not at all. A folder that cannot be written to only means that it is measured again."""
+    path = _file()
+    try:
+        if not cache.limit():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(found))
+        new.replace(path)
+    except (OSError, SpecError):
+        return
+
+
+def _measured() -> dict[Kind, dict[int, float]] | None:
+    """What a process of its own finds; None if it fails, for whatever reason."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "regard.threads"], capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return _parsed(done.stdout)
+
+
+def _parsed(text: str) -> dict[Kind, dict[int, float]] | None:
+    try:
+        record = json.loads(text)
+        found: dict[Kind, dict[int, float]] = {
+            kind: {int(n): float(spent) for n, spent in record[kind].items()} for kind in KINDS
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if all(found.values()) else None
+
+
+def candidates(available: int) -> list[int]:
+    """The numbers that are tried: one, half and all of the cores."""
+    return sorted({1, max(1, available // 2), available})
+
+
+def measure() -> dict[Kind, dict[int, float]]:
+    """Seconds of a small training step and of a small beam search with every number of threads, the best of some."""
+    import torch  # noqa: PLC0415  # whoever asks what is known already should not wait for it
+
+    work = _work()
+    found: dict[Kind, dict[int, float]] = {kind: {} for kind in KINDS}
+    for threads in candidates(cores()):
+        torch.set_num_threads(threads)
+        for kind in KINDS:
+            work[kind]()
+            found[kind][threads] = min(_seconds(work[kind]) for _ in range(ROUNDS))
+    return found
+
+
+def _work() -> dict[Kind, Callable[[], Any]]:
+    import torch  # noqa: PLC0415
+
+    from regard.batch import Batch, translation  # noqa: PLC0415
+    from regard.decoding.beam import Beam  # noqa: PLC0415
+    from regard.decoding.hypothesis import Ends, Limits  # noqa: PLC0415
+    from regard.decoding.search import find  # noqa: PLC0415
+    from regard.models.base import Generator, build  # noqa: PLC0415
+    from regard.presets import preset  # noqa: PLC0415
+
+    sizes = {"d_model": 256, "heads": 4, "encoder.depth": 2, "decoder.depth": 2}
+    model = build(preset("transformer_base", vocab=4000, **sizes))
+    assert isinstance(model, Generator)
+    ids = torch.randint(4, 4000, (16, 17), generator=torch.Generator().manual_seed(0)).tolist()
+    learned = translation([(row, row) for row in ids], 1, 2)
+    sources = torch.tensor(ids[:8])
+
+    def train() -> None:
+        model.train().loss(learned).total.backward()
+
+    def decode() -> None:
+        find(model.eval(), Batch(sources[:, :1], source=sources), Beam(5), Ends(1, 2, 0), Limits(8, 8))
+
+    return {"train": train, "decode": decode}
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure()))
