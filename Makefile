@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-train bench-decode speed docs test-kills test-oracles test-gpu table clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: $(STAMP) ## format, lint, types, spelling
 
 bench: $(STAMP) ## cost of composition against the same arithmetic by hand
 	$(BIN)/python bench/overhead.py
+
+bench-data: $(STAMP) ## what feeding a model costs, and that it grows no faster than the corpus
+	OMP_NUM_THREADS=1 $(BIN)/python bench/data.py
 
 bench-train: $(STAMP) ## training speed against the peers that are installed, small shape
 	$(BIN)/regard bench train

@@ -156,19 +156,20 @@ class Packing(Batching):
         """
         pools, count, sides = sizes.shape
         decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
-        pool, rows = np.arange(pools), np.empty((pools, count), np.int64)
+        in_order = np.take_along_axis(sizes, decreasing[:, :, None], 1).transpose(1, 2, 0).copy()
         room = np.full((sides, pools, count), self.length, np.int32)
+        flat, first = room.reshape(sides, -1), np.arange(pools) * count
+        rows = np.empty((count, pools), np.int64)
         opened = 1  # of these rows the last is empty in every pool
-        for n in range(count):
-            example = decreasing[:, n]
-            size = sizes[pool, example].T
+        for row, size in zip(rows, in_order, strict=True):
             left = (room[:, :, :opened] - size[:, :, None]).min(0)
-            left[left < 0] = self.length  # does not fit: no row that does is left with as much, for no size is 0
-            row = left.argmin(1)
-            room[:, pool, row] -= size
-            rows[pool, example] = row
+            # What is below 0 does not fit, and is a large number without its sign.
+            left.view(np.uint32).argmin(1, out=row)
+            flat[:, first + row] -= size
             opened = min(count, max(opened, int(row.max()) + 2))
-        return rows
+        found = np.empty((pools, count), np.int64)
+        np.put_along_axis(found, decreasing, rows.T, 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

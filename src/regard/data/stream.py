@@ -156,12 +156,12 @@ class Stream:
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
         """Batches from a place on, without end, each with the place after it.
 
-        The next epoch is planned ahead from the middle of an epoch on: a short run has no use for it.
+        The next epoch is planned ahead, but only from the middle of the first on: a short run has no use for it.
         """
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):
-                if position >= len(plan) // 2:
+                if place.epoch or position >= len(plan) // 2:
                     self.plan_ahead(place.epoch + 1)
                 following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
                 yield self.item(plan, position), following

@@ -271,6 +271,8 @@ def test_the_next_epoch_is_planned_from_the_middle_of_an_epoch_on(monkeypatch: p
         next(batches)
     assert threads[:2] == [here, "plan of epoch 1"]
     assert here not in threads[1:]
+    assert stream.plan(2)  # begun with the first batch of epoch 1
+    assert threads == [here, "plan of epoch 1", "plan of epoch 2"]
 
 
 def test_what_goes_wrong_in_a_plan_is_raised_where_it_is_wanted() -> None:
