@@ -105,7 +105,11 @@ def translate(
     lines = _lines(file)
     processes = workers is not None and engine == "native"
     if workers is not None:
-        _check_workers(stream, device, threads)
+        _check_workers(stream, threads)
+    if workers is not None or engine != "native":
+        if device not in {"auto", "cpu"}:
+            what = "--workers are processes" if processes else f"the engine {engine!r} is here"
+            raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave it out")
         device = "cpu"
     loaded = [load(path, device, average, trust_code=trust_code, mapped=processes) for path in paths]
     for run in loaded:
@@ -133,12 +137,10 @@ def translate(
         _print_outputs(texts.translate(lines, search, batch_size, limits, wishes), as_json)
 
 
-def _check_workers(stream: bool, device: str, threads: int | None) -> None:
+def _check_workers(stream: bool, threads: int | None) -> None:
     """Refuse what would be ignored beside --workers."""
     if stream:
         raise SpecError("--stream", "shows one text as it grows, and --workers many at once; choose one of them")
-    if device not in {"auto", "cpu"}:
-        raise SpecError("--device", f"--workers are processes on the CPU, not on {device!r}; leave one of them out")
     if threads is not None:
         raise SpecError("--threads", "each of the --workers has one thread; leave it out")
 

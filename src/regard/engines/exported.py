@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.1}
 TIE = 1e-4  # of scores: two outputs this near to each other may come in either order
 ROOM = 2048  # positions of a table that is computed, unless longer texts are allowed
 ENDLESS = 2**30
+ATTEMPTS = 5  # at a name that others also want
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,16 @@ def _making(out: Path) -> Iterator[Path]:
 def _rename(making: Path, out: Path) -> None:
     """Put the finished folder in its place; whoever has opened the old one keeps it."""
     old = out.with_name(f".{out.name}-old-{os.getpid()}")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    making.rename(out)
+    for attempt in count(1):
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            out.rename(old)
+        try:
+            making.rename(out)
+            break
+        except OSError:  # another process has just put its own there
+            if attempt == ATTEMPTS:
+                raise
     sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -75,6 +75,17 @@ def test_control_tokens_have_fixed_ids(name: str) -> None:
     assert tokenizer.lossless == (name in LOSSLESS)
 
 
+@pytest.mark.parametrize("name", LEARNED)
+def test_every_id_has_a_name_of_its_own(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    words = tokenizer.vocabulary(tokenizer.size + 2)
+    assert words[:3] == ["<pad>", "<s>", "</s>"]
+    assert words[: tokenizer.size] == tokenizer.vocabulary()
+    assert len(set(words)) == tokenizer.size + 2
+    theirs = library.Tokenizer.from_str(tokenizer.plain_json())
+    assert all(theirs.token_to_id(word) == one for one, word in enumerate(tokenizer.vocabulary()))
+
+
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("text", HARD)
 def test_text_comes_back_as_it_was(name: str, text: str) -> None:
