@@ -158,11 +158,12 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it. Runs keep their data.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where prepared text is kept, how much of it there is, and clear it.
+    """Say where prepared text is kept, how much of it there is, or clear it.
 
     regard train takes a text that it has prepared before from here, whatever its name: it is known by its content. The
     folder is REGARD_CACHE, or regard in the folder that the system has for caches (XDG_CACHE_HOME, ~/.cache). It holds
-    at most REGARD_CACHE_SIZE (20GB if not set; 0: keep nothing); what was not used for longest is removed first.
+    at most REGARD_CACHE_SIZE (20GB if not set; 0: keep nothing); what was not used for longest is removed first. What
+    was measured of this machine, such as how many threads it does best with, is kept there too.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 

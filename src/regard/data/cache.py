@@ -30,6 +30,7 @@ INDEX = "files.json"  # checksums of text files, by path and mark
 RECENT = 10 * 10**9  # nanoseconds
 STALE = 24 * 3600  # seconds after which a half-made entry is one that nobody goes on with
 KNOWN = 1000  # files in the index
+BESIDE = ("threads",)  # folders beside the data: what was measured of the machine
 
 Mark = tuple[int, int, int, int, int]
 
@@ -184,7 +185,10 @@ class Cache:
         """Remove everything. Runs keep their data: they have links or copies of their own."""
         for path in _folders(self.data):
             self.drop(path.name)
-        (self.data / INDEX).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.data / INDEX).unlink()
+        for name in BESIDE:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def drop(self, name: str) -> None:
         """Remove an entry, at once for whoever looks for it."""

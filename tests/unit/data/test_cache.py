@@ -285,7 +285,10 @@ def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
     prepared(spec, tmp_path / "1", cache)
     _, data = prepared(spec, tmp_path / "2", cache)
+    (cache.folder / "threads").mkdir()  # what `regard.threads` measured
+    (cache.folder / "mine").mkdir()
     cache.clear()
+    assert sorted(path.name for path in cache.folder.iterdir()) == ["data", "mine"]
     assert cache.entries() == []
     assert list(cache.data.iterdir()) == []
     assert same(tmp_path / "1", tmp_path / "2")
