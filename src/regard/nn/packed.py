@@ -25,10 +25,9 @@ class Layout:
 
     def forget(self) -> None:
         """Keep no copy."""
-        self._of: tuple[int, int] | None = None  # where the weight lay and how often it had been written to
-        self._fits = False
-        self._turned: Tensor | None = None
-        self._blocks: Tensor | None = None
+        self.address = self.version = -1  # where the weight lay, and how often it had been written to
+        self.turned: Tensor | None = None
+        self.blocks: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Layout":
         return Layout()  # a copied model has other weights, of which nobody knows yet what becomes of them
@@ -36,26 +35,29 @@ class Layout:
     def __reduce__(self) -> tuple[type["Layout"], tuple[()]]:
         return Layout, ()
 
+    def _begin(self, weight: Float[Tensor, "o i"]) -> None:
+        self.forget()
+        self.address, self.version = weight.data_ptr(), weight._version
+        outputs, self.inputs = weight.shape
+        fits = weight.dtype == torch.float32 and weight.is_cpu
+        self.one = 1 if fits and outputs >= self.inputs else 0
+        self.some = (MANY if outputs >= WIDE * self.inputs else SOME) if fits else 0
+
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
-        """x W' + b, by the fastest of the orders."""
-        if self._of != (weight.data_ptr(), weight._version):
-            self.forget()
-            self._of = (weight.data_ptr(), weight._version)
-            self._fits = weight.dtype == torch.float32 and weight.is_cpu
-        if not self._fits or x.dtype != torch.float32:
-            return F.linear(x, weight, bias)
-        outputs, inputs = weight.shape
-        rows = x.numel() // inputs
-        if rows == 1 and outputs >= inputs:
-            if self._turned is None:
-                self._turned = weight.detach().t().contiguous().t()
-            return F.linear(x, self._turned, bias)
-        if 1 < rows <= (MANY if outputs >= WIDE * inputs else SOME):
-            if self._blocks is None:
-                self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
-            return torch.ops.mkldnn._linear_pointwise.default(x, self._blocks, bias, "none", [], "")
+        """x W' + b, by the fastest order. Every projection of a step calls this, so it asks as little as it can."""
+        if weight._version != self.version or weight.data_ptr() != self.address:
+            self._begin(weight)
+        rows = x.numel() // self.inputs
+        if rows == self.one:
+            if self.turned is None:
+                self.turned = weight.detach().t().contiguous().t()
+            return F.linear(x, self.turned, bias)
+        if 1 < rows <= self.some and x.dtype == torch.float32:
+            if self.blocks is None:
+                self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.blocks, bias, "none", [], "")
         return F.linear(x, weight, bias)
 
 
@@ -66,11 +68,10 @@ class Packable(nn.Module):
     layout: Layout | None = None  # no tensor of the model: it is neither stored nor trained
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
-        """x W' + b. Only where no gradient is asked for may another order of the weight be used."""
-        weight, layout = self.weight, self.layout
-        if layout is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return F.linear(x, weight, bias)
-        return layout.product(x, weight, bias)
+        """x W' + b. Only in inference mode, where no gradient can be asked for, may the weight lie in another order."""
+        if self.layout is None or not torch.is_inference_mode_enabled():
+            return F.linear(x, self.weight, bias)
+        return self.layout.product(x, self.weight, bias)
 
     def train(self, mode: bool = True) -> "Packable":
         if mode and self.layout is not None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +13,15 @@ from regard.models.base import build
 from regard.nn import packed
 from regard.nn.packed import Layout, Packable, lay_out
 from regard.testing import tiny
+
+
+@pytest.fixture(autouse=True)
+def single() -> Iterator[None]:
+    """In float32, which is all that is laid out."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
 
 
 class Product(Packable):
@@ -34,13 +44,17 @@ def plain(module: Product, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2,), (5, 1), (3, 4), (32, 1), (33,), (130,), ()])
 def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) -> None:
     module, x = Product(outputs, inputs, bias), torch.randn(*rows, inputs)
-    with torch.no_grad():
+    with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+    assert module.layout is not None
+    many = x.shape[:-1].numel()
+    assert (module.layout.turned is not None) == (many == 1 and outputs >= inputs)
+    assert (module.layout.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
 
 
 def test_rows_that_do_not_lie_together() -> None:
     module, x = Product(24, 16), torch.randn(5, 3, 16)[:, -1]
-    with torch.no_grad():
+    with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(module(x[:1]), plain(module, x[:1]), rtol=1e-5, atol=1e-5)
 
@@ -71,7 +85,7 @@ def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
 
 def test_gradients_are_those_of_the_weight() -> None:
     module, x = Product(24, 16), torch.randn(5, 16)
-    with torch.no_grad():
+    with torch.inference_mode():
         module(x)
     module(x).sum().backward()
     assert module.weight.grad is not None
@@ -93,10 +107,11 @@ def test_a_model_keeps_its_parameters_and_its_answers() -> None:
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_copies_lay_out_their_own_weight(again: object) -> None:
     module, x = Product(24, 16), torch.randn(5, 16)
-    with torch.no_grad():
+    with torch.inference_mode():
         module(x)
-        other = again(module)  # type: ignore[reportCallIssue]
-        other.weight.data.mul_(3.0)
+    other = again(module)  # type: ignore[reportCallIssue]
+    other.weight.data.mul_(3.0)
+    with torch.inference_mode():
         torch.testing.assert_close(other(x), plain(other, x), rtol=1e-5, atol=1e-5)
 
 
