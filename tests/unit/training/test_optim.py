@@ -1,5 +1,6 @@
 """Optimizers: which parameter goes where, rates, and going on from what was saved."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,17 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
         set_gradients()
         assert float(clip(parameters, most)) == pytest.approx(5.0)
         assert [*parameters[0].grad.tolist(), *parameters[1].grad.tolist()] == [3.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.2, 1.0, 40.0, math.nan, math.inf])
+@pytest.mark.parametrize("most", [1.0, 5.0])
+def test_clipping_is_torchs_bit_for_bit(size: float, most: float) -> None:
+    ours = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
+    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    for our, their in zip(ours, theirs, strict=True):
+        our.grad = size * torch.randn(3, 4)
+        their.grad = our.grad.clone()
+    found, expected = clip(ours, most), nn.utils.clip_grad_norm_(theirs, most)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our.grad, their.grad, rtol=0, atol=0, equal_nan=True)

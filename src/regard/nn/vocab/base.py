@@ -83,7 +83,8 @@ class CrossEntropy(torch.autograd.Function):
         wide = torch.float64 if r.dtype == torch.float64 else torch.float32
         objective, plain = (torch.zeros((), dtype=wide, device=r.device) for _ in range(2))
         d_r = torch.empty_like(r) if learns else None
-        d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if learns else None
+        # Begun by the first product, if there is one.
+        d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if learns and not N else None
         d_bias = torch.zeros(V, dtype=wide, device=r.device) if learns and bias is not None else None
         # Smoothing needs the mean of all logits of a row, which is the logit of the mean row: no pass over the logits.
         centre = matrix.to(wide).mean(0) if smoothing else None
@@ -111,7 +112,7 @@ class CrossEntropy(torch.autograd.Function):
             if z:
                 loss = loss + z * log_z.square()
             objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
-            if d_r is None or d_matrix is None:
+            if d_r is None:
                 continue
             # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
             scale = weight / total
@@ -121,7 +122,7 @@ class CrossEntropy(torch.autograd.Function):
                 d_bias += gradient.sum(0)
             gradient = gradient.to(r.dtype)
             d_r[rows] = gradient @ matrix
-            d_matrix = _plus(d_matrix, gradient.T, part, direct)
+            d_matrix = _plus(d_matrix, gradient.T, part, wide, direct)
         if centre is not None and d_r is not None and d_matrix is not None:
             # The last term of d logits, equal in every column, is a product of two vectors.
             share = (smoothing * weights.to(wide))[:, None]
@@ -150,8 +151,10 @@ class CrossEntropy(torch.autograd.Function):
         )
 
 
-def _plus(total: Tensor, a: Tensor, b: Tensor, direct: bool) -> Tensor:
-    """total + a b, in its place."""
+def _plus(total: Tensor | None, a: Tensor, b: Tensor, wide: torch.dtype, direct: bool) -> Tensor:
+    """total + a b, in the place of the total; the first product begins it."""
+    if total is None:
+        return (a @ b).to(wide)
     return torch.addmm(total, a, b, out=total) if direct else total.add_(a @ b)
 
 
