@@ -25,7 +25,12 @@ def by_definition(log_probs: torch.Tensor, totals: list[list[float]], count: int
 @pytest.mark.parametrize("vocab", [7, 64, 1024, 1025, 2500, 2549, 4224])
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_best_by_definition(vocab: int, beams: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("small", [2**12, 2**17])
+def test_the_best_by_definition(
+    vocab: int, beams: int, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by blocks of tokens or directly."""
+    monkeypatch.setattr(rank, "SMALL", small)
     log_probs = (2 * torch.randn(3 * beams, vocab, dtype=dtype)).log_softmax(-1)
     log_probs[:, [0, 5]] = -torch.inf
     totals = (-30 * torch.rand(3, beams, dtype=torch.float64)).tolist()

@@ -88,7 +88,7 @@ class _SelfAttention(Branch):
     ) -> Float[Tensor, "B T W"]:
         """Attention of the stream to itself and to its past, as the stack's view says."""
         view = stack.at(self.heads) if self.position is None else self.own_view(stack)
-        q, k, v = self.qkv(x).split(self.widths, -1)
+        q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
         if view.terms is not None and view.terms.offset is not None:
             q, k, v = q + view.terms.offset, k + view.terms.offset, v + view.terms.offset
         q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
