@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.decoding import device
 from regard.decoding.coverage import Coverage
 from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
 from regard.decoding.hypothesis import Hypothesis, Piece
@@ -87,9 +89,30 @@ class Beam(Search):
         return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha)
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
+        return next(self.find_each([job]))
+
+    def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
+        for on_device, some in groupby(jobs, key=self._stays_on_the_device):
+            group = list(some)
+            if on_device:
+                for job, found in zip(group, device.find_each(group, self), strict=True):
+                    yield self._completed(job, found)
+            else:
+                yield from map(self._on_the_host, group)
+
+    def _stays_on_the_device(self, job: Job) -> bool:
+        return job.batch.target.is_cuda and device.refusal(job, self) is None
+
+    def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):
             self._check_required()
         return self.greedy().find(job) if self.beams == 1 and not self.coverage else search(job, self)
+
+    def _completed(self, job: Job, found: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
+        """What a device could not be sure of is searched again by the host."""
+        again = [row for row, one in enumerate(found) if one is None]
+        looked_up = dict(zip(again, search(job.part(again), self), strict=True)) if again else {}
+        return [looked_up[row] if one is None else one for row, one in enumerate(found)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         if self.beams > 1:

@@ -33,6 +33,15 @@ class Decodings:
         for decoding in self.members:
             decoding.keep(sources)
 
+    def refillable(self) -> bool:
+        """Whether all of them can take in other sources."""
+        return all(decoding.refillable() for decoding in self.members)
+
+    def put(self, fresh: "Decodings", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """Source at[i] begins anew as source of[i] of `fresh`."""
+        for decoding, its in zip(self.members, fresh.members, strict=True):
+            decoding.put(its, of, at)
+
     def watch(self) -> None:
         """Record attention from now on."""
         for decoding in self.members:
@@ -69,9 +78,9 @@ class Ensemble:
                     f"models[{i}]", "is in training mode, where dropout makes every search another; call eval() first"
                 )
 
-    def start(self, batch: Batch, max_len: int, beams: int = 1) -> Decodings:
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
         """Begin a decoding of at most `max_len` read tokens in every member."""
-        return Decodings(tuple(model.start(batch, max_len, beams) for model in self.models))
+        return Decodings(tuple(model.start(batch, max_len, beams, static) for model in self.models))
 
     def advance(
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None

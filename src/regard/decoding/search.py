@@ -24,6 +24,10 @@ class Search(Spec):
     def find(self, job: Job) -> list[list[Hypothesis]]:
         """What is found for every row, best first."""
 
+    def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
+        """The same for several jobs, which may share what there is to share; what is found does not depend on it."""
+        return map(self.find, jobs)
+
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
         """What every row says, step by step, for a search that never changes its mind."""
         raise SpecError("search", f"{self.kind!r} may change its mind and cannot be streamed; use one beam or a sample")

@@ -26,8 +26,11 @@ class Scoring:
 
     def score(self, log_prob: float, length: int) -> float:
         """log_prob / length^alpha, or log_prob / ((5 + length) / 6)^alpha for "gnmt"; nothing said counts as one."""
-        size = (5 + length) / 6 if self.normalise == "gnmt" else max(length, 1)
-        return log_prob / size**self.alpha
+        return log_prob / self.size(length) ** self.alpha
+
+    def size(self, length: int) -> float:
+        """What a length counts as."""
+        return (5 + length) / 6 if self.normalise == "gnmt" else float(max(length, 1))
 
 
 @dataclass(slots=True)

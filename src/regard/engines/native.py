@@ -8,7 +8,8 @@ from regard.batch import Batch, pad
 from regard.data.store import chunks
 from regard.decoding.hypothesis import Ends, Hypothesis, Limits
 from regard.decoding.rules import Rules
-from regard.decoding.search import Search, find
+from regard.decoding.run import Job, prepare
+from regard.decoding.search import Search
 from regard.engines.base import Engine, Sources
 from regard.models.base import Generator
 
@@ -28,13 +29,18 @@ class Native(Engine):
         self, sources: Sources, search: Search, batch_size: int, limits: Limits, rules: Rules, rows: Sequence[int]
     ) -> list[list[Hypothesis]]:
         found: dict[int, list[Hypothesis]] = {}
-        for places in by_length(sources, batch_size):
-            ids, seg = pad([sources[place] for place in places])
-            batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-            numbers = [rows[place] for place in places]
-            results = find(self.models, batch, search, self.ends, limits, rules, numbers)
+        batches = by_length(sources, batch_size)
+        jobs = [
+            self._job([sources[at] for at in places], limits, rules, [rows[at] for at in places]) for places in batches
+        ]
+        for places, results in zip(batches, search.find_each(jobs), strict=True):
             found |= dict(zip(places, results, strict=True))
         return [found[place] for place in range(len(sources))]
+
+    def _job(self, sources: Sources, limits: Limits, rules: Rules, rows: Sequence[int]) -> Job:
+        ids, seg = pad(sources)
+        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
+        return prepare(self.models, batch, self.ends, limits, rules, rows)
 
 
 def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ from regard.nn.init import Init, Undrawn
 from regard.nn.input import Input, InputSpec
 from regard.nn.linear import Linear
 from regard.nn.mask import Mask
-from regard.nn.state import Droppable, Rows
+from regard.nn.state import Droppable, Refillable, Rows
 from regard.nn.vocab.base import Head, HeadSpec
 from regard.nn.vocab.tables import Table, TableSpec
 from regard.tree import Spec
@@ -106,6 +106,28 @@ class Decoding:
             mask = replace(self.cross.mask, k_seg=None if seen is None else seen.index_select(0, sources))
             self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
 
+    def refillable(self) -> bool:
+        """Whether `put` is possible: shapes stay the same, and every state can take in another source."""
+        return self.rows.static and all(isinstance(state, Refillable) for state in flat(self.states))
+
+    def put(self, fresh: "Decoding", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """Source at[i] begins anew as source of[i] of `fresh`, a decoding of the same shape that has read nothing.
+
+        All of it is written in place, so that a captured step goes on with the new sources.
+        """
+        for state, its in zip(flat(self.states), flat(fresh.states), strict=True):
+            state.put(its, of, at)
+        self.rows.restart((at[:, None] * self.beams + torch.arange(self.beams, device=at.device)).flatten())
+        for mine, its in zip(self._of_the_source(), fresh._of_the_source(), strict=True):
+            mine.index_copy_(0, at, its.index_select(0, of))
+
+    def _of_the_source(self) -> list[Tensor]:
+        """What is known of every source and stays the same from step to step."""
+        memory = () if self.memory is None else (*self.memory.x, self.memory.seg)
+        mask = () if self.cross is None else (self.cross.mask.k_seg,)
+        # A mask's segments may be the memory's own.
+        return list({id(tensor): tensor for tensor in (*memory, *mask) if tensor is not None}.values())
+
     def own_view(self, T: int) -> View:
         """How T new tokens of every row look at what was said so far and at each other."""
         S, device, beams = self.rows.reach(T), self.rows.lengths.device, None
@@ -115,8 +137,11 @@ class Decoding:
         return View(self.rows.mask(T, self.prefix), T, S, device, beams=beams)
 
     def cross_view(self, T: int) -> View | None:
-        """How T new tokens of every beam look at the memory; lowered once for all steps of the same T."""
-        if self.cross is None or T * self.beams == self.cross.T:
+        """How T new tokens of every beam look at the memory; lowered once for all steps of the same T.
+
+        A captured step lowers it anew every time: the sources may have changed.
+        """
+        if self.cross is None or (T * self.beams == self.cross.T and not self.rows.static):
             return self.cross
         self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
@@ -420,9 +445,9 @@ def decoding_rows(sources: int, beams: int, device: torch.device, max_len: int, 
     return Rows(lengths, max_len, uniform=not static, static=static, paths=paths)
 
 
-def padding_mask(seg: Int[Tensor, "B S"] | None) -> Mask:
-    """What a decoding sees of its memory. A memory without padding needs no mask at all."""
-    if seg is None or bool((seg != 0).all()):
+def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool) -> Mask:
+    """What a decoding sees of its memory. A memory without padding needs no mask at all, unless others may follow."""
+    if seg is None or (not static and bool((seg != 0).all())):
         return Mask()
     return Mask(k_seg=seg)
 

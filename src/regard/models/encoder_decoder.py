@@ -158,7 +158,7 @@ class EncoderDecoderModel(LanguageModel):
         memory = self.encode_all(batch)
         sources, S, _ = memory.x[0].shape
         rows = decoding_rows(sources, beams, memory.x[0].device, max_len, static)
-        cross = View(padding_mask(memory.seg), beams, S, memory.x[0].device)
+        cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
         ctx = Context(cross, cross, memory)  # a new decoding has no past of its own to view
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
 

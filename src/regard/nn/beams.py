@@ -11,6 +11,8 @@ class Paths:
     What beam b reads in column c (the c-th token of this decoding, padding included) is written into slot (c, b) of its
     source, stays there, and is never written again. A row remembers for every column in whose slot its ancestor wrote:
     `at[row, c]`, or -1 where it has read nothing.
+
+    In a static decoding a token's column is its place in its own text, so that sources may begin at different steps.
     """
 
     def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
@@ -19,33 +21,27 @@ class Paths:
         self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), -1, device=device)
         # Where the token of each slot stands in its row, once that is not its column: after prompts of unequal length.
         self.places: Int[Tensor, "B N"] | None = None
-        self.column = torch.zeros(1, dtype=torch.int64, device=device)  # the next one, for a captured step
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
         """Every row reads T tokens at these places, from column `bound` on, into slots of its own. May be repeated."""
-        self._write(self.at, self.own.expand(-1, T), bound)
+        self._write(self.at, self.own.expand(-1, T), bound, places)
         if self.places is not None:
-            self._write(self.places, places, bound)
+            self._write(self.places, places, bound, places)
 
-    def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Note that the T tokens from column `bound` on were read, of which `counts` per row were real (None: all)."""
-        if counts is not None:
-            if self.places is None:
-                self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
-            real = torch.arange(T, device=counts.device) < counts[:, None]
-            self._write(self.at, self.own.expand(-1, T).masked_fill(~real, -1), bound)
-        self.column += T
+    def leave(self, T: int, bound: int, places: Int[Tensor, "B T"], counts: Int[Tensor, " B"]) -> None:
+        """Note that of the T tokens from column `bound` on only `counts` per row were real."""
+        if self.places is None and not self.static:
+            self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
+        real = torch.arange(T, device=counts.device) < counts[:, None]
+        self._write(self.at, self.own.expand(-1, T).masked_fill(~real, -1), bound, places)
 
-    def columns(self, T: int) -> Int[Tensor, " T"]:
-        """The next T columns, as a tensor that a captured step can read."""
-        return self.column + torch.arange(T, device=self.column.device)
-
-    def _write(self, table: Int[Tensor, "B N"], values: Int[Tensor, "B T"], bound: int) -> None:
-        T = values.shape[1]
+    def _write(
+        self, table: Int[Tensor, "B N"], values: Int[Tensor, "B T"], bound: int, places: Int[Tensor, "B T"]
+    ) -> None:
         if self.static:
-            table.index_copy_(1, self.columns(T), values)
+            table.scatter_(1, places, values)
         else:
-            table[:, bound : bound + T] = values
+            table[:, bound : bound + values.shape[1]] = values
 
     def shown(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
         """Which of a source's slots in the first S columns lie on the path of T queries of each of its beams."""
@@ -56,13 +52,17 @@ class Paths:
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
         """Where the tokens in the slots of the first S columns stand in their rows."""
         if self.places is None:
-            return torch.arange(S, device=self.at.device).repeat_interleave(self.beams)[None]
+            return (torch.arange(S * self.beams, device=self.at.device) // self.beams)[None]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
 
     def reorder(self, parent: Int[Tensor, " B"], reach: int) -> None:
         """Row i has read what row parent[i] has."""
         live = self.at[:, :reach]
         live.copy_(live.index_select(0, parent))
+
+    def clear(self, rows: Int[Tensor, " n"]) -> None:
+        """These rows have read nothing yet."""
+        self.at.index_fill_(0, rows, -1)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order: all beams of some sources."""

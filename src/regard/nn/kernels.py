@@ -164,8 +164,9 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
         mask, plain = additive(view, q.dtype), False
     elif plain:
         mask = None
-    else:  # a CPU kernel would make the numbers of the truth values anew in every layer
-        mask = additive(view, q.dtype) if q.is_cpu and not torch.is_grad_enabled() else visible(view)
+    else:  # a kernel would make numbers of the truth values anew in every layer
+        numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
+        mask = additive(view, q.dtype) if numbers else visible(view)
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, mask, dropout_p=dropout, is_causal=plain, scale=scale, enable_gqa=grouped

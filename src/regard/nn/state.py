@@ -1,7 +1,7 @@
 """Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ class Rows:
     """How far each row of one decoding has been read; shared by all its states.
 
     `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` decoding always
-    uses the full `max_len`, so that every step has the same shapes and can be captured as a CUDA graph.
+    looks at the first `window` places, so that every step has the same shapes and can be captured as a CUDA graph.
     """
 
     lengths: Int[Tensor, " B"]
@@ -25,6 +25,7 @@ class Rows:
     bound: int = 0
     uniform: bool = True  # every row is exactly at `bound`
     static: bool = False
+    window: int | None = None  # of a static decoding; None: all of max_len
     paths: Paths | None = None  # where there are several beams, so that they can share a cache
 
     def claim(self, T: int) -> None:
@@ -34,7 +35,7 @@ class Rows:
 
     def reach(self, T: int) -> int:
         """How many key positions exist once T more tokens are read."""
-        return self.max_len if self.static else self.bound + T
+        return (self.window or self.max_len) if self.static else self.bound + T
 
     def positions(self, T: int) -> Int[Tensor, "B T"]:
         """Where the next T tokens of each row go."""
@@ -71,8 +72,8 @@ class Rows:
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
-        if self.paths is not None:
-            self.paths.leave(T, self.bound, counts)
+        if self.paths is not None and counts is not None:
+            self.paths.leave(T, self.bound, self.positions(T), counts)
         self.lengths += T if counts is None else counts
         self.bound += T
         self.uniform = self.uniform and counts is None
@@ -82,6 +83,12 @@ class Rows:
         self.lengths.copy_(self.lengths.index_select(0, parent))
         if self.paths is not None:
             self.paths.reorder(parent, self.reach(0))
+
+    def restart(self, rows: Int[Tensor, " n"]) -> None:
+        """These rows have read nothing yet; what their caches hold is written over before it is looked at."""
+        self.lengths.index_fill_(0, rows, 0)
+        if self.paths is not None:
+            self.paths.clear(rows)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order."""
@@ -108,7 +115,23 @@ class Droppable(State, Protocol):
         ...
 
 
-class KVCache:
+@runtime_checkable
+class Refillable(State, Protocol):
+    """A state whose sources can give up their place to others in the middle of a decoding."""
+
+    def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """Source at[i] is from now on source of[i] of `fresh`, the same state of a decoding that has read nothing."""
+        ...
+
+
+class Rewritten:
+    """A cache that holds nothing of a source before its first step: written over, never looked at before that."""
+
+    def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """Nothing to do: `Rows` knows that nothing has been read."""
+
+
+class KVCache(Rewritten):
     """Keys and values of self-attention, written in place at each row's own length."""
 
     def __init__(self, rows: Rows) -> None:
@@ -150,7 +173,7 @@ class KVCache:
         self.keys, self.values = self.keys[:n], self.values[:n]
 
 
-class BeamCache:
+class BeamCache(Rewritten):
     """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
 
     Nothing is ever moved: `Rows.paths` knows whose slots a beam may look at.
@@ -178,9 +201,9 @@ class BeamCache:
         if T > 1:
             new = new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3)
         if self.rows.static:
-            assert self.rows.paths is not None
-            first = self.rows.paths.column * self.beams
-            cache.index_copy_(2, first + torch.arange(new.shape[2], device=new.device), new)
+            places = self.rows.positions(T).unflatten(0, (-1, self.beams)).transpose(1, 2)  # (b, T, beams)
+            slots = (places * self.beams + torch.arange(self.beams, device=new.device)).flatten(1)
+            cache.scatter_(2, slots[:, None, :, None].expand_as(new), new)
         else:
             at = self.rows.bound * self.beams
             cache[:, :, at : at + new.shape[2]] = new
@@ -204,7 +227,7 @@ class BeamCache:
         self.keys, self.values = self.keys[:n], self.values[:n]
 
 
-class Past:
+class Past(Rewritten):
     """The stream of a branch that reads its own past, written in place at each row's own length: convolutions."""
 
     def __init__(self, rows: Rows) -> None:
@@ -245,6 +268,11 @@ class StaticKV:
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Nothing to do: a beam's parent has the same source."""
+
+    def put(self, fresh: "StaticKV", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """Some sources of another memory take the place of some of these."""
+        self.keys.index_copy_(0, at, fresh.keys.index_select(0, of))
+        self.values.index_copy_(0, at, fresh.values.index_select(0, of))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
         """Only these sources are looked at from now on."""

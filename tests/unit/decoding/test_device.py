@@ -1,0 +1,265 @@
+"""A search in tensors finds what the search on the host finds, whatever is asked, in whatever order sources come."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from regard.decoding import device
+from regard.decoding.beam import Beam, search
+from regard.decoding.device import Asked, Board, find_each, flow, machine_for, refusal, rulebook
+from regard.decoding.hypothesis import Hypothesis, Limits
+from regard.decoding.rules import Rules
+from regard.decoding.run import Job, prepare
+from regard.decoding.search import FREE
+from regard.decoding.stopping import STOPPING
+from regard.engines.native import by_length
+from regard.errors import DataError
+from regard.models.base import Generator, build
+from regard.nn.input import Tokens
+from regard.nn.position.additive import Learned
+from regard.presets import preset
+from regard.variants import apply
+
+from .telling import ENDS, Telling, random_rows, random_says, sources, translator
+
+VOCAB = 23
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> None:
+    device.forget()
+
+
+def asked(
+    models: Generator | Sequence[Generator],
+    rows: Sequence[Sequence[int]],
+    limits: Any = Limits(max_len=12),
+    rules: Any = FREE,
+) -> Job:
+    return prepare(models, sources(*rows), ENDS, limits, rules, None)
+
+
+def same(
+    found: Sequence[list[Hypothesis] | None],
+    expected: Sequence[list[Hypothesis]],
+    unsure: int = 0,
+    within: float = 1e-10,
+) -> None:
+    """Texts, scores and log-probabilities; so many may be left to the host."""
+    assert sum(one is None for one in found) <= unsure
+    for mine, its in zip(found, expected, strict=True):
+        if mine is None:
+            continue
+        assert [(one.ids, one.ended) for one in mine] == [(one.ids, one.ended) for one in its]
+        for one, other in zip(mine, its, strict=True):
+            assert one.score == pytest.approx(other.score, abs=within)
+            assert one.log_prob == pytest.approx(other.log_prob, abs=within)
+            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=within)
+
+
+def compare(
+    model: Any, rows: Sequence[Sequence[int]], spec: Beam, unsure: int = 0, within: float = 1e-10, **asks: Any
+) -> None:
+    job = asked(model, rows, **asks)
+    assert refusal(job, spec) is None
+    (found,) = find_each([job], spec)
+    same(found, search(job, spec), unsure, within)
+
+
+ROWS = random_rows(9, VOCAB, seed=4)
+
+
+@pytest.mark.parametrize("stopping", STOPPING)
+@pytest.mark.parametrize(("beams", "n_best", "normalise", "alpha"), [
+    (2, 1, "mean", 1.0), (5, 5, "mean", 0.6), (4, 3, "none", 1.0), (3, 2, "gnmt", 0.6),
+])  # fmt: skip
+@pytest.mark.parametrize("eos", [-1.0, 2.0])
+def test_every_rule_of_stopping(
+    stopping: Any, beams: int, n_best: int, normalise: Any, alpha: float, eos: float
+) -> None:
+    """From models that hardly ever end, so that texts are cut, to such that end at once."""
+    if normalise == "gnmt" and stopping not in {"optimal", "first"}:
+        return
+    spec = Beam(beams, n_best, normalise, alpha, stopping=stopping)
+    compare(translator(VOCAB, eos=eos), ROWS, spec, limits=Limits(max_len=7))
+
+
+def test_limits_and_bans_of_every_row() -> None:
+    limits = [Limits(min_len=n % 4, max_len=3 + n) for n in range(len(ROWS))]
+    compare(translator(VOCAB), ROWS, Beam(4, 2), limits=limits, rules=Rules(banned=((5,), (7,))))
+    compare(translator(VOCAB, eos=4.0), ROWS, Beam(4, 2), limits=Limits(min_len=6, max_len=6))
+
+
+def test_limits_that_come_from_the_sources() -> None:
+    compare(translator(VOCAB, eos=0.0), ROWS[:4], Beam(3), limits=Limits())
+
+
+def test_a_vocabulary_smaller_than_what_is_fetched() -> None:
+    """All that can be said is looked at, and there is not always a continuation for every beam."""
+    compare(translator(5, eos=0.0), random_rows(4, 5), Beam(5, 3), limits=Limits(max_len=5))
+    compare(translator(4, eos=0.0), random_rows(4, 4), Beam(4, 4), limits=Limits(max_len=3))
+
+
+def test_a_large_vocabulary_is_searched_in_blocks() -> None:
+    compare(translator(1500, eos=3.0), random_rows(3, 1500), Beam(4, 2))
+
+
+def test_an_ensemble() -> None:
+    compare([translator(VOCAB, seed=5), translator(VOCAB, seed=6)], ROWS, Beam(4, 2))
+
+
+def test_float32_has_ties_that_are_seen() -> None:
+    compare(translator(VOCAB).float(), ROWS, Beam(5, 2), unsure=2, within=1e-5)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_sources_that_wait_take_the_place_of_those_that_are_done(slots: int) -> None:
+    """Whoever was in a place before, whenever a source comes in: what is found is the same."""
+    model, spec = translator(VOCAB, eos=2.0), Beam(4, 2)
+    rows = random_rows(20, VOCAB, seed=1)
+    whole = asked(model, rows)
+    found = flow(whole.models, rulebook(whole, spec), device.sources(whole), slots, CPU)
+    same(found, search(whole, spec))
+
+
+@pytest.mark.parametrize(
+    "name", ["rotary", "t5_bias", "alibi", "light_conv", "synth_dense", "shaw", "transparent", "multi_query"]
+)
+def test_modified_models(name: str) -> None:
+    """Whatever they remember from step to step moves with the beams, and is begun anew for the next source."""
+    spec = preset("transformer_small", vocab=VOCAB, d_model=16, heads=2, **{"encoder.depth": 2, "decoder.depth": 2})
+    model = build(apply(name, spec), seed=2).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    assert isinstance(model, Generator)
+    job = asked(model, ROWS)
+    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    same(found, search(job, Beam(3)))
+
+
+def test_jobs_flow_in_groups_of_like_width() -> None:
+    model, spec = translator(VOCAB, eos=2.0), Beam(3)
+    rows = [*random_rows(10, VOCAB, longest=40, seed=2), *random_rows(5, VOCAB, longest=4, seed=3)]
+    jobs = [asked(model, [rows[i] for i in some]) for some in by_length(rows, 4)]
+    for job, found in zip(jobs, find_each(jobs, spec), strict=True):
+        same(found, search(job, spec))
+
+
+def test_a_machine_is_kept_for_the_next_batch_of_its_shape() -> None:
+    model, spec, rows = translator(VOCAB), Beam(3), ROWS
+    made = []
+    for seed in range(3):
+        rows = random_rows(6, VOCAB, seed=seed)
+        compare(model, rows, spec)
+        made.append(machine(asked(model, rows), spec))
+    assert made[0] is made[1] is made[2]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone() + 0.01
+    assert machine(asked(model, rows), spec) is not made[0]
+    compare(model, rows, spec)
+
+
+@torch.inference_mode()
+def machine(job: Job, spec: Beam) -> device.Machine:
+    return machine_for(device.Waiting(job.models, rulebook(job, spec), device.sources(job), len(job.most), CPU))
+
+
+def test_an_interrupted_search_leaves_a_machine_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spec = translator(VOCAB), Beam(3)
+    job = asked(model, ROWS)
+    step, calls = Board.step, 0
+
+    def fails(self: Board, log_probs: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        step(self, log_probs)
+
+    monkeypatch.setattr(Board, "step", fails)
+    with pytest.raises(KeyboardInterrupt):
+        list(find_each([job], spec))
+    compare(model, ROWS, spec)
+
+
+def test_learned_positions_that_end_too_soon_are_left_to_the_host() -> None:
+    model = translator(VOCAB, eos=-3.0, input=Tokens(position=Learned(11)))
+    job = asked(model, ROWS, Limits(max_len=20))
+    (found,) = find_each([job], Beam(3))
+    assert found == [None] * len(ROWS)
+
+
+def test_what_is_unsure_is_found_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, job = Beam(3, 2), asked(translator(VOCAB), ROWS)
+    monkeypatch.setattr(Beam, "_stays_on_the_device", lambda *_: True)
+    expected = search(job, spec)
+    monkeypatch.setattr(device, "SPARE", 0)
+    (found,) = find_each([job], spec)
+    assert None in found
+    same(spec.find(job), expected)
+    same(next(spec.find_each([job])), expected)
+
+
+def test_equal_scores_are_a_matter_for_the_host() -> None:
+    """Two texts of one score rank by their ids, which are not known before their paths are followed."""
+    model = translator(VOCAB)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    spec, job = Beam(4, 2), asked(model, ROWS[:2], Limits(max_len=3))
+    (found,) = find_each([job], spec)
+    assert found == [None, None]
+
+
+def test_what_cannot_be_searched_here_is_refused() -> None:
+    model = translator(VOCAB)
+    job = asked(model, ROWS)
+    assert refusal(job, Beam(3)) is None
+    for spec in (Beam(1), Beam(4, groups=2, diversity=0.5), Beam(3, coverage=0.1)):
+        assert refusal(job, spec) is not None
+    for rules in (Rules(prefix=(4,)), Rules(required=((4,),)), Rules(no_repeat=2), Rules(banned=((4, 5),))):
+        assert refusal(asked(model, ROWS, rules=rules), Beam(3)) is not None
+    each = [Rules(banned=((3 + n,),)) for n in range(len(ROWS))]
+    assert refusal(asked(model, ROWS, rules=each), Beam(3)) is not None
+
+
+def test_a_state_that_cannot_take_in_others_is_left_to_the_host() -> None:
+    job = asked(Telling(random_says(7)), ROWS)
+    (found,) = find_each([job], Beam(3))
+    assert found == [None] * len(ROWS)
+
+
+def test_weights_that_are_no_numbers_are_left_to_the_host() -> None:
+    model = translator(VOCAB)
+    with torch.no_grad():
+        model.head.get_parameter("bias")[9] = torch.nan
+    job = asked(model, ROWS[:2])
+    (found,) = find_each([job], Beam(3))
+    assert found == [None, None]
+    with pytest.raises(DataError, match="not a number"):
+        Beam(3).find(job)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused() -> None:
+    job = asked(translator(VOCAB), ROWS, rules=Rules(banned=((VOCAB,),)))
+    with pytest.raises(DataError, match=f"id {VOCAB}"):
+        list(find_each([job], Beam(3)))
+
+
+def test_windows_of_the_past_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that outgrows its window goes on in a larger one."""
+    monkeypatch.setattr(device, "WINDOW", 3)
+    model = translator(VOCAB, eos=0.5)
+    compare(model, ROWS, Beam(3, 2), limits=Limits(max_len=14))
+    whole = asked(model, ROWS, Limits(max_len=14))
+    found = flow(whole.models, rulebook(whole, Beam(3, 2)), device.sources(whole), 2, CPU)
+    same(found, search(whole, Beam(3, 2)))
+
+
+def test_asked_sources_are_those_of_the_job() -> None:
+    job = asked(translator(VOCAB), [[5, 6], [7]], [Limits(1, 4), Limits(0, 9)])
+    assert device.sources(job) == [Asked((5, 6), 1, 4), Asked((7,), 0, 9)]
