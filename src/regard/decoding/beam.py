@@ -111,7 +111,7 @@ class Beam(Search):
     def _completed(self, job: Job, found: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
         """What a device could not be sure of is searched again by the host."""
         again = [row for row, one in enumerate(found) if one is None]
-        looked_up = dict(zip(again, search(job.part(again), self), strict=True)) if again else {}
+        looked_up = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [looked_up[row] if one is None else one for row, one in enumerate(found)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:

@@ -80,8 +80,6 @@ class Asked:
 
 def refusal(job: Job, spec: "Beam") -> str | None:  # one return per reason reads best
     """Why a job cannot be searched here; None if it can."""
-    if spec.beams < 2:
-        return "one beam is a walk, not a search"
     if spec.groups > 1:
         return "groups of beams are searched in turn"
     if spec.coverage:
@@ -279,7 +277,7 @@ class Board:
     def _done(self, live: Float[Tensor, " s"], said: Int[Tensor, " s"]) -> Bool[Tensor, " s"]:
         """`Stopping.done` of every source."""
         book, kind = self.book, self.book.stopping
-        if kind is First:
+        if kind is First or book.beams == 1:  # greedy search: the likeliest token until eos
             return self.count >= book.n_best
         if kind is HuggingFaceEarly or (kind is CTranslate2 and book.scoring.alpha):
             return self.count >= book.beams
@@ -424,10 +422,9 @@ class Machine:
     def _step(self, models: Ensemble) -> None:
         """Read a token, choose the next, move the beams."""
         board = self.board
-        lengths = torch.where(board.over, 0, board.said)[:, None].expand(-1, self.book.beams).flatten()
+        said = torch.where(board.over, 0, board.said)
         for member in self.decodings.members:
-            member.rows.lengths.copy_(lengths)
-            member.rows.bound = 0  # room is counted by source, not by step
+            member.rows.rewind(said)
         log_probs = models.advance(board.ids, self.decodings)
         board.step(log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs)
         self.decodings.reorder(board.parents)

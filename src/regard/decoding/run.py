@@ -32,7 +32,9 @@ class Job:
     def part(self, rows: Sequence[int]) -> "Job":
         """The same for some rows of a batch of prompts or sources."""
         at = torch.tensor(rows, device=self.batch.target.device)
-        width, whole = max(self.lengths[row] for row in rows), self.batch
+        whole = self.batch
+        read = (whole.target, whole.target_seg) if whole.source is None else (whole.source, whole.source_seg)
+        width = max(row_lengths(*read)[row] for row in rows)
         if whole.source is None:
             seg = None if whole.target_seg is None else whole.target_seg[at, :width]
             batch = Batch(whole.target[at, :width], target_seg=seg)

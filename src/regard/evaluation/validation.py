@@ -7,6 +7,7 @@ from regard.data.batching import Batching
 from regard.data.objectives import Classification, Objective, Translation
 from regard.data.store import Table
 from regard.data.tokenizer import Tokenizer
+from regard.decoding import device as searching
 from regard.decoding.api import Texts, classify
 from regard.decoding.search import Search
 from regard.errors import DataError
@@ -64,6 +65,7 @@ def translated(
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device)
     batch_size = 64 if device.type == "cpu" else 256
     said = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
+    searching.forget()  # the memory is training's again
     wanted = [record[1] for record in records]
     summaries = zip(ROUGE, metrics.rouge(said, wanted, "unicode"), strict=True) if rouge else ()
     return {name: score.value for name, score in summaries} | {

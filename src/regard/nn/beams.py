@@ -12,7 +12,7 @@ class Paths:
     source, stays there, and is never written again. A row remembers for every column in whose slot its ancestor wrote:
     `at[row, c]`, or -1 where it has read nothing.
 
-    In a static decoding a token's column is its place in its own text, so that sources may begin at different steps.
+    In a static decoding every source counts its own columns, so that sources may begin at different steps.
     """
 
     def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
@@ -21,27 +21,33 @@ class Paths:
         self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), -1, device=device)
         # Where the token of each slot stands in its row, once that is not its column: after prompts of unequal length.
         self.places: Int[Tensor, "B N"] | None = None
+        self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next one
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
         """Every row reads T tokens at these places, from column `bound` on, into slots of its own. May be repeated."""
-        self._write(self.at, self.own.expand(-1, T), bound, places)
+        self._write(self.at, self.own.expand(-1, T), bound)
         if self.places is not None:
-            self._write(self.places, places, bound, places)
+            self._write(self.places, places, bound)
 
-    def leave(self, T: int, bound: int, places: Int[Tensor, "B T"], counts: Int[Tensor, " B"]) -> None:
-        """Note that of the T tokens from column `bound` on only `counts` per row were real."""
-        if self.places is None and not self.static:
-            self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
-        real = torch.arange(T, device=counts.device) < counts[:, None]
-        self._write(self.at, self.own.expand(-1, T).masked_fill(~real, -1), bound, places)
+    def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
+        """Note that the T tokens from column `bound` on were read, of which `counts` per row were real (None: all)."""
+        if counts is not None:
+            if self.places is None:
+                self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
+            real = torch.arange(T, device=counts.device) < counts[:, None]
+            self._write(self.at, self.own.expand(-1, T).masked_fill(~real, -1), bound)
+        self.column += T
 
-    def _write(
-        self, table: Int[Tensor, "B N"], values: Int[Tensor, "B T"], bound: int, places: Int[Tensor, "B T"]
-    ) -> None:
+    def columns(self, T: int) -> Int[Tensor, "b T"]:
+        """The next T columns of every source, as a tensor that a captured step can read."""
+        return self.column[:, None] + torch.arange(T, device=self.column.device)
+
+    def _write(self, table: Int[Tensor, "B N"], values: Int[Tensor, "B T"], bound: int) -> None:
+        T = values.shape[1]
         if self.static:
-            table.scatter_(1, places, values)
+            table.scatter_(1, self.columns(T)[:, None].expand(-1, self.beams, -1).flatten(0, 1), values)
         else:
-            table[:, bound : bound + values.shape[1]] = values
+            table[:, bound : bound + T] = values
 
     def shown(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
         """Which of a source's slots in the first S columns lie on the path of T queries of each of its beams."""
@@ -61,11 +67,13 @@ class Paths:
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """These rows have read nothing yet."""
+        """These rows have read nothing yet: all beams of some sources."""
         self.at.index_fill_(0, rows, -1)
+        self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order: all beams of some sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
+        self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:
             self.places = self.places.index_select(0, rows)

@@ -72,8 +72,8 @@ class Rows:
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
-        if self.paths is not None and counts is not None:
-            self.paths.leave(T, self.bound, self.positions(T), counts)
+        if self.paths is not None:
+            self.paths.leave(T, self.bound, counts)
         self.lengths += T if counts is None else counts
         self.bound += T
         self.uniform = self.uniform and counts is None
@@ -89,6 +89,14 @@ class Rows:
         self.lengths.index_fill_(0, rows, 0)
         if self.paths is not None:
             self.paths.clear(rows)
+
+    def rewind(self, read: Int[Tensor, " b"]) -> None:
+        """The beams of every source of a static decoding have read so much, and no more room is taken up."""
+        beams = self.lengths.shape[0] // read.shape[0]
+        self.lengths.copy_(read[:, None].expand(-1, beams).flatten())
+        self.bound = 0
+        if self.paths is not None:
+            self.paths.column.copy_(read)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order."""
@@ -201,8 +209,9 @@ class BeamCache(Rewritten):
         if T > 1:
             new = new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3)
         if self.rows.static:
-            places = self.rows.positions(T).unflatten(0, (-1, self.beams)).transpose(1, 2)  # (b, T, beams)
-            slots = (places * self.beams + torch.arange(self.beams, device=new.device)).flatten(1)
+            assert self.rows.paths is not None
+            first = self.rows.paths.columns(T)[:, :, None] * self.beams
+            slots = (first + torch.arange(self.beams, device=new.device)).flatten(1)
             cache.scatter_(2, slots[:, None, :, None].expand_as(new), new)
         else:
             at = self.rows.bound * self.beams

@@ -191,3 +191,24 @@ def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
         torch.testing.assert_close(mine.transpose(1, 2)[real != 0], theirs.transpose(1, 2)[real != 0])
     for mine, theirs in zip(shared[2:], copied[2:], strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["encoder_decoder", "multi-query", "window and shaw"])
+def test_a_source_that_comes_later_is_read_as_if_it_had_always_been_there(name: str) -> None:
+    """In the place of another, at any step, with any past of the others."""
+    spec = SUBJECTS[name]
+    model, rng = Subject(spec).generator(), torch.Generator().manual_seed(3)
+    batch = Subject(spec).collate(Subject(spec).examples(3))
+    ids = torch.randint(3, tiny.VOCAB, (6, 3 * BEAMS, 1), generator=rng)
+    with torch.no_grad():
+        decoding, fresh = (model.start(batch, 8, BEAMS, static=True) for _ in range(2))
+        assert decoding.refillable()
+        for step in range(3):
+            model.advance(ids[step], decoding)
+            decoding.reorder(torch.tensor([1, 1, 0, 5, 4, 3, 6, 8, 8]))
+        decoding.put(fresh, torch.tensor([2]), torch.tensor([0]))
+        alone = model.start(batch, 8, BEAMS, static=True)
+        for step in range(3, 6):
+            mine = model.advance(ids[step], decoding)[:BEAMS]
+            theirs = model.advance(ids[step].roll(2 * BEAMS, 0), alone)[2 * BEAMS :]
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
