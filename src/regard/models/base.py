@@ -445,7 +445,7 @@ def decoding_rows(sources: int, beams: int, device: torch.device, max_len: int, 
     return Rows(lengths, max_len, uniform=not static, static=static, paths=paths)
 
 
-def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool) -> Mask:
+def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool = False) -> Mask:
     """What a decoding sees of its memory. A memory without padding needs no mask at all, unless others may follow."""
     if seg is None or (not static and bool((seg != 0).all())):
         return Mask()

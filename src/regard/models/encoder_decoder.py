@@ -155,7 +155,7 @@ class EncoderDecoderModel(LanguageModel):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         if batch.packed:
             raise DataError("packed: a decoding has one source per row; give it a padded batch")
-        memory = self.encode_all(batch)
+        memory = self.encode(batch) if static else self.encode_all(batch)  # a static one keeps its width
         sources, S, _ = memory.x[0].shape
         rows = decoding_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
