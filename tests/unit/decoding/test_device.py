@@ -114,7 +114,7 @@ def test_a_vocabulary_smaller_than_what_is_fetched() -> None:
 
 
 def test_a_large_vocabulary_is_searched_in_blocks() -> None:
-    compare(translator(1500, eos=3.0), random_rows(3, 1500), Beam(4, 2))
+    compare(translator(4000, eos=3.0), random_rows(3, 4000), Beam(4, 2))
 
 
 def test_an_ensemble() -> None:
@@ -122,7 +122,7 @@ def test_an_ensemble() -> None:
 
 
 def test_float32_has_ties_that_are_seen() -> None:
-    compare(translator(VOCAB).float(), ROWS, Beam(5, 2), unsure=2, within=1e-5)
+    compare(translator(VOCAB).float(), ROWS, Beam(5, 2), unsure=2, within=1e-4)
 
 
 @pytest.mark.parametrize("slots", [2, 8])
