@@ -123,18 +123,24 @@ def test_ratios_are_taken_round_by_round_against_the_fastest_peer() -> None:
     assert summarise(contestants[:1], rates[:, :1])[0].ratio is None
 
 
-def test_turns_alternate_and_warming_up_does_not_count() -> None:
-    turns: list[str] = []
+def test_turns_are_taken_in_changing_order_and_warming_up_does_not_count() -> None:
+    turns: list[tuple[int, str]] = []
 
     def turn(name: str, number: int) -> int:
-        turns.append(f"{name}{number}")
+        turns.append((number, name))
         return sum(range(2000))
 
-    contestants = [Contestant(name, 5, lambda n, name=name: turn(name, n)) for name in ("regard", "peer")]
+    names = ["regard", "one", "two", "three", "four"]
     told: list[str] = []
-    race(contestants, 2, CPU, told.append)
-    assert turns == ["regard0", "peer0", "peer1", "regard1", "regard2", "peer2"]
-    assert [line.split(":")[0] for line in told] == ["warming up", "round 1 of 2", "round 2 of 2"]
+    rows = race([Contestant(name, 5, lambda n, name=name: turn(name, n)) for name in names], 3, CPU, told.append)
+    orders = [[name for number, name in turns if number == i] for i in range(4)]
+    assert [number for number, _ in turns] == sorted([0, 1, 2, 3] * 5)
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert orders[1] == orders[0][::-1]
+    assert orders[3] == orders[2][::-1]
+    assert orders[2] != orders[0]
+    assert [row.name for row in rows] == names
+    assert [line.split(":")[0] for line in told] == ["warming up", "round 1 of 3", "round 2 of 3", "round 3 of 3"]
 
 
 def test_another_model_is_refused() -> None:

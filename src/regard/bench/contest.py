@@ -55,7 +55,7 @@ class Row:
 
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, tell: Tell) -> list[Row]:
-    """Every contestant's turn in every round; every other round in reverse order.
+    """Every contestant's turn in every round: in an order drawn anew for two rounds, the second of them in reverse.
 
     On a CPU in seconds of the process, all threads together: what other processes do does not count. On a GPU in
     seconds of the wall.
@@ -63,11 +63,13 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, t
     names = [contestant.name for contestant in contestants]
     assert len(set(names)) == len(names), names
     rates = np.zeros((WARM_UP + rounds, len(contestants)))
+    rng, order = np.random.default_rng(0), np.arange(len(contestants))
     gc.disable()
     try:
         for i in range(WARM_UP + rounds):
             gc.collect()
-            for j in range(len(contestants))[:: -1 if i % 2 else 1]:
+            order = order[::-1] if i % 2 else rng.permutation(len(contestants))
+            for j in order.tolist():
                 rates[i, j] = _rate(contestants[j].turn, i, device)
             seen = ", ".join(f"{name} {rate:,.0f}" for name, rate in zip(names, rates[i], strict=True))
             tell(f"round {i - WARM_UP + 1} of {rounds}: {seen}" if i >= WARM_UP else f"warming up: {seen}")
