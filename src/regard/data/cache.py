@@ -30,7 +30,8 @@ INDEX = "files.json"  # checksums of text files, by path and mark
 RECENT = 10 * 10**9  # nanoseconds
 STALE = 24 * 3600  # seconds after which a half-made entry is one that nobody goes on with
 KNOWN = 1000  # files in the index
-BESIDE = ("threads",)  # folders beside the data: what was measured of the machine
+COMPILED = "compiled"  # what torch.compile has made
+BESIDE = ("threads", COMPILED)  # folders beside the data: what was measured of the machine, what was compiled for it
 
 Mark = tuple[int, int, int, int, int]
 

@@ -5,17 +5,20 @@ for them. Captured as a CUDA graph, all of it (losses, gradients, clipping, opti
 once. That needs batches of one shape, and every number that changes from step to step in a tensor.
 """
 
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.batch import Batch
+from regard.data import cache
 from regard.errors import RegardError
 from regard.models.base import Loss, Model
 from regard.training.optim import Optimizer, clip
@@ -23,6 +26,8 @@ from regard.training.optim import Optimizer, clip
 WARM = 3  # steps before a capture: the optimizer's state, the libraries' workspaces and all lazy work come to be
 TIMED = 30  # replays whose time decides whether compiling pays
 GAIN, COST = 0.3, 40.0  # on an H200 compiling saved a third of a captured step of base, after 36 s (big: 57 s)
+
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it makes
 
 Numbers = Sequence[float]
 Tell = Callable[..., None]
@@ -50,7 +55,10 @@ class Update:
     ema: Mapping[str, Tensor] | None
 
     def compiled(self, dynamic: bool | None = False) -> "Update":
-        """The same with its loss compiled by torch.compile."""
+        """The same with its loss compiled by torch.compile, which keeps what it makes for the next run."""
+        given = os.environ.get(INDUCTOR, "")
+        if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice, which a restart may lose
+            os.environ[INDUCTOR] = str(cache.where() / cache.COMPILED)
         return replace(self, loss=torch.compile(self.model.loss, dynamic=dynamic))
 
     def __call__(self, batches: Sequence[Batch], numbers: Numbers | Tensor) -> Tensor:

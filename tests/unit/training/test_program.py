@@ -1,7 +1,9 @@
 """Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,18 @@ def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) 
     broken.compiled = Eager(broken.eager.update)
     with pytest.raises(ZeroDivisionError):
         broken.run([FIRST], numbers(FIRST), 1)
+
+
+def test_what_is_compiled_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    update(model()).compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    update(model()).compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
 
 
 def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
