@@ -90,6 +90,10 @@ class Batch:
         """The batch on another device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def copy_to(self, device: torch.device | str) -> "Batch":
+        """A batch of its own on a device, to be filled with others."""
+        return self._each(lambda tensor: tensor.to(device, copy=True))
+
     def pinned(self) -> "Batch":
         """The batch in pinned memory, from where a GPU can fetch it by itself."""
         return self._each(Tensor.pin_memory)

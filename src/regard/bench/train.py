@@ -61,7 +61,8 @@ def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Ro
 def our_contestants(work: Work, ours: Model) -> list[Contestant]:
     """Our step as training runs it: on a CPU over padded batches; on a GPU over packed ones, as one CUDA graph."""
     if work.device.type == "cpu":
-        return [entered("regard", ours, our_step(ours, work.device, Eager), counted(work.batches), work)]
+        step = stepping(Eager(our_update(ours, work.device)))
+        return [entered("regard", ours, step, counted(work.batches), work)]
     pairs = sentences(work.shape, 3 * CORPUS, seed=0)
     longest = max(max(len(source), len(target) + 1) for source, target in pairs)
     batching = defaults.packed(Buckets(2 * GPU_TOKENS), longest)
@@ -73,8 +74,11 @@ def our_contestants(work: Work, ours: Model) -> list[Contestant]:
     found = []
     for title, program in programs.items():
         model = build(ours.spec, seed=1)
-        step = our_step(model, work.device, program)
-        found.append(entered(title, model, step, counted(fixed), replace(work, batches=fixed)))
+        running = program(our_update(model, work.device))
+        found.append(entered(title, model, stepping(running), counted(fixed), replace(work, batches=fixed)))
+        assert isinstance(running, Captured)
+        if running.graph is None:
+            raise UnfairError(f"{title}: its step was not captured: {running.failed or 'there were too few of them'}")
     return found
 
 
@@ -83,17 +87,19 @@ def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
     return [(batch, labels(batch)) for batch in batches]
 
 
-def our_step(
-    model: Model, device: torch.device, program: Callable[[Update], Program]
-) -> Callable[[tuple[Batch, int]], None]:
+def our_update(model: Model, device: torch.device) -> Update:
     """A change of the weights, as the trainer makes it."""
     optimizer = ADAMW.build(model.to(device))
     dtype = None if device.type == "cpu" else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=False)
-    running = program(Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None))
+    return Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None)
+
+
+def stepping(program: Program) -> Callable[[tuple[Batch, int]], None]:
+    """Its steps over batches with their labels."""
 
     def step(of: tuple[Batch, int]) -> None:
-        running.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
+        program.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
 
     return step
 

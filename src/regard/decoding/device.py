@@ -38,6 +38,7 @@ from regard.decoding.stopping import (
     Stopping,
 )
 from regard.errors import DataError, SpecError
+from regard.nn import graphs
 
 if TYPE_CHECKING:
     from regard.decoding.beam import Beam
@@ -46,7 +47,6 @@ SPARE = 32  # candidates beyond those asked for: half precision has many ties, a
 POLL = 4  # steps between two looks at who is done
 SHARE = 8  # one in so many places must be free before sources that wait are let in
 WINDOW = 32  # the past is looked at in multiples of this: a graph for each, and little that is looked at in vain
-WARM = 2  # steps before the first capture
 KEPT = 4  # machines of a model that stay for the next batch of their shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of sources: those of like width share a machine
 FAR = 2**62
@@ -362,7 +362,8 @@ class Machine:
         self.board = Board(book, slots, room, self.device)
         self.begun = [0] * slots  # the step at which each place was taken
         self.busy: dict[int, int] = {}  # the number of the source in every place that is taken
-        self.steps = self.warm = 0
+        self.steps = 0
+        self.warmed: set[int] = set()  # windows in which a step has run
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
@@ -390,34 +391,38 @@ class Machine:
         self.steps += 1
         if self.stream is None:
             self._step(models)
-        elif self.warm < WARM:
-            self._warm_up(models, self.stream)
-        elif window in self.graphs or self._captured(models, window, self.stream):
+        elif window in self.graphs:
             self.graphs[window].replay()
+        elif window not in self.warmed:
+            self._warm_up(models, window)
         else:
-            self._step(models)
+            self._capture(models, window)
 
-    def _warm_up(self, models: Ensemble, stream: torch.cuda.Stream) -> None:
-        self.warm += 1
+    def _warm_up(self, models: Ensemble, window: int) -> None:
+        """The first step in a window is not captured, but watched: a part that asks the host cannot be."""
+        assert self.stream is not None
+        self.warmed.add(window)
         here = torch.cuda.current_stream(self.device)
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            self._step(models)
-        here.wait_stream(stream)
-
-    def _captured(self, models: Ensemble, window: int, stream: torch.cuda.Stream) -> bool:
-        """Ask for a step once, to be replayed; a part that asks the host in between cannot be captured."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
-                self._step(models)
-        except RuntimeError:
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            _, waits = graphs.watched(lambda: self._step(models))
+        here.wait_stream(self.stream)
+        if waits is not None:
             self.stream = None  # step by step, then
+
+    def _capture(self, models: Ensemble, window: int) -> None:
+        """Ask for a step once, and replay it."""
+        assert self.stream is not None
+        try:
+            graph = graphs.capture(lambda: self._step(models), self.stream, self.pool)
+        except RuntimeError:
+            self.stream = None
             torch.cuda.synchronize(self.device)
-            return False
+            self._step(models)
+            return
         self.pool = self.pool or graph.pool()
         self.graphs[window] = graph
-        return True
+        graph.replay()
 
     def _step(self, models: Ensemble) -> None:
         """Read a token, choose the next, move the beams."""
@@ -427,7 +432,8 @@ class Machine:
             member.rows.rewind(said)
         log_probs = models.advance(board.ids, self.decodings)
         board.step(log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs)
-        self.decodings.reorder(board.parents)
+        if self.book.beams > 1:
+            self.decodings.reorder(board.parents)
 
     def harvest(self) -> list[tuple[int, list[Hypothesis] | None]]:
         """What was found for the sources that are done, by their numbers; their places are free."""

@@ -9,7 +9,7 @@ An empty row (a query that sees no key) gives a zero context on every kernel.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, cast, no_type_check
 
 import torch
@@ -167,16 +167,18 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     else:  # a kernel would make numbers of the truth values anew in every layer
         numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
         mask = additive(view, q.dtype) if numbers else visible(view)
+    # On a CPU an empty row comes out as zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
+    empty = once(view.shared, "empty", lambda: _empty(view)) if q.is_cuda and view.mask.may_hide_all() else None
+    if empty is not None and mask is not None:
+        kept = (
+            view.lowered if terms is None or terms.content is None else {}
+        )  # scores of content are those of one layer
+        mask = once(kept, ("seeing", mask.dtype), partial(mask.masked_fill, empty, 0.0))
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, mask, dropout_p=dropout, is_causal=plain, scale=scale, enable_gqa=grouped
     )
-    # On a CPU an empty row comes out as zeros; a CUDA kernel in half precision gives it the mean of all values.
-    return (
-        y.masked_fill(once(view.shared, "empty", lambda: _empty(view)), 0.0)
-        if q.is_cuda and view.mask.may_hide_all()
-        else y
-    )
+    return y if empty is None else y.masked_fill(empty, 0.0)
 
 
 def _empty(view: View) -> Tensor:

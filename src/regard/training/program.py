@@ -21,8 +21,10 @@ from regard.batch import Batch
 from regard.data import cache
 from regard.errors import RegardError
 from regard.models.base import Loss, Model
+from regard.nn import graphs
 from regard.training.optim import Optimizer, clip
 
+RECENT = 8  # shapes that are remembered until one is met again
 WARM = 3  # steps before a capture: the optimizer's state, the libraries' workspaces and all lazy work come to be
 TIMED = 30  # replays whose time decides whether compiling pays
 GAIN, COST = 0.3, 40.0  # on an H200 compiling saved a third of a captured step of base, after 36 s (big: 57 s)
@@ -127,7 +129,12 @@ class Eager(Program):
 
 def placed(numbers: Numbers, device: torch.device) -> Numbers | Tensor:
     """The numbers of a step where it runs: on CUDA in a tensor, so that a captured step rounds as an eager one does."""
-    return torch.tensor(numbers, dtype=torch.float32).to(device) if device.type == "cuda" else numbers
+    return pinned(numbers).to(device, non_blocking=True) if device.type == "cuda" else numbers
+
+
+def pinned(numbers: Numbers) -> Tensor:
+    """Numbers in memory from where a GPU fetches them by itself, so that nobody waits for it."""
+    return torch.tensor(numbers, dtype=torch.float32).pin_memory()
 
 
 class Compiled(Program):
@@ -152,27 +159,37 @@ class Compiled(Program):
 
 
 class Common:
-    """The shape that batches have in common: that of the first two in a row that are alike."""
+    """The shape that batches have in common: the first that is met for the second time."""
 
     def __init__(self) -> None:
+        self.seen: list[Sequence[Batch]] = []
         self.batches: Sequence[Batch] | None = None
-        self.found = False
 
     def fits(self, batches: Sequence[Batch]) -> bool:
         """Whether these have it; never true before it is known."""
-        same = self.batches is not None and alike(batches, self.batches)
-        if not self.found:
-            self.found, self.batches = same, batches
-        return same
+        if self.batches is not None:
+            return alike(batches, self.batches)
+        self.batches = next((seen for seen in self.seen if alike(batches, seen)), None)
+        self.seen = [] if self.batches is not None else [batches, *self.seen][:RECENT]
+        return self.batches is not None
 
 
 class Captured(Program):
-    """A whole step as one CUDA graph, after a few eager ones. A batch of another shape runs eagerly."""
+    """A whole step as one CUDA graph, after a few that run eagerly. A batch of another shape runs in another way."""
 
-    def __init__(self, update: Update, tell: Tell, name: str = "graph") -> None:
-        self.eager, self.tell, self.name = Eager(update), tell, name
+    def __init__(
+        self,
+        update: Update,
+        tell: Tell,
+        name: str = "graph",
+        odd: Update | None = None,
+        common: Common | None = None,
+    ) -> None:
+        """`odd` runs what has another shape than the others (None: the same eagerly)."""
+        self.eager, self.odd = Eager(update), Eager(odd or update)
+        self.tell, self.name, self.common = tell, name, common or Common()
         self.stream = torch.cuda.Stream(update.device)
-        self.warm, self.began, self.common = 0, time.perf_counter(), Common()
+        self.warm, self.began = 0, time.perf_counter()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[Batch] = []
         self.numbers: Tensor | None = None
@@ -180,60 +197,60 @@ class Captured(Program):
         self.failed: str | None = None
 
     def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
-        if self.failed is not None:
-            return self.eager.run(batches, numbers, seed)
-        fits = self.common.fits(batches)
-        if self.graph is None and not (self.warm >= WARM and fits and self._capture(batches, numbers)):
-            self.warm += 1
+        if self.failed is not None or not self.common.fits(batches):
+            return self.odd.run(batches, numbers, seed)
+        if self.graph is None and self.warm < WARM:
             return self._warm_up(batches, numbers, seed)
-        if not fits:
-            return self.eager.run(batches, numbers, seed)
+        if self.graph is None and not self._capture(batches, numbers):
+            return self.odd.run(batches, numbers, seed)
         assert self.graph is not None
         assert self.numbers is not None
         assert self.done is not None
         for held, batch in zip(self.batches, batches, strict=True):
             held.fill(batch)
-        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32))
+        self.numbers.copy_(pinned(numbers), non_blocking=True)
         torch.manual_seed(seed)
         self.graph.replay()
         return Done(*self.done.clone().unbind())  # a replay writes its results to the same place every time
 
     def _warm_up(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
-        """A step on a stream of its own, as a capture wants it."""
+        """A step on a stream of its own, as a capture wants it; the last of them is watched."""
         here = torch.cuda.current_stream(self.stream.device)
+        self.warm += 1
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            try:
+            if self.warm < WARM:
                 done = self.eager.run(batches, numbers, seed)
-            except Exception as error:  # what runs eagerly is the update itself: a compiled one may fail to compile
-                self._give_up(error)
-                raise
-            finally:
-                here.wait_stream(self.stream)
+            else:
+                done, waits = graphs.watched(lambda: self.eager.run(batches, numbers, seed))
+                self.failed = waits
+        here.wait_stream(self.stream)
         return done
 
     def _capture(self, batches: Sequence[Batch], numbers: Numbers) -> bool:
         """Ask for all of a step once, without running it. Says why, if that cannot be."""
         device = self.stream.device
-        self.batches = [batch.to(device) for batch in batches]
+        self.batches = [batch.copy_to(device) for batch in batches]
         self.numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
-        graph = torch.cuda.CUDAGraph()
+
+        def step() -> None:
+            assert self.numbers is not None
+            self.done = self.eager.update(self.batches, self.numbers)
+
         try:
-            # thread_local: another thread prepares batches in pinned memory meanwhile.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.done = self.eager.update(self.batches, self.numbers)
+            self.graph = graphs.capture(step, self.stream)
         except Exception as error:
-            self._give_up(error)
+            self.release()
+            self.failed = reason(error)
+            self.eager.update.optimizer.zero()
+            torch.cuda.synchronize(device)
             return False
-        self.graph = graph
         self.tell("program", program=self.name, seconds=time.perf_counter() - self.began)
         return True
 
-    def _give_up(self, error: Exception) -> None:
-        self.failed = reason(error)
+    def release(self) -> None:
+        """Give back the memory of the graph; it is captured again if it is wanted again."""
         self.graph, self.batches, self.numbers, self.done = None, [], None, None
-        self.eager.update.optimizer.zero()
-        torch.cuda.synchronize(self.stream.device)
 
 
 class Quickest(Program):
@@ -248,7 +265,7 @@ class Quickest(Program):
         self.compiles = compiles
         self.plain = Captured(update, tell)
         self.compiled: Captured | None = None
-        self.replays, self.began = 0, 0.0
+        self.replays, self.spent = 0, 0.0
         if compiles:
             self._compile("as asked")
 
@@ -261,32 +278,35 @@ class Quickest(Program):
             else:
                 if self.compiled.failed is not None:
                     self._fall_back(self.compiled.failed)
+                elif self.compiled.graph is not None and self.plain.graph is not None:
+                    self.plain.release()
                 return done
+        known = self.plain.failed is not None
         if self.compiles is None and self.plain.graph is not None:
-            self._consider()
-        captured_before = self.plain.failed is None
+            return self._timed(batches, numbers, seed)
         done = self.plain.run(batches, numbers, seed)
-        if captured_before and self.plain.failed is not None:
+        if self.plain.failed is not None and not known:
             self.tell("program", program="eager", why=f"this model cannot be captured: {self.plain.failed}")
         return done
 
-    def _consider(self) -> None:
-        """Time some replays, and compile if that pays."""
-        if self.replays in (0, TIMED):
-            torch.cuda.synchronize(self.update.device)
-        if self.replays == 0:
-            self.began = time.perf_counter()
+    def _timed(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+        """A replay whose time counts; after some of them, compile if that pays."""
+        torch.cuda.synchronize(self.update.device)
+        began = time.perf_counter()
+        done = self.plain.run(batches, numbers, seed)
+        torch.cuda.synchronize(self.update.device)
+        self.spent += time.perf_counter() - began
+        self.replays += 1
         if self.replays == TIMED:
-            step = (time.perf_counter() - self.began) / TIMED
-            saved = self.left() * step * GAIN
-            self.compiles = saved > COST
+            step = self.spent / TIMED
+            self.compiles = self.left() * step * GAIN > COST
             if self.compiles:
                 self._compile(f"{self.left():,} steps of {1000 * step:.1f} ms are left")
-        self.replays += 1
+        return done
 
     def _compile(self, why: str) -> None:
         self.tell("program", program="compiling", why=why)
-        self.compiled = Captured(self.update.compiled(), self.tell, "compiled graph")
+        self.compiled = Captured(self.update.compiled(), self.tell, "compiled graph", self.update, self.plain.common)
 
     def _fall_back(self, why: str) -> None:
         self.compiled, self.compiles = None, False

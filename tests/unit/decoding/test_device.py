@@ -1,6 +1,8 @@
 """A search in tensors finds what the search on the host finds, whatever is asked, in whatever order sources come."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,3 +275,58 @@ def test_windows_of_the_past_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_asked_sources_are_those_of_the_job() -> None:
     job = asked(translator(VOCAB), [[5, 6], [7]], [Limits(1, 4), Limits(0, 9)])
     assert device.sources(job) == [Asked((5, 6), 1, 4), Asked((7,), 0, 9)]
+
+
+class Graph:
+    """Stands for a captured step where there is no GPU: what was asked for is done when it is replayed."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.step = step
+
+    def pool(self) -> str:
+        return "pool"
+
+    def replay(self) -> None:
+        self.step()
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, waits: str | None = None) -> list[str]:
+    """Machines as they run on a GPU; what they did to get a step."""
+    did: list[str] = []
+
+    def begun(self: device.Machine, *given: Any) -> None:
+        begin(self, *given)
+        self.stream = SimpleNamespace(wait_stream=lambda _: None)  # type: ignore[reportAttributeAccessIssue]
+
+    def watched(step: Callable[[], object]) -> tuple[object, str | None]:
+        did.append("watched")
+        return step(), waits
+
+    def capture(step: Callable[[], object], _stream: Any, pool: Any) -> Graph:
+        did.append(f"captured into {pool}")
+        return Graph(step)
+
+    begin = device.Machine.__init__
+    monkeypatch.setattr(device.Machine, "__init__", begun)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(device.graphs, "watched", watched)
+    monkeypatch.setattr(device.graphs, "capture", capture)
+    return did
+
+
+def test_every_window_is_watched_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    did = captured(monkeypatch)
+    monkeypatch.setattr(device, "WINDOW", 5)
+    model = translator(VOCAB, eos=-2.0)
+    compare(model, ROWS, Beam(3, 2), limits=Limits(max_len=14))
+    once = ["watched", "captured into None", "watched", "captured into pool", "watched", "captured into pool"]
+    assert did == once
+    compare(model, random_rows(9, VOCAB, seed=8), Beam(3, 2), limits=Limits(max_len=14))  # the same machine
+    assert did == once
+
+
+def test_a_step_that_waits_for_the_device_is_never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    did = captured(monkeypatch, waits="it asks the host")
+    compare(translator(VOCAB), ROWS, Beam(3, 2))
+    assert did == ["watched"]

@@ -1,10 +1,12 @@
 """Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +17,18 @@ from regard.models.base import Model, build
 from regard.presets import preset
 from regard.training import mfu, program
 from regard.training.optim import AdamW, clip
-from regard.training.program import Compiled, Done, Eager, Quickest, Update, choose, facts, obstacle
+from regard.training.program import (
+    Captured,
+    Compiled,
+    Done,
+    Eager,
+    Program,
+    Quickest,
+    Update,
+    choose,
+    facts,
+    obstacle,
+)
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 1, "decoder.depth": 1}
@@ -155,80 +168,152 @@ def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     assert [id(batch) for batch in seen] == [id(SECOND), id(FIRST)]
 
 
-class Graph(program.Program):
-    """Stands for a captured step where there is no GPU."""
+class Stream:
+    """A stream where there is no GPU."""
 
-    made: list["Graph"]
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
 
-    def __init__(self, step: Update, tell: Callable[..., None], name: str = "graph") -> None:
-        self.eager, self.tell, self.name = Eager(step), tell, name
-        self.graph: object | None = None
-        self.failed: str | None = None
-        self.runs = 0
+    def wait_stream(self, other: "Stream") -> None:
+        """There is nothing to wait for."""
+
+
+class Graph:
+    """Stands for a captured step where there is no GPU: what was asked for is done when it is replayed."""
+
+    made: ClassVar[list["Graph"]] = []
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.step, self.replays = step, 0
         type(self).made.append(self)
 
-    def run(self, batches: Sequence[Batch], numbers: Sequence[float], seed: int) -> Done:
-        self.runs += 1
-        self.graph = self
-        return self.eager.run(batches, numbers, seed)
+    def replay(self) -> None:
+        self.replays += 1
+        self.step()
+
+
+def asked(step: Callable[[], object], stream: Stream) -> Graph:
+    """A capture runs nothing, but its results have a place."""
+    cells = inspect.unwrap(step).__closure__ or ()
+    (owner,) = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Captured)]
+    owner.done = torch.zeros(3, dtype=torch.float64)
+
+    def run() -> None:
+        held = owner.done
+        step()
+        assert held is not None
+        held.copy_(owner.done)  # type: ignore[reportArgumentType]
+        owner.done = held
+
+    assert stream is owner.stream
+    return Graph(run)
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    made: list[Graph] = []
-    monkeypatch.setattr(Graph, "made", made, raising=False)
-    monkeypatch.setattr(program, "Captured", Graph)
+    monkeypatch.setattr(Graph, "made", [])
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(program, "pinned", torch.tensor)
+    monkeypatch.setattr(program.graphs, "capture", asked)
+    monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), None))
     monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
-    return made
+    return Graph.made
+
+
+def run(of: Program, batches: Sequence[Sequence[Batch]], kept: float = 0.5) -> list[Done]:
+    return [of.run(some, numbers(*some, kept=kept), seed) for seed, some in enumerate(batches)]
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None:
+    """With dropout and a moving average; over shapes that come and go; with several batches a step."""
+    mine, theirs = (update(model(dropout=0.2), ema=True) for _ in range(2))
+    batches = [[FIRST, SECOND][:each], [SECOND, ODD][:each]] * 6 + [[ODD] * each, [FIRST, FIRST][:each]]
+    told = Told()
+    found, expected = run(Captured(mine, told), batches), run(Eager(theirs), batches)
+    torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
+    assert mine.ema is not None
+    assert theirs.ema is not None
+    for name in mine.ema:
+        torch.testing.assert_close(mine.ema[name], theirs.ema[name], rtol=1e-6, atol=1e-8)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.stack([*one]), torch.stack([*other]), rtol=1e-6, atol=1e-9)
+    assert told.programs == ["graph"]
+    (graph,) = graphs
+    alike = len(batches) - 1 if each == 1 else 7  # of the shape that was met again first
+    assert graph.replays == alike - 1 - program.WARM
+
+
+def test_a_step_that_waits_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), "it asks the host"))
+    mine, theirs, told = update(model()), update(model()), Told()
+    run(Quickest(mine, told, lambda: 1, None), [[FIRST]] * 8)
+    run(Eager(theirs), [[FIRST]] * 8)
+    assert graphs == []
+    assert torch.equal(weights(mine.model), weights(theirs.model))
+    assert told == [{"program": "eager", "why": "this model cannot be captured: it asks the host"}]
+
+
+def test_a_capture_that_fails_is_done_without(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(step: Callable[[], object], stream: Stream) -> Graph:
+        raise RuntimeError("not permitted when stream is capturing")
+
+    monkeypatch.setattr(program.graphs, "capture", fails)
+    mine, theirs, told = update(model()), update(model()), Told()
+    run(Quickest(mine, told, lambda: 1, None), [[FIRST]] * 8)
+    run(Eager(theirs), [[FIRST]] * 8)
+    assert graphs == []
+    assert torch.equal(weights(mine.model), weights(theirs.model))
+    assert told.programs == ["eager"]
+    assert "not permitted" in told[0]["why"]
 
 
 @pytest.mark.parametrize(("left", "compiles"), [(10, False), (10**9, True)])
 def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: int, compiles: bool) -> None:
-    told = Told()
+    told, before = Told(), 1 + program.WARM + program.TIMED
     quickest = Quickest(update(model()), told, lambda: left, None)
-    for step in range(program.TIMED + 5):
-        quickest.run([FIRST], numbers(FIRST), step)
-    assert told.programs == (["compiling"] if compiles else [])
-    assert [graph.name for graph in graphs] == ["graph", "compiled graph"][: 1 + compiles]
-    assert sum(graph.runs for graph in graphs) == program.TIMED + 5  # no step is lost, none is run twice
+    run(quickest, [[FIRST]] * (before + 8))
+    assert told.programs == ["graph", *(["compiling", "compiled graph"] if compiles else [])]
+    assert [graph.replays for graph in graphs] == (
+        [1 + program.TIMED, 7 - program.WARM] if compiles else [program.TIMED + 8]
+    )
+    assert (quickest.plain.graph is None) == compiles  # whose memory is given back
 
 
 def test_never_is_never_and_now_is_now(graphs: list[Graph]) -> None:
     never, now = Told(), Told()
     for told, compiles in ((never, False), (now, True)):
-        quickest = Quickest(update(model()), told, lambda: 10**9, compiles)
-        for step in range(program.TIMED + 5):
-            quickest.run([FIRST], numbers(FIRST), step)
-    assert never == []
-    assert now == [{"program": "compiling", "why": "as asked"}]
-    assert [graph.runs for graph in graphs] == [program.TIMED + 5, 0, program.TIMED + 5]
+        run(Quickest(update(model()), told, lambda: 10**9, compiles), [[FIRST]] * 10)
+    assert never.programs == ["graph"]
+    assert now.programs == ["compiling", "compiled graph"]
+    assert [graph.replays for graph in graphs] == [9 - program.WARM] * 2
+
+
+def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+
+    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+        assert dynamic is False
+        return lambda batch: (seen.append(batch), loss(batch))[1]
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    run(Quickest(update(model()), Told(), lambda: 1, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
+    assert [batch.target.shape for batch in seen] == [FIRST.target.shape] * 2
+    assert graphs == []
 
 
 def test_what_fails_to_compile_goes_on_as_a_plain_graph(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=2))
-    mine, theirs, told = model(), model(), Told()
-    quickest, eager = Quickest(update(mine), told, lambda: 1, True), Eager(update(theirs))
-    for seed in range(5):
-        quickest.run([FIRST], numbers(FIRST), seed)
-        eager.run([FIRST], numbers(FIRST), seed)
-    assert torch.equal(weights(mine), weights(theirs))
-    assert told.programs == ["compiling", "graph"]
-    assert [graph.runs for graph in graphs] == [3, 3]
-
-
-def test_what_cannot_be_captured_is_said_once(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
-    quickest = Quickest(update(model()), told, lambda: 1, None)
-
-    def fails(batches: Sequence[Batch], some: Sequence[float], seed: int) -> Done:
-        graphs[0].failed = "it asks the host"
-        return graphs[0].eager.run(batches, some, seed)
-
-    monkeypatch.setattr(graphs[0], "run", fails)
-    for step in range(3):
-        quickest.run([FIRST], numbers(FIRST), step)
-    assert told == [{"program": "eager", "why": "this model cannot be captured: it asks the host"}]
+    mine, theirs, told = update(model()), update(model()), Told()
+    run(Quickest(mine, told, lambda: 1, True), [[FIRST]] * 9)
+    run(Eager(theirs), [[FIRST]] * 9)
+    torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
+    assert told.programs == ["compiling", "graph", "graph"]
+    assert "no compiler here" in told[1]["why"]
+    assert [graph.replays for graph in graphs] == [9 - 1 - 2 - program.WARM]
 
 
 def test_what_stands_in_the_way_of_a_graph() -> None:

@@ -154,7 +154,8 @@ class _AdaptiveSoftmax(Head):
             inside, local = table.within(labels, c)
             first = torch.where(inside, table.cuts[1] + c - 1, first)
             kept, weight = h, weights * inside
-            if not torch.compiler.is_compiling():  # a graph needs fixed shapes; else only the rows of this tail
+            # Only the rows of this tail; but a graph needs fixed shapes, and a GPU would wait for their number.
+            if h.device.type == "cpu" and not torch.compiler.is_compiling():
                 at = inside.nonzero().squeeze(-1)
                 kept, local, weight = h[at], local[at], weights[at]
             r, matrix = table.cluster(c).readout(kept)
