@@ -47,6 +47,7 @@ def test_other_languages_and_one_document_on_stdout(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_without_a_folder_each_demo_gets_its_own(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert regard("demo", "--steps", "1", "-q", cwd=tmp_path).returncode == 0
+    (tmp_path / "runs" / "demo").mkdir(parents=True)  # of an earlier demo
+    assert regard("demo", "--steps", "1", "-q", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "runs" / "demo-2" / "recipe.json").exists()
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"demo", "demo-2"}

@@ -75,10 +75,9 @@ ROWS = random_rows(9, VOCAB, seed=4)
 
 
 @pytest.mark.parametrize("stopping", STOPPING)
-@pytest.mark.parametrize(("beams", "n_best", "normalise", "alpha"), [
-    (2, 1, "mean", 1.0), (5, 5, "mean", 0.6), (4, 3, "none", 1.0), (3, 2, "gnmt", 0.6),
+@pytest.mark.parametrize(("beams", "n_best", "normalise", "alpha", "eos"), [
+    (2, 1, "mean", 1.0, -1.0), (5, 5, "mean", 0.6, 2.0), (4, 3, "none", 1.0, -1.0), (3, 2, "gnmt", 0.6, 2.0),
 ])  # fmt: skip
-@pytest.mark.parametrize("eos", [-1.0, 2.0])
 def test_every_rule_of_stopping(
     stopping: Any, beams: int, n_best: int, normalise: Any, alpha: float, eos: float
 ) -> None:
