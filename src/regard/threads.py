@@ -77,16 +77,16 @@ def recorded(run: Path) -> int | None:
 
 def _file() -> Path:
     """Where the measurements of this machine are, by all that they depend on."""
-    facts = (_cpu(), cores(), platform.platform(), metadata.version("torch"))
+    facts = (cpu(), cores(), platform.platform(), metadata.version("torch"))
     return cache.where() / "threads" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
 
 
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), platform.machine())
+def cpu() -> str:
+    """The name of the processor, as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _read() -> dict[Kind, dict[int, float]] | None:

@@ -33,11 +33,11 @@ def test_a_second_run_takes_its_data_from_the_cache(corpus: dict[str, str], tmp_
     assert (shown["folder"], len(shown["entries"]), shown["removed"]) == (str(folder), 1, 0)
     assert shown["entries"][0]["files"] == ["train.en", "train.de"]
     assert shown["size"] == shown["entries"][0]["size"] > 0
-    assert "1 texts" in regard("cache").stdout
+    assert "1 text," in regard("cache").stdout
     assert "train.en, train.de" in regard("cache").stdout
 
     cleared = regard("cache", "--clear").stdout
-    assert cleared.startswith("removed 1 texts")
+    assert cleared.startswith("removed 1 text,")
     assert "0 texts, 0.0 MB, at most 20 GB" in cleared
     again = regard(*training(corpus, tmp_path / "run2", *FEW, "--no-cache"))
     assert TAKEN not in again.stdout + again.stderr

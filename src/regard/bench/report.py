@@ -5,8 +5,6 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,8 @@ from regard.bench.decode import LOADS, decode
 from regard.bench.peers import Peer
 from regard.bench.shapes import SHAPES
 from regard.bench.train import Work, train
+from regard.threads import cpu
+from regard.training.log import version
 
 PACKAGES = ("torch", "transformers", "x-transformers", "fairseq-fixed", "joeynmt", "ctranslate2", "numpy")
 
@@ -83,27 +83,13 @@ def _raced(
 
 def facts(device: torch.device) -> dict[str, Any]:
     """What a race was run on: without it its numbers say nothing."""
-    found: dict[str, Any] = {
-        "cpu": _cpu(),
+    known: dict[str, Any] = {
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: found for name in PACKAGES if (found := version(name))},
     }
     if device.type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return found
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        known |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return known

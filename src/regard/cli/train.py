@@ -163,7 +163,7 @@ def cache(
     regard train takes a text that it has prepared before from here, whatever its name: it is known by its content. The
     folder is REGARD_CACHE, or regard in the folder that the system has for caches (XDG_CACHE_HOME, ~/.cache). It holds
     at most REGARD_CACHE_SIZE (20GB if not set; 0: keep nothing); what was not used for longest is removed first. What
-    was measured of this machine, such as how many threads it does best with, is kept there too.
+    was measured of this machine, such as how many threads it does best with, and compiled for it is kept there too.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 
@@ -186,7 +186,7 @@ def cache(
 
 
 def _sizes(entries: "Sequence[Entry]") -> str:
-    return f"{len(entries)} texts, {sum(entry.size for entry in entries) / 1e6:.1f} MB"
+    return f"{len(entries)} text{'' if len(entries) == 1 else 's'}, {sum(entry.size for entry in entries) / 1e6:.1f} MB"
 
 
 def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:

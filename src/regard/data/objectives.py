@@ -37,10 +37,6 @@ class Item:
     places: int  # all places of both sides
     padding: int
 
-    def to(self, device: torch.device) -> "Item":
-        """The item with its batch on a device; from pinned memory the copy does not wait."""
-        return Item(self.batch.to(device, non_blocking=True), self.labels, self.places, self.padding)
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:

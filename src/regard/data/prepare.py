@@ -316,9 +316,8 @@ class _Reading:
             number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
             for number, record in enumerate(text.records()):
                 self.sample.offer(corpus, number, record)
-                if spec.split_by_source and _full(
-                    record
-                ):  # others are left out later; held out, they would take a place
+                # Records with an empty side are left out later; held out, they would take the place of others.
+                if spec.split_by_source and _full(record):
                     hashes += _hash(record[objective.read], seed)
                     hashed.append(number)
                 if objective.stream:

@@ -78,7 +78,7 @@ class Asked:
     most: int
 
 
-def refusal(job: Job, spec: "Beam") -> str | None:  # one return per reason reads best
+def refusal(job: Job, spec: "Beam") -> str | None:
     """Why a job cannot be searched here; None if it can."""
     if spec.groups > 1:
         return "groups of beams are searched in turn"
@@ -121,9 +121,9 @@ class Board:
         self.over = filled(slots, value=True, dtype=torch.bool)
         self.unsure, self.topped = (filled(slots, value=False, dtype=torch.bool) for _ in range(2))
         self.count = filled(slots)
-        # What is over, best first: score, log-probability, that of its end, its length, where its text ends, how.
+        # What is over, best first: score, log-probability, that of its end, where its text ends, and whether by eos.
         self.score, self.total, self.last = (filled(slots, kept, value=NEVER, dtype=torch.float64) for _ in range(3))
-        self.length, self.steps, self.beam = (filled(slots, kept) for _ in range(3))
+        self.steps, self.beam = (filled(slots, kept) for _ in range(2))
         self.ended = filled(slots, kept, value=False, dtype=torch.bool)
         # What every beam said at every step and whom it continued; the last place is for those who are over.
         self.token, self.parent = (filled(slots, room + 2, k) for _ in range(2))
@@ -145,8 +145,8 @@ class Board:
         self.ids.index_fill_(0, (at[:, None] * k + self.own).flatten(), self.book.ends.bos)
         self.least.index_copy_(0, at, numbers[:, 0].contiguous())
         self.limit.index_copy_(0, at, numbers[:, 1].contiguous())
-        for tensor, value in ((self.said, 0), (self.count, 0), (self.length, 0), (self.steps, 0), (self.beam, 0)):
-            tensor.index_fill_(0, at, value)
+        for tensor in (self.said, self.count, self.steps, self.beam):
+            tensor.index_fill_(0, at, 0)
         for tensor in (self.score, self.total, self.last):
             tensor.index_fill_(0, at, NEVER)
         for tensor in (self.over, self.unsure, self.topped, self.ended):
@@ -250,11 +250,9 @@ class Board:
     ) -> None:
         """Keep the best of what is over. One more than beams: the next one tells whether the last is tied."""
         score = torch.where(valid, self.normalised(total, length), NEVER)
-        mine = (self.score, self.total, self.last, self.length, self.steps, self.beam, self.ended)
-        joined = [
-            torch.cat(pair, 1) for pair in zip(mine, (score, total, last, length, steps, beam, ended), strict=True)
-        ]
-        order = self._order(joined[0], joined[6]).sort(dim=1, stable=True).indices[:, : self.score.shape[1]]
+        mine = (self.score, self.total, self.last, self.steps, self.beam, self.ended)
+        joined = [torch.cat(pair, 1) for pair in zip(mine, (score, total, last, steps, beam, ended), strict=True)]
+        order = self._order(joined[0], joined[-1]).sort(dim=1, stable=True).indices[:, : self.score.shape[1]]
         for tensor, new in zip(mine, joined, strict=True):
             tensor.copy_(new.gather(1, order))
         self.count += valid.sum(1)

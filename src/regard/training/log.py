@@ -72,7 +72,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     found = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in packages},
+        "packages": {name: version(name) for name in packages},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
@@ -81,7 +81,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     return found | _commit()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # on a path without being installed

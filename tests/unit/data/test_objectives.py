@@ -159,13 +159,6 @@ def test_ids_may_be_any_unsigned_type_on_disk() -> None:
     assert batch.labels.tolist() == [[5, 2**31]]
 
 
-def test_moving_an_item_keeps_what_is_known() -> None:
-    found = item(Translation(), translation_table(), rows([0], [1]))
-    moved = found.to(torch.device("cpu"))
-    same(moved.batch, found.batch)
-    assert (moved.labels, moved.places, moved.padding) == (found.labels, found.places, found.padding)
-
-
 def test_pinning_a_batch_pins_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[Tensor] = []
 

@@ -123,7 +123,7 @@ def test_the_environment_says_what_a_result_depends_on() -> None:
 
 
 def test_a_version_that_is_not_installed_is_none() -> None:
-    assert module._version("no-such-package-at-all") is None
+    assert module.version("no-such-package-at-all") is None
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
