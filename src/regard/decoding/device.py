@@ -5,15 +5,15 @@ what was found are tensors; a step of model and search has fixed shapes and is c
 only looks now and then which sources are done, to give their place to others that wait (continuous batching).
 
 What is found is the same as on the host, to the last bit of the scores for the same log-probabilities: candidates are
-compared in the same steps of 1e-5 with the same rule for ties. Where a decision hangs on what was not looked at (more
-ties than were fetched, two finished texts of one score), the source is `unsure` and left to the search on the host.
+compared in the same steps of 1e-5 with the same rule for ties. Where a decision hangs on what is not known any more
+(there were more finished texts of one score than are kept), the source is `unsure` and left to the search on the host.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,9 +22,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.batch import Batch, pad
+from regard.decoding.candidates import Candidates
 from regard.decoding.ensemble import Decodings, Ensemble
 from regard.decoding.hypothesis import Ends, Hypothesis
-from regard.decoding.rank import NEVER, TIE, highest
+from regard.decoding.rank import NEVER
 from regard.decoding.run import Job, row_lengths
 from regard.decoding.stopping import (
     STOPPING,
@@ -43,13 +44,13 @@ from regard.nn import graphs
 if TYPE_CHECKING:
     from regard.decoding.beam import Beam
 
-SPARE = 32  # candidates beyond those asked for: half precision has many ties, and each is a walk to the host
 POLL = 4  # steps between two looks at who is done
 SHARE = 8  # one in so many places must be free before sources that wait are let in
 WINDOW = 32  # the past is looked at in multiples of this: a graph for each, and little that is looked at in vain
 KEPT = 4  # machines of a model that stay for the next batch of their shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of sources: those of like width share a machine
-FAR = 2**62
+FIELDS = 5  # of a text that is over
+ENDED = 2.0**52  # more than any score in steps: what came to its end is before what did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Rulebook:
     stopping: type[Stopping]
     ends: Ends
     never: tuple[int, ...]  # what no row ever says
+    patient: bool = False  # whether a source must not end at once
 
     @property
     def highest(self) -> int:
@@ -93,18 +95,12 @@ def refusal(job: Job, spec: "Beam") -> str | None:
     return None
 
 
-class Ranked(NamedTuple):
-    """The best continuations of every source, best first, and whether their order is in doubt."""
-
-    beam: Int[Tensor, "s n"]
-    token: Int[Tensor, "s n"]
-    value: Float[Tensor, "s n"]  # log p of the token
-    total: Float[Tensor, "s n"]  # of the text with it
-    doubt: Bool[Tensor, " s"]
-
-
 class Board:
-    """The state of a search in `slots` places: `beams` texts that go on in each, and the best that are over."""
+    """The state of a search in `slots` places: `beams` texts that go on in each, and the best that are over.
+
+    A step is some dozen calls on tensors of one number for each beam, and each call costs a GPU as much as if they
+    were large; so what can be known before is, what moves together lies together, and results go where they are kept.
+    """
 
     def __init__(self, book: Rulebook, slots: int, room: int, device: torch.device) -> None:
         """`room` is how many tokens a text may have, at most."""
@@ -114,209 +110,202 @@ class Board:
         def filled(*shape: int, value: float | int | bool = 0, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
-        self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)
+        self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)  # NEVER in places that are over
         self.ids = filled(slots * k, 1, value=book.ends.pad)
-        self.parents = torch.arange(slots * k, device=device)
-        self.said, self.limit, self.least = filled(slots), filled(slots, value=1), filled(slots)
-        self.over = filled(slots, value=True, dtype=torch.bool)
-        self.unsure, self.topped = (filled(slots, value=False, dtype=torch.bool) for _ in range(2))
-        self.count = filled(slots)
-        # What is over, best first: score, log-probability, that of its end, where its text ends, and whether by eos.
-        self.score, self.total, self.last = (filled(slots, kept, value=NEVER, dtype=torch.float64) for _ in range(3))
-        self.steps, self.beam = (filled(slots, kept) for _ in range(2))
-        self.ended = filled(slots, kept, value=False, dtype=torch.bool)
-        # What every beam said at every step and whom it continued; the last place is for those who are over.
-        self.token, self.parent = (filled(slots, room + 2, k) for _ in range(2))
-        self.value = filled(slots, room + 2, k, dtype=torch.float64)
-        # length^alpha as the host computes it: another library may round a power differently.
-        sizes = [book.scoring.size(length) ** book.scoring.alpha for length in range(room + 3)]
-        self.sizes = torch.tensor(sizes, dtype=torch.float64, device=device)
-        self.never = torch.tensor(book.never, dtype=torch.int64, device=device)
+        self.said = filled(slots, k)  # the same for all beams; 0 in places that are over
+        # When a text has all the tokens it may have; and length^alpha of the longest, or of the longest but eos.
+        self.least, self.final = filled(slots, 1), filled(slots, 1)
+        self.furthest = filled(slots, 1, value=1.0, dtype=torch.float64)
+        self.over = filled(slots, 1, value=True, dtype=torch.bool)
+        self.unsure, self.topped = (filled(slots, 1, value=False, dtype=torch.bool) for _ in range(2))
+        self.kept = filled(slots, kept, FIELDS, value=NEVER, dtype=torch.float64)  # what is over, best first
+        # What every beam said at every step and whom it continued; the last row is for those who are over.
+        self.place = filled(slots, room + 2, k)  # parent * V + token
+        self.value: Tensor | None = None  # log p of the token
+        self.row = filled(slots, 1, value=room + 1)  # into which the next step is written
+        self.candidates: Candidates | None = None  # known with the vocabulary, in the first step
+        # length^alpha as the host computes it (another library may round a power differently), now and one and two on.
+        sizes = torch.tensor([book.scoring.size(n) ** book.scoring.alpha for n in range(room + 5)], dtype=torch.float64)
+        self.sizes = sizes.unfold(0, 3, 1).contiguous().to(device)
         self.own = torch.arange(k, device=device)
-        self.row = torch.arange(slots, device=device)[:, None] * k
+        self.alone = torch.arange(slots * k, device=device).view(slots, k)  # every beam continues itself
+        self.parents = self.alone.flatten().clone()
+        self.first = self.alone[:, :1].contiguous()
+        self.nothing = filled(value=NEVER, dtype=torch.float64)
+        self.zero, self.pad, self.aside = filled(), filled(value=book.ends.pad), filled(value=room + 1)
+        # As many as there are beams, better than what cannot be said at all.
+        self.lowest = filled(slots, k, value=torch.finfo(torch.float64).min, dtype=torch.float64)
+        self.codes = self.own.double()
 
     def begin(self, at: Int[Tensor, " n"], asked: Sequence[Asked]) -> None:
         """These places start to search for these sources."""
-        device, k = at.device, self.book.beams
+        device, k, book = at.device, self.book.beams, self.book
         first = torch.full((k,), NEVER, dtype=torch.float64)
         first[0] = 0.0  # only one beam has the empty text, or all would be alike
         numbers = torch.tensor([[one.least, one.most] for one in asked], dtype=torch.int64).to(device)
+        least, most = numbers[:, :1].contiguous(), numbers[:, 1:]
         self.totals.index_copy_(0, at, first.to(device).expand(len(asked), k))
-        self.ids.index_fill_(0, (at[:, None] * k + self.own).flatten(), self.book.ends.bos)
-        self.least.index_copy_(0, at, numbers[:, 0].contiguous())
-        self.limit.index_copy_(0, at, numbers[:, 1].contiguous())
-        for tensor in (self.said, self.count, self.steps, self.beam):
+        self.ids.index_fill_(0, (at[:, None] * k + self.own).flatten(), book.ends.bos)
+        self.least.index_copy_(0, at, least)
+        self.final.index_copy_(0, at, most if book.stopping.asks_again else most - 1)
+        self.furthest.index_copy_(0, at, self.sizes[most[:, 0], 1 if book.stopping is Optimal else 0][:, None])
+        for tensor in (self.said, self.row):
             tensor.index_fill_(0, at, 0)
-        for tensor in (self.score, self.total, self.last):
-            tensor.index_fill_(0, at, NEVER)
-        for tensor in (self.over, self.unsure, self.topped, self.ended):
+        self.kept.index_fill_(0, at, NEVER)
+        for tensor in (self.over, self.unsure, self.topped):
             tensor.index_fill_(0, at, False)
 
-    def normalised(self, log_prob: Float[Tensor, "..."], length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The score of a text: `Scoring.score`, looked up."""
-        return log_prob / self.sizes[length]
+    def clear(self) -> None:
+        """All places are over, whatever they were at."""
+        self.over.fill_(True)
+        self.totals.fill_(NEVER)
+        self.said.fill_(0)
+        self.row.fill_(self.room + 1)
 
     def step(self, log_probs: Float[Tensor, "B V"]) -> None:
         """What every source takes of log p of the next token: `Source.take` for all of them at once, in place."""
         book, k, V = self.book, self.book.beams, log_probs.shape[1]
-        if book.highest >= V:
-            raise DataError(
-                f"rules: id {book.highest}, of a rule or of the ends, is not in the vocabulary of {V} tokens"
-            )
-        active, t = ~self.over, self.said
-        log_probs.index_fill_(1, self.never, NEVER)
+        made = self._candidates(log_probs)
         rows = log_probs.view(self.slots, k, V)
-        rows[:, :, book.ends.eos].masked_fill_((t < self.least)[:, None], NEVER)
-        beam, token, value, total, doubt = self._ranked(rows)
-        real = total > NEVER
-        ends = (token == book.ends.eos) & real
-        self.topped |= active & ends[:, 0]
+        last = made.ends(rows)
+        if book.patient:
+            last.masked_fill_(self.said < self.least, NEVER)
+        place, value, total, rank = made.onward(rows, self.totals)
 
-        onward, goes = self._onward(~ends & real)
-        full = (t + 1 == self.limit) & active if not book.stopping.asks_again else torch.zeros_like(active)
-        nowhere = ~goes.any(1)
-        cut = active & ~full & ((t == self.limit) | nowhere if book.stopping.asks_again else nowhere)
+        # A text ends if its end is among the `beams` best of all. Every beam has one end, so ends are known by beam.
+        ending = self.totals + last
+        ends = made.ranks(ending, made.eos_ties)
+        better = (torch.cat((rank, ends, self.lowest), 1)[:, None] > ends[:, :, None]).sum(-1)
+        ended = better < k
+        gone = total == NEVER
+        final, nowhere = self.said[:, :1] == self.final, gone[:, :1]
+        stops = final | nowhere
+        here, after, later = self.sizes.index_select(0, self.said[:, 0]).split(1, 1)  # (s, 1) each
 
-        # What is over now: texts that end; those that are full; those that go on, where nothing can.
-        ended = ends[:, :k] & active[:, None]
-        filled = real[:, :k] & ~ends[:, :k] & full[:, None]
-        place = (~ends[:, :k]).long().cumsum(1) - 1  # the n-th that does not end becomes beam n
-        known = (ended[:, :, None] & (beam[:, :k, None] == self.own)).any(1)
-        stuck = cut[:, None] & (self.totals > NEVER) & ~known
-        said = t[:, None].expand(-1, k)
-        self._remember(
-            torch.cat((ended | filled, stuck), 1),
-            torch.cat((total[:, :k], self.totals), 1),
-            torch.cat((value[:, :k], torch.zeros_like(self.totals)), 1),
-            torch.cat((said + 1, said), 1),
-            torch.cat((torch.where(ends[:, :k], said, said + 1), said), 1),
-            torch.cat((torch.where(ends[:, :k], beam[:, :k], place), self.own.expand_as(said)), 1),
-            torch.cat((ended, torch.zeros_like(stuck)), 1),
-        )
+        # What is over now: texts that end; those that go on, where nothing can; those that are full.
+        cut = stops if book.stopping.asks_again else nowhere & ~final
+        over = [
+            self._fields(
+                torch.where(ended, ending, torch.where(cut, self.totals, self.nothing)),
+                torch.where(ended, after, here),
+                last,
+                ended,
+                torch.add(torch.add(self.codes, self.said, alpha=2 * k), ended, alpha=k),
+            )
+        ]
+        if not book.stopping.asks_again:
+            within = (ends[:, None] > rank[:, :, None]).sum(-1) + self.own < k
+            full = torch.where(final & within, total, self.nothing)
+            over.append(self._fields(full, after, last, None, torch.add(self.codes + 2 * k, self.said, alpha=2 * k)))
+        self._keep(over)
+        if book.stopping is CTranslate2 and not book.scoring.alpha:
+            self.topped |= (better == 0).any(1, keepdim=True)
 
         # What goes on.
-        tokens = torch.where(goes, token.gather(1, onward), book.ends.pad)
-        parents = torch.where(goes, beam.gather(1, onward), self.own)
-        totals = torch.where(goes, total.gather(1, onward), NEVER)
-        self._record(active, tokens, parents, value.gather(1, onward))
-        done = self._done(totals.amax(1), t + 1)
-        over = self.over | full | cut | (active & done)
-        self.unsure |= doubt & active
-        self.over.copy_(over)
-        self.said.copy_(torch.where(over, t, t + 1))
-        self.totals.copy_(torch.where(over[:, None], NEVER, totals))
-        self.ids.copy_(torch.where(over[:, None], book.ends.pad, tokens).view(-1, 1))
-        self.parents.copy_((self.row + torch.where(over[:, None], self.own, parents)).flatten())
+        self._record(place, value)
+        self.unsure |= total[:, :1].isnan()
+        self.over |= stops | self._done(total.amax(1, keepdim=True), after, later)
+        out, said = self.over | gone, self.said + 1
+        torch.where(self.over, self.zero, said, out=self.said)
+        torch.where(self.over, self.aside, said[:, :1], out=self.row)
+        torch.where(out, self.nothing, total, out=self.totals)
+        torch.where(out, self.pad, place % V, out=self.ids.view(self.slots, k))
+        torch.where(out, self.alone, place // V + self.first, out=self.parents.view(self.slots, k))
 
-    def _ranked(self, log_probs: Float[Tensor, "s k V"]) -> Ranked:
-        """`rank.best` of twice as many as there are beams."""
-        k, V = log_probs.shape[1:]
-        wanted, fetched = min(2 * k, k * V), min(2 * k + SPARE, k * V)
-        tops = self.totals.amax(1, keepdim=True)
-        shift = self.totals - tops.masked_fill(tops == NEVER, 0.0)
-        own, places = highest(log_probs, shift.to(log_probs.dtype), fetched)
-        beam, token, value = places // V, places % V, own.double()
-        total = self.totals.gather(1, beam) + value
-        real = total > NEVER
-        steps = torch.where(real, (total / TIE).round(), 0.0).long()
-        # The score in steps, then the token, then the beam, as one number.
-        rank = torch.where(real, -steps * (V * k) + token * k + beam, FAR)
-        order = rank.sort(1).indices[:, :wanted]
-        everything = ~real.all(1) if fetched < k * V else torch.ones_like(self.over)
-        settled = everything | (steps[:, -1] < steps.gather(1, order[:, -1:])[:, 0] - 1)
-        doubt = ~settled | total.isnan().any(1)
-        return Ranked(
-            beam.gather(1, order), token.gather(1, order), value.gather(1, order), total.gather(1, order), doubt
-        )
+    def _candidates(self, log_probs: Float[Tensor, "B V"]) -> Candidates:
+        book, V = self.book, log_probs.shape[1]
+        if self.candidates is None:
+            if book.highest >= V:
+                raise DataError(
+                    f"rules: id {book.highest}, of a rule or of the ends, is not in the vocabulary of {V} tokens"
+                )
+            self.candidates = Candidates(book.beams, V, book.never, book.ends.eos, log_probs.device)
+            self.value = torch.zeros_like(self.place, dtype=log_probs.dtype)
+        return self.candidates
 
-    def _onward(self, goes: Bool[Tensor, "s n"]) -> tuple[Int[Tensor, "s k"], Bool[Tensor, "s k"]]:
-        """Which candidates go on, one for each beam, and whether there is one."""
-        k = self.book.beams
-        number = goes.long().cumsum(1) - 1
-        at = torch.where(goes & (number < k), number, k)  # those of no use share the last place
-        index = torch.arange(goes.shape[1], device=goes.device).expand_as(at)
-        chosen = torch.zeros(goes.shape[0], k + 1, dtype=torch.int64, device=goes.device).scatter_(1, at, index)
-        return chosen[:, :k], number[:, -1:] >= self.own
-
-    def _remember(
+    def _fields(
         self,
-        valid: Bool[Tensor, "s n"],
-        total: Float[Tensor, "s n"],
-        last: Float[Tensor, "s n"],
-        length: Int[Tensor, "s n"],
-        steps: Int[Tensor, "s n"],
-        beam: Int[Tensor, "s n"],
-        ended: Bool[Tensor, "s n"],
-    ) -> None:
+        total: Float[Tensor, "s k"],
+        size: Float[Tensor, "s #k"],
+        last: Float[Tensor, "s k"],
+        ended: Bool[Tensor, "s k"] | None,
+        code: Float[Tensor, "s k"],
+    ) -> Float[Tensor, "s k f"]:
+        """Texts as they are kept: order, score, log-probability, that of their end, and where to find them.
+
+        The order is that of `Stopping.ranked` up to the ids, higher is better; the code is (2 steps + ended) k + beam.
+        """
+        assert self.candidates is not None
+        score = order = total / size
+        if self.book.stopping.strict:
+            order = (score / self.candidates.unit).round_()
+            order = order if ended is None else torch.add(order, ended, alpha=ENDED)
+        return torch.stack((order, score, total, last, code), -1)
+
+    def _keep(self, over: Sequence[Float[Tensor, "s k f"]]) -> None:
         """Keep the best of what is over. One more than beams: the next one tells whether the last is tied."""
-        score = torch.where(valid, self.normalised(total, length), NEVER)
-        mine = (self.score, self.total, self.last, self.steps, self.beam, self.ended)
-        joined = [torch.cat(pair, 1) for pair in zip(mine, (score, total, last, steps, beam, ended), strict=True)]
-        order = self._order(joined[0], joined[-1]).sort(dim=1, stable=True).indices[:, : self.score.shape[1]]
-        for tensor, new in zip(mine, joined, strict=True):
-            tensor.copy_(new.gather(1, order))
-        self.count += valid.sum(1)
+        joined = torch.cat((self.kept, *over), 1)
+        order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.kept.shape[1], None]
+        torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.kept)
 
-    def _order(self, score: Float[Tensor, "s n"], ended: Bool[Tensor, "s n"]) -> Tensor:
-        """Sorts what is over, best first, as `Stopping.ranked` does up to the ids."""
-        if not self.book.stopping.strict:
-            return -score
-        steps = torch.where(score > NEVER, (score / TIE).round(), 0.0).long()
-        return torch.where(score > NEVER, torch.where(ended, 0, 2**52) - steps, FAR)
+    def _record(self, place: Int[Tensor, "s k"], value: Float[Tensor, "s k"]) -> None:
+        assert self.value is not None
+        at = self.row[:, :, None].expand(-1, 1, self.book.beams)
+        self.place.scatter_(1, at, place[:, None])
+        self.value.scatter_(1, at, value[:, None])
 
-    def _record(
-        self, active: Bool[Tensor, " s"], tokens: Tensor, parents: Tensor, values: Float[Tensor, "s k"]
-    ) -> None:
-        at = torch.where(active, self.said, self.room + 1)[:, None, None].expand(-1, 1, self.book.beams)
-        self.token.scatter_(1, at, tokens[:, None])
-        self.parent.scatter_(1, at, parents[:, None])
-        self.value.scatter_(1, at, values[:, None])
-
-    def _done(self, live: Float[Tensor, " s"], said: Int[Tensor, " s"]) -> Bool[Tensor, " s"]:
-        """`Stopping.done` of every source."""
+    def _done(
+        self, live: Float[Tensor, "s 1"], after: Float[Tensor, "s 1"], later: Float[Tensor, "s 1"]
+    ) -> Bool[Tensor, "s 1"]:
+        """`Stopping.done` of every source; sizes are those of what goes on, and of that with one token more."""
         book, kind = self.book, self.book.stopping
         if kind is First or book.beams == 1:  # greedy search: the likeliest token until eos
-            return self.count >= book.n_best
+            return self._there(book.n_best)
         if kind is HuggingFaceEarly or (kind is CTranslate2 and book.scoring.alpha):
-            return self.count >= book.beams
+            return self._there(book.beams)
         if kind is CTranslate2:
-            return self.topped & (self.count >= book.n_best)
+            return self.topped & self._there(book.n_best)
         if kind is Optimal:
-            reach = torch.maximum(self.normalised(live, said + 1), self.normalised(live, self.limit + 1))
-            nth = self.score[:, book.n_best - 1]
-            return (self.count >= book.n_best) & ((reach / TIE).round() < (nth / TIE).round())
+            assert self.candidates is not None
+            reach = torch.maximum(live / later, live / self.furthest)
+            # All that is over has ended while something goes on.
+            return (reach / self.candidates.unit).round_() < self.kept[:, book.n_best - 1, :1] - ENDED
         assert issubclass(kind, HuggingFace)
-        judged = self.limit if kind is HuggingFaceNever and book.scoring.alpha > 0.0 else said
-        return (self.count >= book.beams) & ~(self.normalised(live, judged) > self.score[:, book.beams - 1])
+        judged = self.furthest if kind is HuggingFaceNever and book.scoring.alpha > 0.0 else after
+        return live / judged <= self.kept[:, book.beams - 1, 1:2]
+
+    def _there(self, n: int) -> Bool[Tensor, "s 1"]:
+        """Whether n texts are over."""
+        return self.kept[:, n - 1, 1:2] > NEVER
 
     def found(self, at: Sequence[int]) -> list[list[Hypothesis] | None]:
         """What was found in these places, which are over; None where the host has to look."""
+        assert self.candidates is not None
+        assert self.value is not None
         index = torch.tensor(at, dtype=torch.int64, device=self.over.device)
-        n = self.book.n_best
-        order = self._order(self.score, self.ended).index_select(0, index)
-        tied = (order[:, :n] == order[:, 1 : n + 1]) & (self.score.index_select(0, index)[:, 1 : n + 1] > NEVER)
-        doubt = (self.unsure.index_select(0, index) | tied.any(1)).tolist()
+        book, k, V = self.book, self.book.beams, self.candidates.vocab
 
         def fetched(tensor: Tensor) -> np.ndarray:
             return tensor.index_select(0, index).cpu().numpy()
 
-        score, total, last = (fetched(tensor)[:, :n] for tensor in (self.score, self.total, self.last))
-        steps, beam, ended = (fetched(tensor)[:, :n] for tensor in (self.steps, self.beam, self.ended))
+        kept, unsure = fetched(self.kept), fetched(self.unsure)[:, 0]
+        order = kept[:, :, 0]
+        # Texts of one order rank by their ids. Those that were not kept may be of the order of the last.
+        there, tied = order > NEVER, order >= order[:, book.n_best - 1 : book.n_best]
+        unsure |= (tied & there)[:, -1] | np.isnan(order).any(1)
+        wanted = np.where(there & tied & ~unsure[:, None], kept[:, :, -1], 0).astype(np.int64)
+        steps, ended, beam = wanted // (2 * k), wanted // k % 2, wanted % k
         most = int(steps.max(initial=0))
-        records = [fetched(tensor[:, :most]) for tensor in (self.token, self.parent, self.value)]
-        ids, log_probs = paths(records[0], records[1], records[2], steps, beam)
+        place, value = fetched(self.place[:, :most]), fetched(self.value[:, :most])
+        ids, log_probs = paths(place % V, place // V, value, steps, beam)
         results: list[list[Hypothesis] | None] = []
-        for source, unsure in enumerate(doubt):
-            results.append(
-                None
-                if unsure
-                else [
-                    text(ids[source, i], log_probs[source, i], int(steps[source, i]), bool(ended[source, i]),
-                         float(score[source, i]), float(total[source, i]), float(last[source, i]))
-                    for i in range(n)
-                    if score[source, i] > NEVER
-                ]
-            )  # fmt: skip
+        for source, doubt in enumerate(unsure):
+            ranking = book.stopping(book.scoring, k, book.n_best, 0)
+            for i in np.flatnonzero(there[source] & tied[source]):
+                one, many = kept[source, i].tolist(), int(steps[source, i])
+                said = log_probs[source, i, :many].tolist()
+                ranking.add(text(ids[source, i, :many].tolist(), said, bool(ended[source, i]), *one[1:4]))
+            results.append(None if doubt else ranking.ranked()[: book.n_best])
         return results
 
 
@@ -341,11 +330,10 @@ def paths(
 
 
 def text(
-    ids: np.ndarray, values: np.ndarray, steps: int, ended: bool, score: float, total: float, last: float
+    ids: Sequence[int], values: Sequence[float], ended: bool, score: float, total: float, last: float
 ) -> Hypothesis:
     """One thing that was found."""
-    said = values[:steps].tolist()
-    return Hypothesis(tuple(ids[:steps].tolist()), score, total, (*said, last) if ended else tuple(said), ended)
+    return Hypothesis(tuple(ids), score, total, (*values, last) if ended else tuple(values), ended)
 
 
 class Machine:
@@ -425,9 +413,8 @@ class Machine:
     def _step(self, models: Ensemble) -> None:
         """Read a token, choose the next, move the beams."""
         board = self.board
-        said = torch.where(board.over, 0, board.said)
         for member in self.decodings.members:
-            member.rows.rewind(said)
+            member.rows.rewind(board.said[:, 0])
         log_probs = models.advance(board.ids, self.decodings)
         board.step(log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs)
         if self.book.beams > 1:
@@ -435,7 +422,7 @@ class Machine:
 
     def harvest(self) -> list[tuple[int, list[Hypothesis] | None]]:
         """What was found for the sources that are done, by their numbers; their places are free."""
-        over = self.board.over.tolist()  # waits for the device
+        over = self.board.over.flatten().tolist()  # waits for the device
         done = [slot for slot in self.busy if over[slot]]
         found = self.board.found(done) if done else []
         return [(self.busy.pop(slot), one) for slot, one in zip(done, found, strict=True)]
@@ -443,7 +430,7 @@ class Machine:
     def clear(self) -> None:
         """Forget the sources under way."""
         self.busy.clear()
-        self.board.over.fill_(True)
+        self.board.clear()
 
 
 @dataclass
@@ -464,6 +451,7 @@ class Waiting:
     def __post_init__(self) -> None:
         """As wide as the longest source, with room for the longest text."""
         self.width = width_for(max(len(one.ids) for one in self.asked))
+        self.book = replace(self.book, patient=any(one.least for one in self.asked))
         room = max(one.most for one in self.asked) + self.book.stopping.asks_again
         self.room = -(-room // WINDOW) * WINDOW
 

@@ -106,7 +106,7 @@ def highest(
     if flat.numel() <= SMALL:
         places = (log_probs + shift[:, :, None]).flatten(1).topk(count).indices
         return flat.gather(1, places), places
-    width = next((width for width in WIDTHS if V % width == 0), WIDTHS[0])
+    width = block_width(V)
     whole, rest = divmod(V, width)
     maxima = log_probs[:, :, : V - rest].unflatten(2, (whole, width)).amax(-1)
     if rest:
@@ -120,6 +120,11 @@ def highest(
         own.masked_fill_((block % blocks == whole)[:, :, None] & (inside >= rest), -torch.inf)
     chosen = (own + shift.gather(1, beam)[:, :, None]).flatten(1).topk(count).indices
     return own.flatten(1).gather(1, chosen), places.flatten(1).gather(1, chosen)
+
+
+def block_width(V: int) -> int:
+    """How many tokens a block of a vocabulary has."""
+    return min(V, next((width for width in WIDTHS if V % width == 0), WIDTHS[0]))
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:

@@ -18,7 +18,7 @@ from regard.decoding.search import FREE
 from regard.decoding.stopping import STOPPING
 from regard.engines.native import by_length
 from regard.errors import DataError
-from regard.models.base import Generator, build
+from regard.models.base import Generator, LanguageModel, build
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
 from regard.presets import preset
@@ -123,7 +123,7 @@ def test_an_ensemble() -> None:
 
 
 def test_float32_has_ties_that_are_seen() -> None:
-    compare(translator(VOCAB).float(), ROWS, Beam(5, 2), unsure=2, within=1e-4)
+    compare(translator(VOCAB).float(), ROWS, Beam(5, 2), within=1e-4)
 
 
 @pytest.mark.parametrize("slots", [2, 8])
@@ -204,26 +204,49 @@ def test_learned_positions_that_end_too_soon_are_left_to_the_host() -> None:
     assert found == [None] * len(ROWS)
 
 
-def test_what_is_unsure_is_found_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, job = Beam(3, 2), asked(translator(VOCAB), ROWS)
-    monkeypatch.setattr(Beam, "_stays_on_the_device", lambda *_: True)
-    expected = search(job, spec)
-    monkeypatch.setattr(device, "SPARE", 0)
-    (found,) = find_each([job], spec)
-    assert None in found
-    same(spec.find(job), expected)
-    same(next(spec.find_each([job])), expected)
-
-
-def test_equal_scores_are_a_matter_for_the_host() -> None:
-    """Two texts of one score rank by their ids, which are not known before their paths are followed."""
+def flat(log_probs: Sequence[float] = (0.0,) * VOCAB) -> LanguageModel:
+    """Says every token with the same probability wherever it stands."""
     model = translator(VOCAB)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    spec, job = Beam(4, 2), asked(model, ROWS[:2], Limits(max_len=3))
+        model.head.get_parameter("bias").copy_(torch.tensor(log_probs))
+    return model
+
+
+def test_what_is_unsure_is_found_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts of one score than are kept: which of them have the lowest ids is not known any more."""
+    spec, job = Beam(4, 2), asked(flat(), ROWS[:2], Limits(max_len=3))
+    monkeypatch.setattr(Beam, "_stays_on_the_device", lambda *_: True)
+    expected = search(job, spec)
     (found,) = find_each([job], spec)
     assert found == [None, None]
+    same(spec.find(job), expected)
+    same(next(spec.find_each([job])), expected)
+
+
+@pytest.mark.parametrize("n_best", [1, 2, 3])
+def test_texts_of_one_score_rank_by_their_ids(n_best: int) -> None:
+    """3 3 and 4 are equally likely, and the one that is found later goes first."""
+    chances = [0.0, 0.0, 0.4, 0.4, 0.16, *(0.04 / 2**n for n in range(1, VOCAB - 4))]
+    model = flat((torch.tensor(chances) + 1e-30).log().tolist())
+    compare(model, ROWS[:2], Beam(4, n_best, "none"), limits=Limits(min_len=1, max_len=4))
+    (found,) = find_each([asked(model, ROWS[:1], Limits(min_len=1, max_len=4))], Beam(4, 3, "none"))
+    assert found[0] is not None
+    assert [one.ids for one in found[0]] == [(3,), (3, 3), (4,)]
+
+
+@pytest.mark.parametrize("stopping", ["optimal", "huggingface"])
+def test_coarse_scores_leave_nothing_to_the_host(stopping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision many tokens are equally likely, far beyond what a beam can hold."""
+    model = translator(300, eos=3.0).float()
+    logits = model.head.log_probs
+
+    def coarse(h: torch.Tensor, table: Any) -> torch.Tensor:
+        return (logits(h, table).exp().clamp(min=1e-6).log() * 2).round() / 2 - 0.01
+
+    monkeypatch.setattr(model.head, "log_probs", coarse)
+    compare(model, random_rows(12, 300, seed=3), Beam(5, 1, alpha=0.7, stopping=stopping))
 
 
 def test_what_cannot_be_searched_here_is_refused() -> None:

@@ -1,0 +1,74 @@
+"""Candidates: the best continuations of many sources at once, in exactly the order of `rank`, with no word to the host.
+
+That order is one number: round(score / 1e-5) * (k V) - (token * k + beam), higher is better, for k beams and V tokens.
+It is a whole number and float64 holds it, unless log-probabilities fall below -1e16 / (k V): no text is that unlikely.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decoding.rank import NEVER, TIE, block_width
+
+
+class Onward(NamedTuple):
+    """The best continuations of every source, best first; where there are too few, `total` is NEVER."""
+
+    place: Int[Tensor, "s k"]  # beam * V + token
+    value: Float[Tensor, "s k"]  # log p of the token
+    total: Float[Tensor, "s k"]  # of the text with it
+    rank: Float[Tensor, "s k"]  # higher is better
+
+
+class Candidates:
+    """What the beams of a source may say next, without `never` and without eos, which is ranked apart."""
+
+    def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
+        k, V = self.beams, self.vocab = beams, vocab
+        self.eos, self.silent = eos, eos in never
+        self.never = torch.tensor(sorted({*never, eos}), dtype=torch.int64, device=device)
+        self.width = block_width(V)
+        self.blocks = -(-V // self.width)
+        beam = torch.arange(k, device=device)[:, None]
+        first = torch.arange(self.blocks, device=device) * self.width
+        token = (first[:, None] + torch.arange(self.width, device=device))[None]  # (1, blocks, width)
+        # What lies behind the end of a vocabulary is eos, which nobody goes on with.
+        token = torch.where(token < V, token, eos)
+        self.places = (beam[:, :, None] * V + token).flatten(0, 1)  # (k * blocks, width)
+        self.ties = -(token * k + beam[:, :, None]).flatten(0, 1).double()
+        self.block_ties = -(first * k + beam).double()  # (k, blocks): those of the first token of each block
+        self.eos_ties = -(eos * k + beam[:, 0]).double()  # (k)
+        self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # divides; a number would be multiplied with
+        # The k best lie in the k best blocks. Blocks of one score and the same tokens, of several beams, are ranked by
+        # beam, though the first token of the score decides: up to k - 1 of them may stand before their time.
+        self.looked_at = min(2 * k - 1, k * self.blocks)
+
+    def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The order of candidates of these log-probabilities. Not a number is above all, what cannot be below all."""
+        return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
+
+    def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
+        """log p of eos."""
+        last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # it is written over later on
+        return torch.full_like(last, NEVER) if self.silent else last
+
+    def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
+        """The best that go on, one for each beam. What nobody may say is written over."""
+        k, V, width = self.beams, self.vocab, self.width
+        log_probs.index_fill_(2, self.never, NEVER)
+        whole = V // width
+        maxima = log_probs[:, :, : whole * width].unflatten(2, (whole, width)).amax(-1)
+        if whole < self.blocks:
+            maxima = torch.cat((maxima, log_probs[:, :, whole * width :].amax(-1, keepdim=True)), -1)
+        # The best of a block is no worse than its maximum at its first token.
+        best = self.ranks(maxima + totals[:, :, None], self.block_ties).flatten(1)
+        block = best.topk(self.looked_at).indices
+        chosen, of = block.flatten(), block // self.blocks
+        places = self.places.index_select(0, chosen).view(*block.shape[:1], -1)
+        ties = self.ties.index_select(0, chosen).view(*block.shape, width)
+        own = log_probs.flatten(1).gather(1, places)
+        total = own.view_as(ties) + totals.gather(1, of)[:, :, None]
+        rank, at = self.ranks(total, ties).flatten(1).topk(k)
+        return Onward(places.gather(1, at), own.gather(1, at), total.flatten(1).gather(1, at), rank)
