@@ -42,6 +42,7 @@ class Item:
 class Packed:
     """What all packed batches of a stream have in common, so that what is made for one fits the next."""
 
+    rows: int  # of every batch: the last of an epoch is filled up with empty ones
     width: int  # of every row
     longest: int  # no example is longer, as it is laid into a row
     segments: int  # no row holds more examples
@@ -103,10 +104,9 @@ class Translation(Objective):
         return Fitted(table.take(np.flatnonzero(kept)), kept)
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        width = packed.width if packed else None
-        source = Laid(columns["source"], rows, width=width)
-        read = Laid(columns["target"], rows, end=1, width=width)
-        said = Laid(columns["target"], rows, begin=1, width=width)
+        source = Laid(columns["source"], rows, packed)
+        read = Laid(columns["target"], rows, packed, end=1)
+        said = Laid(columns["target"], rows, packed, begin=1)
         batch = Batch(
             read.ids,
             said.ids,
@@ -158,8 +158,8 @@ class LanguageModelling(Objective):
         return Fitted(Table({"target": column.spans(first, last)}), kept, int((pieces > 1).sum()))
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        column, width = columns["target"], packed.width if packed else None
-        read, said = Laid(column, rows, end=1, width=width), Laid(column, rows, begin=1, width=width)
+        column = columns["target"]
+        read, said = Laid(column, rows, packed, end=1), Laid(column, rows, packed, begin=1)
         batch = Batch(
             read.ids,
             said.ids,
@@ -212,9 +212,9 @@ class Laid:
     """Examples laid into rows: ids, the segment of each and its position in it."""
 
     def __init__(
-        self, column: Column, rows: Sequence[np.ndarray], begin: int = 0, end: int = 0, width: int | None = None
+        self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, begin: int = 0, end: int = 0
     ) -> None:
-        """`begin` and `end` leave out that many ids at either end of every example; `width` is that of the rows."""
+        """`begin` and `end` leave out that many ids at either end of every example; `packed` gives the shape."""
         examples = np.concatenate(rows)
         first, last = column.offsets[examples] + begin, column.offsets[examples + 1] - end
         lengths = last - first
@@ -222,8 +222,8 @@ class Laid:
         ends = np.cumsum(per_row)
         totals = np.add.reduceat(lengths, ends - per_row)
         self.total = int(totals.sum())
-        shape = (len(rows), width or int(totals.max()))
-        real = np.arange(shape[1]) < totals[:, None]
+        shape = (packed.rows, packed.width) if packed else (len(rows), int(totals.max()))
+        real = np.arange(shape[1]) < np.pad(totals, (0, shape[0] - len(rows)))[:, None]
         # Where each id comes from: its place in its example, after the example's beginning.
         within = np.arange(self.total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         self._real, self._shape = real, shape

@@ -131,7 +131,7 @@ class Stream:
         laid = self.examples.laid.values()
         longest = max(int(lengths.max()) for lengths in laid)
         segments = min(shape[1] // max(1, int(lengths.min())) for lengths in laid)
-        return Packed(shape[1], longest, max(1, segments))
+        return Packed(*shape, longest, max(1, segments))
 
     def _planned(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
         lengths = self.examples.laid if self.batching.packed else self.examples.lengths

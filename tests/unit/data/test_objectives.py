@@ -47,12 +47,13 @@ def rows(*numbers: Sequence[int]) -> list[np.ndarray]:
     return [np.asarray(row) for row in numbers]
 
 
-def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int | None = None) -> Item:
+def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int | None = None, spare: int = 0) -> Item:
     if width is None:
         return objective.item(table.columns, lines)
     here = np.concatenate(lines)
     longest = max(int(table[n].lengths[here].max()) - objective.unread.get(n, 0) for n in objective.measured)
-    return objective.item(table.columns, lines, Packed(width, longest, max(len(line) for line in lines)))
+    most = max(len(line) for line in lines)
+    return objective.item(table.columns, lines, Packed(len(lines) + spare, width, longest, most))
 
 
 def test_a_padded_translation_is_that_of_the_batch_module() -> None:
@@ -102,6 +103,21 @@ def test_packed_rows_of_several_translations() -> None:
     )
     same(found.batch, wanted)
     assert (found.labels, found.places, found.padding) == (14, 72, 72 - 15 - 14)
+
+
+def test_a_packed_batch_that_is_short_of_rows_is_filled_up_with_padding() -> None:
+    full = item(Translation(), translation_table(), rows([1, 0], [3]), width=12)
+    found = item(Translation(), translation_table(), rows([1, 0], [3]), width=12, spare=2)
+    assert (found.labels, found.places, found.padding) == (full.labels, 96, full.padding + 48)
+    for name in FIELDS:
+        a, b = getattr(found.batch, name), getattr(full.batch, name)
+        if b is not None:
+            assert a.shape == (4, 12), name
+            assert a[:2].tolist() == b.tolist(), name
+            assert not a[2:].any(), name
+    model = build(preset("transformer_tiny", vocab=30), seed=1).double().eval()
+    losses = [model.loss(batch.batch) for batch in (full, found)]
+    torch.testing.assert_close(losses[0].total, losses[1].total)
 
 
 def test_labels_are_the_next_token() -> None:
