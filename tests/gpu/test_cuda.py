@@ -55,6 +55,64 @@ def test_varlen_equals_reference(mask: str, groups: int) -> None:
         assert (mine - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("mask", ["encoder", "causal"])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_segments_equals_reference(mask: str, groups: int) -> None:
+    view = View(packed(**MASKS[mask]), 16, 16, torch.device("cuda"))
+    a = gradients("segments", view, torch.bfloat16, groups=groups)
+    b = gradients("reference", view, torch.bfloat16, groups=groups)
+    for mine, theirs in zip(a, b, strict=True):
+        assert (mine - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+def long_rows(T: int, seed: int) -> torch.Tensor:
+    """Rows of up to six segments, and padding."""
+    rng = torch.Generator().manual_seed(seed)
+    rows = torch.zeros(3, T, dtype=torch.int64)
+    for row in rows:
+        for n, end in enumerate(torch.randint(10, 40, (6,), generator=rng).cumsum(0).tolist(), 1):
+            row[rows.shape[1] - (row == 0).sum() : end] = n
+    return rows.cuda()
+
+
+@pytest.mark.parametrize(("T", "S", "causal"), [(200, 200, True), (200, 200, False), (130, 250, False)])
+def test_segments_over_several_blocks(T: int, S: int, causal: bool) -> None:
+    """Rows longer than a block of the kernel, with padding at the end; queries and keys of two texts."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, n, 4, 32, generator=rng).cuda().bfloat16().transpose(1, 2) for n in (T, S, S))
+    q_seg = long_rows(T, 1)
+    k_seg = q_seg if T == S else long_rows(S, 2)
+    found = {}
+    for name in ("segments", "reference"):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        mask = Mask(q_seg=q_seg, k_seg=k_seg, packed=True, causal=causal, segments=6, longest=40)
+        with kernels.use(name):
+            y = attend(inputs[0], inputs[1], inputs[2], View(mask, T, S, torch.device("cuda")), scale=0.2)
+        (y.float() * torch.linspace(-1, 1, y.numel(), device="cuda").view(y.shape)).sum().backward()
+        found[name] = [y.float(), *(x.grad.float() for x in inputs if x.grad is not None)]
+    assert not found["segments"][0].transpose(1, 2)[q_seg == 0].any()
+    for mine, theirs in zip(found["segments"], found["reference"], strict=True):
+        assert (mine - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+def test_segments_drop_weights_as_often_as_asked_and_the_same_ones_backwards() -> None:
+    """With values of 1 a context is the sum of the weights that are kept: its mean stays, its gradient is that sum."""
+    view = View(packed(), 16, 16, torch.device("cuda"))
+    q, k, _ = tensors(torch.bfloat16, K=16)
+    v = torch.ones(2, 4, 16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    kept = []
+    for seed in range(200):
+        torch.manual_seed(seed)
+        with kernels.use("segments"):
+            y = attend(q, k, v, view.with_terms(None), scale=0.25, dropout=0.3)
+        v.grad = None
+        y.sum().backward()
+        assert v.grad is not None
+        torch.testing.assert_close(v.grad.float().sum(), y.detach().float().sum(), rtol=1e-2, atol=0.1)
+        kept.append(y.detach().float()[:, :, :15].mean())
+    assert abs(torch.stack(kept).mean() - 1.0) < 0.02
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_flex_with_bias_equals_reference(mask: str) -> None:
     bias = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(1)).cuda()
@@ -109,13 +167,13 @@ def test_varlen_writes_every_row_however_much_padding_there_is() -> None:
         assert x.grad[:, :, 9:].abs().max() == 0
 
 
-def test_long_packed_rows_choose_varlen_short_ones_and_dropout_do_not() -> None:
+def test_long_packed_rows_choose_varlen_short_ones_and_dropout_choose_segments() -> None:
     q, k, v = tensors(torch.bfloat16)
     view = View(packed(causal=True), 16, 16, torch.device("cuda"))
-    long = replace(view, T=1024, S=1024)
-    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.0)) == "sdpa"
+    long = replace(view, mask=replace(view.mask, longest=None), T=1024, S=1024)
+    assert kernels.choose(kernels.Call(q, k, v, view, 1.0, 0.0)) == "segments"
     assert kernels.choose(kernels.Call(q, k, v, long, 1.0, 0.0)) == "varlen"
-    assert kernels.choose(kernels.Call(q, k, v, long, 1.0, 0.1)) == "sdpa"
+    assert kernels.choose(kernels.Call(q, k, v, long, 1.0, 0.1)) == "segments"
     with kernels.use("varlen"), pytest.raises(KernelError, match="dropout"):
         attend(q, k, v, view, scale=1.0, dropout=0.1)
 
@@ -142,7 +200,7 @@ def test_a_captured_decode_step_equals_the_eager_one() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = model.advance(ids, captured)
-    captured.rows.lengths.zero_()
+    captured.rows.rewind(torch.zeros(3, dtype=torch.int64, device="cuda"))
     for token in (3, 7, 5, 9):
         ids.fill_(token)
         graph.replay()

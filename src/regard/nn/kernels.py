@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, cast, no_type_check
 
 import torch
@@ -23,9 +24,9 @@ from regard.nn.core import View, drop, widen
 from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
-# Packed rows up to this length go to sdpa with a dense mask: a varlen kernel works in blocks of 128 queries, of which a
-# sentence of 26 tokens fills a fifth. On an H200, 16,384 tokens of translation pairs: 12 ms varlen, 5 ms sdpa at 512.
-SHORT = 512
+SHORT = 512  # tokens of a row or a segment
+TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
+HALVES = (torch.float16, torch.bfloat16)
 _forced: list[str] = []  # what `use` asks for, innermost last; a plain list, because torch.compile can read it
 
 
@@ -84,11 +85,21 @@ def choose(call: Call) -> str:
     terms = call.view.terms
     if terms is not None and terms.context is not None:
         return "reference"
-    if call.q.is_cuda and call.view.mask.packed and call.view.T > SHORT:
-        for name in ("varlen", "flex"):
-            if refusal(name, call) is None:
-                return name
+    if call.q.is_cuda and call.view.mask.packed:
+        return next((name for name in _for_packed(call.view) if refusal(name, call) is None), "sdpa")
     return "sdpa"
+
+
+def _for_packed(view: View) -> tuple[str, ...]:
+    """The kernels for packed rows on CUDA, fastest first.
+
+    A varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth; in short rows even
+    a dense mask is cheaper.
+    """
+    if view.T <= SHORT:
+        return ("segments",)
+    longest = view.mask.longest or view.T
+    return ("segments", "varlen", "flex") if longest <= SHORT else ("varlen", "segments", "flex")
 
 
 def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
@@ -100,6 +111,8 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "position terms that act on the values need the weights themselves; use 'reference'"
     if name == "sdpa":
         return None
+    if name == "segments":
+        return _no_segments(call)
     if call.dropout > 0.0:
         return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
     if name == "flex":
@@ -109,7 +122,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
             return "flex has no backward pass on the CPU; use 'sdpa'"
         return None
     mask = view.mask
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+    if not q.is_cuda or q.dtype not in HALVES:
         return f"varlen needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
     if terms is not None and (terms.bias is not None or terms.content is not None):
         return "varlen takes no bias; use 'flex' or 'sdpa'"
@@ -121,6 +134,26 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     if mask.sight is not None and not isinstance(mask.sight, Window):
         return f"varlen knows windows only, not {mask.sight.kind}; use 'flex' or 'sdpa'"
+    return None
+
+
+def _no_segments(call: Call) -> str | None:
+    """Why the kernel of segments cannot compute this call."""
+    q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
+    if not TRITON:
+        return "Triton is not installed; use 'sdpa'"
+    if not q.is_cuda or q.dtype not in HALVES:
+        return f"segments needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
+    if not mask.packed or mask.q_seg is None or mask.k_seg is None:
+        return "segments is for packed rows; use 'sdpa'"
+    if terms is not None and (terms.bias is not None or terms.content is not None):
+        return "segments takes no bias; use 'flex' or 'sdpa'"
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (16, 32, 64, 128):
+        return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
+    if mask.strict or mask.prefix is not None or mask.shown is not None or mask.sight is not None:
+        return "segments knows no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
+    if mask.causal and (mask.start or view.T != view.S):
+        return "segments is causal over whole rows only, not over a cache; use 'sdpa'"
     return None
 
 
@@ -293,10 +326,29 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
 
 
+def segments(call: Call) -> Float[Tensor, "B H T V"]:
+    """Our own kernel for packed rows: no mask is made, and dropout costs next to nothing."""
+    from regard.nn import segments as own  # noqa: PLC0415  # needs Triton
+
+    q, k, v, view, scale, dropout = call
+    mask, H = view.mask, q.shape[1]
+    assert mask.q_seg is not None
+    assert mask.k_seg is not None
+    # Positions count along a segment, so that within one the order of the places is that of the positions.
+    layout = once(view.shared, "layout", partial(own.lay_out, mask.q_seg, mask.k_seg, mask.causal))
+    return own.attend(q, spread(k, H), spread(v, H), layout, scale, dropout)
+
+
 def _lengths(view: View, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
     q_ends, k_ends = view.mask.lengths(view.T, view.S, rows, view.device)
     hidden = None if view.mask.q_seg is None else (view.mask.q_seg == 0)[:, :, None, None]
     return q_ends, k_ends, hidden
 
 
-KERNELS: dict[str, Callable[[Call], Tensor]] = {"sdpa": sdpa, "flex": flex, "varlen": varlen, "reference": reference}
+KERNELS: dict[str, Callable[[Call], Tensor]] = {
+    "sdpa": sdpa,
+    "segments": segments,
+    "varlen": varlen,
+    "flex": flex,
+    "reference": reference,
+}

@@ -236,7 +236,7 @@ class TestChoice:
         with pytest.raises(KernelError, match="unknown kernel 'sdpaa'; did you mean 'sdpa'"), kernels.use("sdpaa"):
             pass
         with (
-            pytest.raises(KernelError, match="known names: 'flex', 'reference', 'sdpa', 'varlen'"),
+            pytest.raises(KernelError, match="known names: 'flex', 'reference', 'sdpa', 'segments', 'varlen'"),
             kernels.use("nonsense"),
         ):
             pass
@@ -407,3 +407,35 @@ def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad(), kernels.use("flex"):
         model.loss(translation(PAIRS))
     assert made == [S, T, T]
+
+
+SEG = torch.ones(2, 8, dtype=torch.int64)
+ROWS = replace(PACKED, q_seg=SEG, k_seg=SEG)
+
+
+@pytest.mark.parametrize(
+    ("call", "chosen", "reason"),
+    [
+        (on_cuda(ROWS, T=200), "segments", None),
+        (on_cuda(ROWS, T=200, dropout=0.1), "segments", None),
+        (on_cuda(replace(ROWS, causal=False), T=200, S=300), "segments", None),
+        (on_cuda(replace(ROWS, longest=100), T=1024), "segments", None),
+        (on_cuda(ROWS, T=1024), "varlen", None),
+        (on_cuda(ROWS, T=1024, dropout=0.1), "segments", None),
+        (on_cuda(PACKED, T=200), "sdpa", "segments is for packed rows"),
+        (on_cuda(ROWS, T=200, dtype=torch.float32), "sdpa", "half precision, not cuda and torch.float32"),
+        (on_cuda(ROWS, T=200, terms=BIAS), "sdpa", "segments takes no bias"),
+        (on_cuda(ROWS, T=200, d_value=32), "sdpa", "needs d_k = d_v of 16, 32, 64 or 128, not 16 and 32"),
+        (on_cuda(ROWS, T=200, d_key=24, d_value=24), "sdpa", "not 24 and 24"),
+        (on_cuda(replace(ROWS, strict=True), T=200), "sdpa", "no strict, prefix or sparse mask"),
+        (on_cuda(replace(ROWS, sight=Window(3)), T=200), "sdpa", "no strict, prefix or sparse mask"),
+        (on_cuda(ROWS, T=200, S=300), "sdpa", "not over a cache"),
+    ],
+)
+def test_the_choice_where_triton_is(
+    call: kernels.Call, chosen: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Triton is not installed" in (kernels.refusal("segments", call) or "") or kernels.TRITON
+    monkeypatch.setattr(kernels, "TRITON", True)
+    assert kernels.choose(call) == chosen
+    assert (reason or "") in (kernels.refusal("segments", call) or "")

@@ -1,0 +1,320 @@
+# pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
+# ruff: noqa: PLR0913, PLR0917, ARG001  # a kernel is told every stride, and an operator what its gradients need
+"""Attention within the segments of packed rows, as Triton kernels: what lies in other segments is never computed.
+
+A general kernel takes the mask as numbers to be added, reads them again in every layer and computes every pair of a row
+to forget nine in ten; one for sequences of many lengths works in blocks that a sentence fills to a fifth. Here a block
+of queries looks up which keys can concern it, and dropout is drawn inside. Dao et al. 2022, FlashAttention, for rows.
+
+Imported only where a GPU is: Triton comes with the CUDA builds of torch.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK = 64  # queries and keys of a program
+LOG2_E = 1.0 / math.log(2.0)
+LN_2: tl.constexpr = tl.constexpr(math.log(2.0))
+
+
+@triton.jit
+def _read(pointer, b, h, at, there, b_stride, h_stride, t_stride, K: tl.constexpr):
+    """Some tokens of one head, with zeros where there is none."""
+    places = b * b_stride + h * h_stride + at[:, None] * t_stride + tl.arange(0, K)[None, :]
+    return tl.load(pointer + places, mask=there[:, None], other=0.0)
+
+
+@triton.jit
+def _write(pointer, tile, b, h, at, there, b_stride, h_stride, t_stride, K: tl.constexpr):
+    places = b * b_stride + h * h_stride + at[:, None] * t_stride + tl.arange(0, K)[None, :]
+    tl.store(pointer + places, tile.to(pointer.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _reach(reach_ptr, b):
+    """From where to where this block has something to look at."""
+    at = reach_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * 2
+    return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def _kept(seed, head, rows, columns, S, share):
+    """Which weights dropout keeps: the same for the same seed, in whatever blocks they are computed."""
+    return tl.rand(seed + head, rows[:, None] * S + columns[None, :]) >= share
+
+
+@triton.jit
+def _forward(
+    q_ptr, k_ptr, v_ptr, y_ptr, top_ptr, q_seg_ptr, k_seg_ptr, seed_ptr, reach_ptr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
+    H, T, S, scale, share,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = softmax(scale q k') v for a block of queries; `top` gets log2 of the sum of a row's exponentials."""
+    head = tl.program_id(1)
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < T
+    q_seg = tl.load(q_seg_ptr + b * T + rows, mask=real, other=0).to(tl.int32)
+    begin, end = _reach(reach_ptr, b)
+    q = _read(q_ptr, b, h, rows, real, q_b, q_h, q_t, K)
+    seed = tl.load(seed_ptr) if DROPS else 0
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    y = tl.zeros((BLOCK, K), tl.float32)
+    for start in range(begin, end, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        there = columns < S
+        k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
+        k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
+        v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
+        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
+        if CAUSAL:
+            seen &= rows[:, None] >= columns[None, :]
+        s = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        new = tl.maximum(highest, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen nothing yet
+        p = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(highest - safe)
+        total = total * fade + tl.sum(p, 1)
+        if DROPS:
+            p = tl.where(_kept(seed, head, rows, columns, S, share), p / (1.0 - share), 0.0)
+        y = y * fade[:, None] + tl.dot(p.to(v.dtype), v)
+        highest = new
+    some = total > 0.0
+    y = tl.where(some[:, None], y / tl.where(some, total, 1.0)[:, None], 0.0)
+    _write(y_ptr, y, b, h, rows, real, y_b, y_h, y_t, K)
+    tl.store(
+        top_ptr + head.to(tl.int64) * T + rows,
+        tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), 0.0),
+        mask=real,
+    )
+
+
+@triton.jit
+def _backward_q(
+    q_ptr, k_ptr, v_ptr, y_ptr, dy_ptr, dq_ptr, top_ptr, fall_ptr, q_seg_ptr, k_seg_ptr, seed_ptr, reach_ptr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t, dy_b, dy_h, dy_t, dq_b, dq_h, dq_t,
+    H, T, S, scale, share,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dq of a block of queries, and `fall` = sum(y dy), which the other half needs."""
+    head = tl.program_id(1)
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < T
+    q_seg = tl.load(q_seg_ptr + b * T + rows, mask=real, other=0).to(tl.int32)
+    begin, end = _reach(reach_ptr, b)
+    q = _read(q_ptr, b, h, rows, real, q_b, q_h, q_t, K)
+    y = _read(y_ptr, b, h, rows, real, y_b, y_h, y_t, K)
+    dy = _read(dy_ptr, b, h, rows, real, dy_b, dy_h, dy_t, K)
+    top = tl.load(top_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
+    fall = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+    tl.store(fall_ptr + head.to(tl.int64) * T + rows, fall, mask=real)
+    seed = tl.load(seed_ptr) if DROPS else 0
+    dq = tl.zeros((BLOCK, K), tl.float32)
+    for start in range(begin, end, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        there = columns < S
+        k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
+        k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
+        v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
+        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
+        if CAUSAL:
+            seen &= rows[:, None] >= columns[None, :]
+        p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+        dp = tl.dot(dy, tl.trans(v))
+        if DROPS:
+            dp = tl.where(_kept(seed, head, rows, columns, S, share), dp / (1.0 - share), 0.0)
+        ds = p * (dp - fall[:, None])
+        dq += tl.dot(ds.to(k.dtype), k)
+    dq *= scale * LN_2  # scale has log2(e) in it
+    _write(dq_ptr, dq, b, h, rows, real, dq_b, dq_h, dq_t, K)
+
+
+@triton.jit
+def _backward_kv(
+    q_ptr, k_ptr, v_ptr, dy_ptr, dk_ptr, dv_ptr, top_ptr, fall_ptr, q_seg_ptr, k_seg_ptr, seed_ptr, reach_ptr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, dy_b, dy_h, dy_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    H, T, S, scale, share,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys."""
+    head = tl.program_id(1)
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = columns < S
+    k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
+    begin, end = _reach(reach_ptr, b)
+    k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
+    v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
+    seed = tl.load(seed_ptr) if DROPS else 0
+    dk = tl.zeros((BLOCK, K), tl.float32)
+    dv = tl.zeros((BLOCK, K), tl.float32)
+    for start in range(begin, end, BLOCK):
+        rows = start + tl.arange(0, BLOCK)
+        real = rows < T
+        q_seg = tl.load(q_seg_ptr + b * T + rows, mask=real, other=0).to(tl.int32)
+        q = _read(q_ptr, b, h, rows, real, q_b, q_h, q_t, K)
+        dy = _read(dy_ptr, b, h, rows, real, dy_b, dy_h, dy_t, K)
+        top = tl.load(top_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
+        fall = tl.load(fall_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
+        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
+        if CAUSAL:
+            seen &= rows[:, None] >= columns[None, :]
+        p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+        dp = tl.dot(dy, tl.trans(v))
+        dropped = p
+        if DROPS:
+            kept = _kept(seed, head, rows, columns, S, share)
+            dropped = tl.where(kept, p / (1.0 - share), 0.0)
+            dp = tl.where(kept, dp / (1.0 - share), 0.0)
+        dv += tl.dot(tl.trans(dropped.to(dy.dtype)), dy)
+        ds = p * (dp - fall[:, None])
+        dk += tl.dot(tl.trans(ds.to(q.dtype)), q)
+    dk *= scale * LN_2
+    _write(dk_ptr, dk, b, h, columns, there, dk_b, dk_h, dk_t, K)
+    _write(dv_ptr, dv, b, h, columns, there, dv_b, dv_h, dv_t, K)
+
+
+def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+    """Memory for something of this shape with the heads of a token side by side, as projections want it."""
+    B, H, T, K = x.shape
+    return x.new_empty(B, T, H, K).transpose(1, 2)
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    assert all(x.stride(-1) == 1 for x in tensors)
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def _sizes(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
+    """What a kernel is compiled for. On an H200 one stage is best: a loop has hardly two rounds."""
+    return {
+        "CAUSAL": causal,
+        "DROPS": dropout > 0.0,
+        "K": q.shape[3],
+        "BLOCK": BLOCK,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+
+
+@torch.library.custom_op("regard::attend_segments", mutates_args=())
+def attend_segments(
+    q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    causal: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
+    B, H, T, _ = q.shape
+    y, top = _like(q), q.new_empty(B, H, T, dtype=torch.float32)
+    _forward[(triton.cdiv(T, BLOCK), B * H)](
+        q, k, v, y, top, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y), H, T, k.shape[2], scale * LOG2_E, dropout,
+        **_sizes(q, causal, dropout),
+    )  # fmt: skip
+    return y, top
+
+
+@attend_segments.register_fake
+def _(q, *_):
+    return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("regard::attend_segments_backward", mutates_args=())
+def attend_segments_backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, top: Tensor, q_seg: Tensor, k_seg: Tensor,
+    q_reach: Tensor, k_reach: Tensor, seed: Tensor, causal: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v."""
+    B, H, T, _ = q.shape
+    S = k.shape[2]
+    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    dq, dk, dv, fall = _like(q), _like(k), _like(v), torch.empty_like(top)
+    sizes = _sizes(q, causal, dropout)
+    _backward_q[(triton.cdiv(T, BLOCK), B * H)](
+        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y, dy, dq),
+        H, T, S, scale * LOG2_E, dropout, **sizes,
+    )  # fmt: skip
+    _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
+        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, seed, k_reach, *_strides(q, k, v, dy, dk, dv),
+        H, T, S, scale * LOG2_E, dropout, **sizes,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+@attend_segments_backward.register_fake
+def _(dy, q, k, v, *_):
+    return _like(q), _like(k), _like(v)
+
+
+def _remember(ctx, inputs, output) -> None:
+    q, k, v, *rest, ctx.causal, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(q, k, v, *output, *rest)
+
+
+def _gradients(ctx, dy, _):
+    found = attend_segments_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
+    return (*found, *[None] * 8)
+
+
+attend_segments.register_autograd(_gradients, setup_context=_remember)
+
+
+def reach(
+    seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
+) -> Int[Tensor, "B n 2"]:
+    """From where to where in `other` the segments of each block of `seg` lie: what a program has to look at.
+
+    With `causal`, only so far "back" from a block that it includes itself, or only "on" from there.
+    """
+    blocks = F.pad(seg, (0, -seg.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    high = blocks.amax(-1, keepdim=True)
+    low = blocks.where(blocks > 0, high).amin(-1, keepdim=True)
+    others, S = other[:, None, :], other.shape[1]
+    inside = (others >= low) & (others <= high) & (others > 0)
+    index = torch.arange(S, device=seg.device)
+    begin, end = index.where(inside, S).amin(-1), (index + 1).where(inside, 0).amax(-1)
+    own = torch.arange(blocks.shape[1], device=seg.device) * BLOCK
+    if causal == "back":
+        end = torch.minimum(end, own + BLOCK)
+    elif causal == "on":
+        begin = torch.maximum(begin, own)
+    return torch.stack((begin, end), -1).int()
+
+
+class Layout(NamedTuple):
+    """What the layers of a stack share: the segments of queries and keys, and what reaches whom."""
+
+    q_seg: Int[Tensor, "B T"]
+    k_seg: Int[Tensor, "B S"]
+    q_reach: Int[Tensor, "B n 2"]
+    k_reach: Int[Tensor, "B m 2"]
+    causal: bool
+
+
+def lay_out(q_seg: Int[Tensor, "B T"], k_seg: Int[Tensor, "B S"], causal: bool) -> Layout:
+    """The layout of packed rows."""
+    q_reach = reach(q_seg, k_seg, "back" if causal else None)
+    k_reach = reach(k_seg, q_seg, "on" if causal else None)
+    return Layout(q_seg.contiguous(), k_seg.contiguous(), q_reach, k_reach, causal)
+
+
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    layout: Layout,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "B H T K"]:
+    """softmax(scale q k') v over the keys of a query's segment, up to itself if causal; zeros for padding (0)."""
+    *tensors, causal = layout
+    seed = torch.randint(2**62, (1,), device=q.device) if dropout > 0.0 else q.new_zeros(1, dtype=torch.int64)
+    return attend_segments(q, k, v, *tensors, seed, causal, scale, dropout)[0]
