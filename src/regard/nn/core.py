@@ -183,6 +183,16 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def stream(x: Tensor) -> Tensor:
+    """The stream as it is kept: where autocast makes products in bfloat16, in bfloat16 too.
+
+    Norms and sums take as long as what they read and write is large. float16 is too narrow for a sum of many branches.
+    """
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16:
+        return x.bfloat16()
+    return x
+
+
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast inside: for scores whose close calls decide where a token goes."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

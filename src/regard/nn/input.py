@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, drop
+from regard.nn.core import Site, drop, stream
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.position.base import Additive
@@ -119,4 +119,4 @@ class _Tokens(Input):
             x = x + (self.types[0] if types is None else nn.functional.embedding(types, self.types))
         elif types is not None:
             raise self.site.error("types", "this input does not tell kinds of tokens apart; drop them from the batch")
-        return drop(self.norm(x), self.dropout, self.training)
+        return drop(stream(self.norm(x)), self.dropout, self.training)

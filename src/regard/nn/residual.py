@@ -76,7 +76,7 @@ class PostNorm(Residual):
 
 class _PostNorm(Joined):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.norm(x + self.read(x, ctx, state))
+        return self.norm(x + self.read(x, ctx, state)).type_as(x)  # autocast makes norms in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _Sandwich(Joined):
         self.after = after
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        y = self.after(self.branch(self.norm(x), ctx, state))
+        y = self.after(self.branch(self.norm(x), ctx, state)).type_as(x)
         return x + drop(y, self.dropout, self.training)
 
 
@@ -129,7 +129,7 @@ class _DeepNorm(Joined):
         self.alpha = alpha
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.norm(self.alpha * x + self.read(x, ctx, state))
+        return self.norm(self.alpha * x + self.read(x, ctx, state)).type_as(x)
 
 
 @dataclass(frozen=True, slots=True)
