@@ -66,6 +66,7 @@ def trained(
     folder: Path, spec: TrainSpec = SPEC, made: Model | None = None, batching: Batching = PACKED
 ) -> tuple[Trainer, Notes]:
     notes = Notes()
+    folder.mkdir(exist_ok=True)
     trainer = Trainer(made or model(), spec, stream(batching), RunFolder(folder), watchers=[notes])
     trainer.fit()
     return trainer, notes
@@ -122,7 +123,7 @@ def test_a_compiled_step_learns_the_same(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(loss: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    def broken(loss: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def fails(*_: Any) -> Any:
             raise RuntimeError("no compiler")
 
@@ -162,6 +163,7 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     spec = replace(SPEC, save_every=20)
     whole, _ = trained(tmp_path / "a", spec)
     notes = Notes()
+    (tmp_path / "b").mkdir()
     first = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
     first.fit(lambda: "enough" if first.progress.step == 23 else None)
     second = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])

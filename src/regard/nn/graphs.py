@@ -19,7 +19,9 @@ _broken: list[torch.cuda.CUDAGraph] = []  # what a broken capture leaves behind 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
     """Run a step; its result, and what in it made the host wait for the device (None: nothing did)."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

@@ -107,7 +107,7 @@ def test_the_seed_of_a_step_is_all_that_is_random_in_it() -> None:
 def failing(after: int) -> Callable[..., Any]:
     """A torch.compile whose function fails at a call, half-way through: gradients are there already."""
 
-    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+    def compile_(loss: Callable[[Batch], Any], **_: Any) -> Callable[[Batch], Any]:
         calls = 0
 
         def run(batch: Batch) -> Any:
@@ -135,7 +135,7 @@ def test_a_failed_compilation_is_told_and_changes_nothing(monkeypatch: pytest.Mo
 
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
     broken = Compiled(replace(update(model()), loss=lambda _: 1 / 0), False, Told())
     broken.compiled = Eager(broken.eager.update)
     with pytest.raises(ZeroDivisionError):
@@ -143,7 +143,7 @@ def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_compiled_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
@@ -157,7 +157,7 @@ def test_what_is_compiled_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch, 
 def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
 
-    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None, **_: Any) -> Callable[[Batch], Any]:
         assert dynamic is False
         return lambda batch: (seen.append(batch), loss(batch))[1]
 
@@ -219,7 +219,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     monkeypatch.setattr(program, "pinned", torch.tensor)
     monkeypatch.setattr(program.graphs, "capture", asked)
     monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), None))
-    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
     return Graph.made
 
 
@@ -295,7 +295,7 @@ def test_never_is_never_and_now_is_now(graphs: list[Graph]) -> None:
 def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
 
-    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None) -> Callable[[Batch], Any]:
+    def compile_(loss: Callable[[Batch], Any], dynamic: bool | None, **_: Any) -> Callable[[Batch], Any]:
         assert dynamic is False
         return lambda batch: (seen.append(batch), loss(batch))[1]
 
