@@ -346,7 +346,10 @@ class Machine:
         self.book, self.decodings, self.room = book, decodings, room
         self.device = decodings.members[0].rows.lengths.device
         self.board = Board(book, slots, room, self.device)
+        for member in decodings.members:
+            member.rows.follow(self.board.said)
         self.begun = [0] * slots  # the step at which each place was taken
+        self.ends = [0] * slots  # the step after which it is over, whatever is said
         self.busy: dict[int, int] = {}  # the number of the source in every place that is taken
         self.steps = 0
         self.warmed: set[int] = set()  # windows in which a step has run
@@ -365,8 +368,14 @@ class Machine:
         at = torch.tensor(free, device=self.device)
         self.decodings.put(fresh, torch.tensor(of, device=self.device), at)
         self.board.begin(at, asked)
-        for slot, number in zip(free, numbers, strict=True):
+        for slot, number, one in zip(free, numbers, asked, strict=True):
             self.busy[slot], self.begun[slot] = number, self.steps
+            self.ends[slot] = self.steps + one.most + self.book.stopping.asks_again
+
+    @property
+    def left(self) -> int:
+        """How many steps there can still be to take."""
+        return max(self.ends[slot] for slot in self.busy) - self.steps
 
     def run(self, models: Ensemble) -> None:
         """A step of all places."""
@@ -413,8 +422,6 @@ class Machine:
     def _step(self, models: Ensemble) -> None:
         """Read a token, choose the next, move the beams."""
         board = self.board
-        for member in self.decodings.members:
-            member.rows.rewind(board.said[:, 0])
         log_probs = models.advance(board.ids, self.decodings)
         board.step(log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs)
         if self.book.beams > 1:
@@ -523,7 +530,7 @@ def flow(
             if waiting.left and machine.free * SHARE >= slots:
                 waiting.enter(machine)
                 continue
-            for _ in range(POLL):
+            for _ in range(min(POLL, machine.left)):
                 machine.run(models)
             for number, one in machine.harvest():
                 found[number] = one

@@ -16,6 +16,7 @@ from regard.nn.beams import Paths
 from regard.nn.core import Memory, Site, Trace, View
 from regard.nn.init import Init, Undrawn
 from regard.nn.input import Input, InputSpec
+from regard.nn.kernels import additive, visible
 from regard.nn.linear import Linear
 from regard.nn.mask import Mask
 from regard.nn.state import Droppable, Refillable, Rows
@@ -120,6 +121,8 @@ class Decoding:
         self.rows.restart((at[:, None] * self.beams + torch.arange(self.beams, device=at.device)).flatten())
         for mine, its in zip(self._of_the_source(), fresh._of_the_source(), strict=True):
             mine.index_copy_(0, at, its.index_select(0, of))
+        if self.cross is not None:
+            _lower_again(self.cross)
 
     def _of_the_source(self) -> list[Tensor]:
         """What is known of every source and stays the same from step to step."""
@@ -131,20 +134,40 @@ class Decoding:
     def own_view(self, T: int) -> View:
         """How T new tokens of every row look at what was said so far and at each other."""
         S, device, beams = self.rows.reach(T), self.rows.lengths.device, None
-        if self.rows.paths is not None:
-            mask = self.rows.shared_mask(T, self.prefix)
-            beams = View(mask, T * self.beams, S * self.beams, device)
+        paths = self.rows.paths
+        if paths is not None:
+            beams = View(self.rows.shared_mask(T, self.prefix), T * self.beams, S * self.beams, device)
+            numbers = paths.added(S) if T == 1 else None
+            if numbers is not None:  # a look-up instead of truth values, their opposites and two fillings
+                beams.lowered[ADDITIVE, numbers.dtype] = numbers
         return View(self.rows.mask(T, self.prefix), T, S, device, beams=beams)
 
     def cross_view(self, T: int) -> View | None:
         """How T new tokens of every beam look at the memory; lowered once for all steps of the same T.
 
-        A captured step lowers it anew every time: the sources may have changed.
+        Where `put` could not bring the lowered mask up to date, a captured step lowers it anew every time.
         """
-        if self.cross is None or (T * self.beams == self.cross.T and not self.rows.static):
+        if self.cross is None or (T * self.beams == self.cross.T and not (self.rows.static and _odd(self.cross))):
             return self.cross
         self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
+
+
+ADDITIVE = "additive"  # what a view calls its mask as numbers, of some type: see regard.nn.kernels
+
+
+def _odd(view: View) -> bool:
+    """Whether a view was lowered to something other than its visibility and that as numbers."""
+    return bool(view.shared.keys() - {"dense"}) or any(name != ADDITIVE for name, *_ in view.lowered)
+
+
+def _lower_again(view: View) -> None:
+    """What a view was lowered to, made anew where it is: its mask has been written to."""
+    fresh = replace(view, lowered={}, shared={})
+    for made in (view.shared, view.lowered):
+        for key, old in made.items():
+            if old is not None and not _odd(view):
+                old.copy_(visible(fresh) if key == "dense" else additive(fresh, key[1]))
 
 
 def flat(states: Iterable[Any]) -> Iterator[Any]:

@@ -93,7 +93,7 @@ class DecoderOnlyModel(LanguageModel):
 
     def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
         """The first stream, at the positions of the mask."""
-        positions = mask.positions(ids.shape[1], S, ids.device)[0]
+        positions = mask.queries(ids.shape[1], ids.device)
         return self.inputs.get("target")(ids, self.tables.get("target"), positions, mask.bound(S))
 
     def hidden(

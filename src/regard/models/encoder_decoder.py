@@ -108,7 +108,7 @@ class EncoderDecoderModel(LanguageModel):
 
     def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
         """The first stream of the source or the target side, at the positions of the mask."""
-        positions = mask.positions(ids.shape[1], S, ids.device)[0]
+        positions = mask.queries(ids.shape[1], ids.device)
         return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:

@@ -36,7 +36,9 @@ class Mask:
     sight: Sight | None = None
     segments: int = 1  # most segments in a row: a fixed size, so that packed batches compile once
     longest: int | None = None  # no segment is longer than this; None: it may fill the row
-    shown: Bool[Tensor, "b T S"] | None = None  # pair by pair: the slots that a beam's text runs through
+    # Pair by pair, (b, T, S): the slots that a beam's text runs through. Made on demand, as there is a shorter way.
+    shown: Callable[[], Tensor] | None = None
+    told: bool = False  # promises that nothing is shown that comes later: causality says nothing new
 
     def is_plain(self, T: int, S: int) -> bool:
         """Whether `causal` says it all, so that a kernel needs a flag and no tensor.
@@ -77,9 +79,13 @@ class Mask:
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Where the queries and the keys are, as tensors."""
-        q = self.q_pos if self.q_pos is not None else torch.arange(self.start, self.start + T, device=device)[None]
+        q = self.queries(T, device)
         k = self.k_pos if self.k_pos is not None else torch.arange(S, device=device)[None]
         return q, k
+
+    def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
+        """Where the queries are."""
+        return self.q_pos if self.q_pos is not None else torch.arange(self.start, self.start + T, device=device)[None]
 
     def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
         """The visibility of every pair, or None if all is visible. Axes that do not matter have size 1."""
@@ -95,13 +101,13 @@ class Mask:
         if self.causal or self.sight is not None:
             q, k = self.positions(T, S, device)
             q, k = q[:, :, None], k[:, None, :]
-            if self.causal:
+            if self.causal and (self.strict or not self.told):
                 past = k < q if self.strict else k <= q
                 terms.append(past if self.prefix is None else past | self.prefix[:, None, :])
             if self.sight is not None:
                 terms.append(self.sight.visible(q, k))
         if self.shown is not None:
-            terms.append(self.shown)
+            terms.append(self.shown())
         visible = terms[0]
         for term in terms[1:]:
             visible = visible & term
@@ -111,6 +117,7 @@ class Mask:
         """The same as a FlexAttention `mask_mod(b, h, i, j)`."""
         q_pos, k_pos = self.positions(T, S, device)
         q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
+        shown = None if self.shown is None else self.shown()
 
         @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
         def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
@@ -127,8 +134,8 @@ class Mask:
                 seen = seen & (past if self.prefix is None else past | self.prefix[b, j])
             if self.sight is not None:
                 seen = seen & self.sight.visible(q, k)
-            if self.shown is not None:
-                seen = seen & self.shown[b, i, j]
+            if shown is not None:
+                seen = seen & shown[b, i, j]
             return seen
 
         return visible

@@ -1,6 +1,7 @@
 """Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,6 +28,7 @@ class Rows:
     static: bool = False
     window: int | None = None  # of a static decoding; None: all of max_len
     paths: Paths | None = None  # where there are several beams, so that they can share a cache
+    counted: bool = False  # by the owner of `lengths`
 
     def claim(self, T: int) -> None:
         """Refuse to read T more tokens than there is room for."""
@@ -39,7 +41,8 @@ class Rows:
 
     def positions(self, T: int) -> Int[Tensor, "B T"]:
         """Where the next T tokens of each row go."""
-        return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
+        first = self.lengths[:, None]
+        return first if T == 1 else first + torch.arange(T, device=self.lengths.device)
 
     def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
         """What the next T tokens see of the past and of themselves."""
@@ -67,11 +70,14 @@ class Rows:
             k_pos=slots,
             prefix=shared,
             longest=S,
-            shown=self.paths.shown(T, S),
+            shown=partial(self.paths.shown, T, S),
+            told=T == 1,
         )
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
+        if self.counted:
+            return
         if self.paths is not None:
             self.paths.leave(T, self.bound, counts)
         self.lengths += T if counts is None else counts
@@ -80,7 +86,8 @@ class Rows:
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues what row parent[i] has read."""
-        self.lengths.copy_(self.lengths.index_select(0, parent))
+        if not self.counted:
+            self.lengths.copy_(self.lengths.index_select(0, parent))
         if self.paths is not None:
             self.paths.reorder(parent, self.reach(0))
 
@@ -90,13 +97,14 @@ class Rows:
         if self.paths is not None:
             self.paths.clear(rows)
 
-    def rewind(self, read: Int[Tensor, " b"]) -> None:
-        """The beams of every source of a static decoding have read so much, and no more room is taken up."""
-        beams = self.lengths.shape[0] // read.shape[0]
-        self.lengths.copy_(read[:, None].expand(-1, beams).flatten())
-        self.bound = 0
+    def follow(self, read: Int[Tensor, "b k"]) -> None:
+        """From now on `read` is how much the beams of every source of a static decoding have read.
+
+        Its owner counts, so that nothing has to be done here from step to step.
+        """
+        self.counted, self.lengths = True, read.view(-1)
         if self.paths is not None:
-            self.paths.column.copy_(read)
+            self.paths.column = read[:, 0]
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order."""
@@ -146,6 +154,7 @@ class KVCache(Rewritten):
         self.rows = rows
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.row: Tensor | None = None
 
     def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
         """Store the new keys and values; return all that may be looked at so far."""
@@ -158,8 +167,9 @@ class KVCache(Rewritten):
             self.keys[:, :, at : at + T] = k
             self.values[:, :, at : at + T] = v
         else:
-            row = torch.arange(k.shape[0], device=k.device)[:, None]
-            at = self.rows.positions(T)
+            if self.row is None or self.row.shape[0] != k.shape[0]:
+                self.row = torch.arange(k.shape[0], device=k.device)[:, None]
+            row, at = self.row, self.rows.positions(T)
             self.keys[row, :, at] = k.transpose(1, 2)
             self.values[row, :, at] = v.transpose(1, 2)
         return self.keys[:, :, :reach], self.values[:, :, :reach]
@@ -184,7 +194,8 @@ class KVCache(Rewritten):
 class BeamCache(Rewritten):
     """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
 
-    Nothing is ever moved: `Rows.paths` knows whose slots a beam may look at.
+    Nothing is ever moved: `Rows.paths` knows whose slots a beam may look at. A static decoding, in which every source
+    is in a column of its own, has keys and values of a slot side by side: both are written at once.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -192,30 +203,38 @@ class BeamCache(Rewritten):
         self.rows, self.beams = rows, rows.paths.beams
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.both: Tensor | None = None  # of a static decoding, (sources * slots, width)
 
     def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
         """Store what every beam has read, beam after beam; return all slots that may be looked at so far."""
+        assert self.rows.paths is not None
+        self.rows.paths.hold(k.dtype)
+        T = k.shape[2] // self.beams
+        if T > 1:
+            k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
+        reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
+        if self.rows.static:
+            return self._beside(k, v, reach, room)
         if self.keys is None or self.values is None:
-            room = self.rows.max_len * self.beams
             self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
-        T = k.shape[2] // self.beams
-        self._write(self.keys, k, T)
-        self._write(self.values, v, T)
-        reach = self.rows.reach(T) * self.beams
+        at = self.rows.bound * self.beams
+        self.keys[:, :, at : at + k.shape[2]] = k
+        self.values[:, :, at : at + v.shape[2]] = v
         return self.keys[:, :, :reach], self.values[:, :, :reach]
 
-    def _write(self, cache: Float[Tensor, "b G M W"], new: Float[Tensor, "b G N W"], T: int) -> None:
-        if T > 1:
-            new = new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3)
-        if self.rows.static:
-            assert self.rows.paths is not None
-            first = self.rows.paths.columns(T)[:, :, None] * self.beams
-            slots = (first + torch.arange(self.beams, device=new.device)).flatten(1)
-            cache.scatter_(2, slots[:, None, :, None].expand_as(new), new)
-        else:
-            at = self.rows.bound * self.beams
-            cache[:, :, at : at + new.shape[2]] = new
+    def _beside(
+        self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int
+    ) -> tuple[Tensor, Tensor]:
+        assert self.rows.paths is not None
+        assert self.rows.paths.here is not None
+        new, widths = side_by_side(k, v), (k.shape[1] * k.shape[3], v.shape[1] * v.shape[3])
+        if self.both is None:
+            self.both = new.new_zeros(k.shape[0] * room, sum(widths))
+        self.both.index_copy_(0, self.rows.paths.here, new)
+        parts = self.both.unflatten(0, (-1, room))[:, :reach].split_with_sizes(widths, 2)
+        keys, values = (part.unflatten(2, (k.shape[1], -1)).transpose(1, 2) for part in parts)
+        return keys, values
 
     def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
         """What each beam looks at, by the place in its own text."""
@@ -234,6 +253,19 @@ class BeamCache(Rewritten):
         for cache in (self.keys, self.values):
             cache[:n, :, :live] = cache[:, :, :live].index_select(0, sources)
         self.keys, self.values = self.keys[:n], self.values[:n]
+
+
+def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
+    """Keys and values of each token as one row. Fresh from a projection they lie like that already."""
+    flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
+    rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
+    there = (
+        flat_k.untyped_storage().data_ptr() == flat_v.untyped_storage().data_ptr()
+        and flat_k.storage_offset() + flat_k.shape[1] == flat_v.storage_offset()
+        and flat_k.stride() == flat_v.stride() == (step, 1)
+        and (step >= width or rows == 1)
+    )
+    return flat_k.as_strided((rows, width), (step, 1)) if there else torch.cat((flat_k, flat_v), -1)
 
 
 class Past(Rewritten):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.decoding import device
 from regard.decoding.beam import Beam, search
@@ -18,6 +19,7 @@ from regard.decoding.search import FREE
 from regard.decoding.stopping import STOPPING
 from regard.engines.native import by_length
 from regard.errors import DataError
+from regard.models import base
 from regard.models.base import Generator, LanguageModel, build
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
@@ -292,6 +294,56 @@ def test_windows_of_the_past_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     whole = asked(model, ROWS, Limits(max_len=14))
     found = flow(whole.models, rulebook(whole, Beam(3, 2)), device.sources(whole), 2, CPU)
     same(found, search(whole, Beam(3, 2)))
+
+
+@pytest.mark.parametrize(("stopping", "again"), [("optimal", 1), ("ctranslate2", 0)])
+def test_no_step_is_taken_after_the_last(stopping: Any, again: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host looks every few steps who is done, and knows when all must be."""
+    step, taken = Board.step, 0
+
+    def counted(self: Board, log_probs: torch.Tensor) -> None:
+        nonlocal taken
+        taken += 1
+        step(self, log_probs)
+
+    monkeypatch.setattr(Board, "step", counted)
+    compare(translator(VOCAB, eos=-50.0), ROWS, Beam(3, stopping=stopping), limits=Limits(max_len=9))
+    assert taken == 9 + again
+    taken, limits = 0, [Limits(max_len=3 + n) for n in range(len(ROWS))]
+    compare(translator(VOCAB, eos=-50.0), ROWS, Beam(3, stopping=stopping), limits=limits)
+    assert taken == limits[-1].most(None) + again
+
+
+class Calls(TorchDispatchMode):
+    """What is asked of a device: calls that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.overloadpacket.__name__.startswith(("empty", "_unsafe_view", "detach"))):
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What costs a GPU time is how much is asked of it; what is always the same is made before."""
+    step, seen = device.Machine._step, []
+
+    def watched(self: device.Machine, models: Any) -> None:
+        with Calls() as calls:
+            step(self, models)
+        seen.append(calls.names)
+
+    monkeypatch.setattr(device.Machine, "_step", watched)
+    # Elsewhere compound calls would not be seen as what they are made of; and on a GPU nothing is read to be checked.
+    monkeypatch.setattr(device, "flow", device.flow.__wrapped__)  # type: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(base, "readable", lambda _: False)
+    with torch.no_grad():
+        compare(translator(VOCAB), ROWS, Beam(4))
+    assert not {"arange", "zeros", "full", "scalar_tensor", "zeros_like", "eye"} & {*seen[3]}
+    assert len(seen[3]) <= 118  # 70 of the search, 16 of each of two blocks
 
 
 def test_asked_sources_are_those_of_the_job() -> None:

@@ -13,6 +13,7 @@ from regard.models.base import Decoding, LanguageModel, ModelSpec
 from regard.models.joined import Joined
 from regard.nn.beams import Paths
 from regard.nn.branches import self_attention
+from regard.nn.branches.base import split_heads
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Trace
 from regard.nn.position.additive import Injected, Learned
@@ -22,7 +23,7 @@ from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.sight import Window
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import BeamCache, KVCache, Rows
+from regard.nn.state import BeamCache, KVCache, Rows, side_by_side
 from regard.testing import tiny
 from regard.testing.laws import Subject
 from regard.tree import swap
@@ -141,14 +142,45 @@ def test_no_key_moves(static: bool) -> None:
         model.advance(torch.full((2 * BEAMS, 1), 5), decoding)
         cache = decoding.states[0][0]
         assert isinstance(cache, BeamCache)
-        assert cache.keys is not None
-        before, address = cache.keys.clone(), cache.keys.data_ptr()
+        kept = cache.both.unflatten(0, (2, -1)) if cache.both is not None else cache.keys
+        assert kept is not None
+        slots, before = kept if static else kept.transpose(1, 2), kept.clone()  # (b, slots, ...)
+        was = before if static else before.transpose(1, 2)
         decoding.reorder(torch.tensor([1, 1, 0, 5, 3, 4]))
-        assert torch.equal(cache.keys, before)
+        assert torch.equal(kept, before)
         model.advance(torch.full((2 * BEAMS, 1), 6), decoding)
-    assert torch.equal(cache.keys[:, :, :BEAMS], before[:, :, :BEAMS])
-    assert not torch.equal(cache.keys[:, :, BEAMS : 2 * BEAMS], before[:, :, BEAMS : 2 * BEAMS])
-    assert cache.keys.data_ptr() == address
+    assert torch.equal(slots[:, :BEAMS], was[:, :BEAMS])
+    assert bool((slots[:, BEAMS : 2 * BEAMS] != 0).flatten(2).any(2).all())
+    assert bool((slots[:, 2 * BEAMS :] == 0).all())
+
+
+def test_keys_and_values_are_written_at_once() -> None:
+    """As one row for each token: without a copy where a projection has left them so, and with one elsewhere."""
+    whole = torch.randn(2, 3, 8 + 6 + 4)
+    q, k, v = (split_heads(part, 2) for part in whole.split((8, 6, 4), -1))
+    joined = side_by_side(k, v)
+    assert joined.data_ptr() == k.data_ptr()
+    assert torch.equal(joined, whole[:, :, 8:].flatten(0, 1))
+    assert torch.equal(side_by_side(k.clone(), v), joined)
+    assert torch.equal(side_by_side(q, v), torch.cat((whole[:, :, :8], whole[:, :, 14:]), -1).flatten(0, 1))
+    assert torch.equal(side_by_side(v, k), torch.cat((whole[:, :, 14:], whole[:, :, 8:14]), -1).flatten(0, 1))
+
+
+def test_rows_that_are_counted_by_somebody_else() -> None:
+    read = torch.tensor([[3, 3], [0, 0]])
+    rows = Rows(
+        torch.zeros(4, dtype=torch.int64), 9, uniform=False, static=True, paths=Paths(4, 2, 9, read.device, True)
+    )
+    rows.follow(read)
+    rows.advance(1, None)
+    rows.reorder(torch.tensor([1, 0, 2, 2]))
+    assert rows.positions(1).tolist() == [[3], [3], [0], [0]]
+    read += 1
+    assert rows.positions(2).tolist() == [[4, 5], [4, 5], [1, 2], [1, 2]]
+    assert rows.paths is not None
+    assert rows.paths.columns(1).tolist() == [[4], [1]]
+    rows.restart(torch.tensor([0, 1]))
+    assert read.tolist() == [[0, 0], [1, 1]]
 
 
 def test_paths_by_definition() -> None:
@@ -160,12 +192,19 @@ def test_paths_by_definition() -> None:
     rows.reorder(torch.tensor([1, 0]))
     mask = rows.shared_mask(1)
     assert mask.shown is not None
-    assert mask.shown[0].tolist() == [[False, True, True, False], [True, False, False, True]]
+    assert mask.shown()[0].tolist() == [[False, True, True, False], [True, False, False, True]]
     assert mask.k_pos is not None
     assert mask.k_pos.tolist() == [[0, 0, 1, 1]]
     rows.advance(1, None)
     rows.reorder(torch.tensor([0, 0]))
-    assert paths.at.tolist() == [[1, 0, -1, -1], [1, 0, -1, -1]]
+    shown = paths.shown(1, 2)
+    assert paths.added(2) is None  # their type is not known
+    paths.hold(torch.float32)
+    added = paths.added(2)
+    assert added is not None
+    assert torch.equal(added[:, 0] == 0.0, shown)
+    assert bool((added[:, 0][~shown] == -torch.inf).all())
+    assert paths.at.tolist() == [[1, 0, 2, 2], [1, 0, 2, 2]]  # 2: nothing
 
 
 @pytest.mark.parametrize("ragged", [False, True])
