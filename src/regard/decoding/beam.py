@@ -101,7 +101,12 @@ class Beam(Search):
                 yield from map(self._on_the_host, group)
 
     def _stays_on_the_device(self, job: Job) -> bool:
-        return job.batch.target.is_cuda and device.refusal(job, self) is None
+        if not job.batch.target.is_cuda:
+            return False
+        why = device.refusal(job, self)
+        if why is not None:
+            device.tell(device.HOST + why)
+        return why is None
 
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):

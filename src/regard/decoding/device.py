@@ -9,6 +9,7 @@ compared in the same steps of 1e-5 with the same rule for ties. Where a decision
 (there were more finished texts of one score than are kept), the source is `unsure` and left to the search on the host.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,8 +50,20 @@ SHARE = 8  # one in so many places must be free before sources that wait are let
 WINDOW = 32  # the past is looked at in multiples of this: a graph for each, and little that is looked at in vain
 KEPT = 4  # machines of a model that stay for the next batch of their shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of sources: those of like width share a machine
+HOST = "the beams are searched by the host, step by step: "
 FIELDS = 5  # of a text that is over
 ENDED = 2.0**52  # more than any score in steps: what came to its end is before what did not
+
+
+_log = logging.getLogger("regard.decoding")
+_told: set[str] = set()
+
+
+def tell(sentence: str) -> None:
+    """Say once, to whoever listens to the log, why a search is slower than it could be."""
+    if sentence not in _told:
+        _told.add(sentence)
+        _log.info(sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,21 +416,26 @@ class Machine:
             _, waits = graphs.watched(lambda: self._step(models))
         here.wait_stream(self.stream)
         if waits is not None:
-            self.stream = None  # step by step, then
+            self._go_step_by_step(waits)
 
     def _capture(self, models: Ensemble, window: int) -> None:
         """Ask for a step once, and replay it."""
         assert self.stream is not None
         try:
             graph = graphs.capture(lambda: self._step(models), self.stream, self.pool)
-        except RuntimeError:
-            self.stream = None
+        except RuntimeError as error:
+            self._go_step_by_step(str(error))
             torch.cuda.synchronize(self.device)
             self._step(models)
             return
         self.pool = self.pool or graph.pool()
         self.graphs[window] = graph
         graph.replay()
+
+    def _go_step_by_step(self, why: str) -> None:
+        self.stream = None
+        lines = why.splitlines() or ["no reason given"]
+        tell(f"a step of the search cannot be captured, and every call of it is made anew: {lines[0][:200]}")
 
     def _step(self, models: Ensemble) -> None:
         """Read a token, choose the next, move the beams."""
@@ -552,13 +570,15 @@ def _flowing(group: Sequence[Job], spec: "Beam") -> list[list[Hypothesis] | None
     slots = max(len(job.most) for job in group)
     try:
         return flow(lead.models, rulebook(lead, spec), asked, slots, lead.batch.target.device)
-    except NotHereError:
-        return [None] * len(asked)
+    except NotHereError as error:
+        why = str(error)
     except SpecError as error:
         # A table of learned positions that ends before the room does: the search on the host knows what to do then.
         if not error.path.endswith("max_len"):
             raise
-        return [None] * len(asked)
+        why = "the positions learned may be too few for the longest text"
+    tell(HOST + why)
+    return [None] * len(asked)
 
 
 def width_for(longest: int) -> int:

@@ -33,8 +33,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept() -> None:
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     device.forget()
+    monkeypatch.setattr(device, "_told", set())
 
 
 def asked(
@@ -400,7 +401,11 @@ def test_every_window_is_watched_once_and_captured_once(monkeypatch: pytest.Monk
     assert did == once
 
 
-def test_a_step_that_waits_for_the_device_is_never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_waits_for_the_device_is_never_captured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "regard.decoding")
     did = captured(monkeypatch, waits="it asks the host")
     compare(translator(VOCAB), ROWS, Beam(3, 2))
     assert did == ["watched"]
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["it asks the host"]
