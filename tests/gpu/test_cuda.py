@@ -11,6 +11,7 @@ from regard.nn import kernels
 from regard.nn.core import Terms, View
 from regard.nn.kernels import attend
 from regard.nn.mask import Mask
+from regard.nn.norm import _PlainLayerNorm
 from regard.nn.sight import Window
 from regard.testing import tiny
 
@@ -200,8 +201,31 @@ def test_a_captured_decode_step_equals_the_eager_one() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = model.advance(ids, captured)
-    captured.rows.rewind(torch.zeros(3, dtype=torch.int64, device="cuda"))
+    captured.rows.restart(torch.arange(6, device="cuda"))
     for token in (3, 7, 5, 9):
         ids.fill_(token)
         graph.replay()
         assert torch.equal(out, model.advance(ids, eager))
+
+
+@pytest.mark.parametrize("D", [16, 100, 512, 3000])
+def test_our_layer_norm_is_that_of_torch(D: int) -> None:
+    """Outputs and gradients in bfloat16, against torch's own in float64."""
+    rng = torch.Generator().manual_seed(0)
+    x, weights = (torch.randn(40, 60, D, generator=rng).bfloat16().cuda() for _ in range(2))
+    made = [_PlainLayerNorm(D).cuda() for _ in range(2)]
+    found = []
+    for norm, dtype in zip(made, (torch.bfloat16, torch.float64), strict=True):
+        with torch.no_grad():
+            for parameter in norm.parameters():
+                parameter.copy_(torch.linspace(0.5, 1.5, D))
+        norm.to(torch.float64 if dtype is torch.float64 else torch.float32)
+        own = x.to(dtype).requires_grad_()
+        y = norm(own)
+        assert y.dtype is dtype
+        (y * weights.to(dtype)).sum().backward()
+        found.append([y.detach(), own.grad, *(parameter.grad for parameter in norm.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert (mine.double() - theirs).abs().max() < 0.01 * theirs.abs().max()

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 Role = Literal[
     "query", "key", "value", "attend_out", "up", "gate", "down", "router", "head", "embedding", "position", "other"
 ]
+
+HALVES = (torch.float16, torch.bfloat16)
+TRITON = find_spec("triton") is not None  # for kernels of our own; it comes with the CUDA builds of torch for Linux
 
 PROJECTIONS = ("query", "key", "value", "attend_out", "up", "gate", "down")
 
@@ -180,7 +184,7 @@ class Reporting(Protocol):
 
 def widen(x: Tensor) -> Tensor:
     """At least float32: squares, exponentials and sums do not fit in half precision."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def stream(x: Tensor) -> Tensor:

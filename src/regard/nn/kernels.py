@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, cast, no_type_check
 
 import torch
@@ -20,13 +19,11 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flexible
 
 from regard.errors import KernelError, nearest
-from regard.nn.core import View, drop, widen
+from regard.nn.core import HALVES, TRITON, View, drop, widen
 from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
 SHORT = 512  # tokens of a row or a segment
-TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
-HALVES = (torch.float16, torch.bfloat16)
 _forced: list[str] = []  # what `use` asks for, innermost last; a plain list, because torch.compile can read it
 
 
