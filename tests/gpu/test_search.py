@@ -70,7 +70,7 @@ def test_a_captured_search_is_that_of_the_host(size: int) -> None:
         assert sum(one is None for one in found) <= 1 + size // 20
         same(spec.find(asked), search(asked, spec))
     (machines,) = device._kept.values()
-    assert any(machine.graphs for machine in machines.values())
+    assert all(machine.graphs and machine.stream is not None for machine in machines.values())
 
 
 def test_sources_flow_through_the_places_of_a_machine() -> None:

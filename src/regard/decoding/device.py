@@ -397,7 +397,7 @@ class Machine:
         for member in self.decodings.members:
             member.rows.window = window
         self.steps += 1
-        if self.stream is None:
+        if self.stream is None or self.steps == 1:  # constants are made on first use, which waits
             self._step(models)
         elif window in self.graphs:
             self.graphs[window].replay()
