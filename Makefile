@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ table: $(STAMP) ## train the 52 rows on Multi30k and write docs/results/table.md
 	  --valid-source $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.en.gz --valid-target $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.de.gz \
 	  --rows table --seeds 3 --out runs/table
 	$(BIN)/python docs/results/table.py runs/table
+
+record: ## train the 60-second translator on Multi30k, three seeds, with GPU_PYTHON (docs/results/records)
+	PYTHONPATH=src $(GPU_PYTHON) docs/results/records/record.py $(REGARD_DATA)/multi30k/tok
 
 # Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
 test-gpu: ## tests that need CUDA, with GPU_PYTHON
