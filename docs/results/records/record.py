@@ -1,4 +1,4 @@
-"""The 60-second translator: trains recipes/record.toml on Multi30k en-de, and notes how long it took and how good it is.
+"""The 60-second translator: trains recipes/record.toml on Multi30k en-de; notes how long it took and how good it is.
 
 python docs/results/records/record.py FOLDER [--seeds 1 2 3] [--name NAME] [--set PATH=VALUE ...]
 
