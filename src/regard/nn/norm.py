@@ -51,11 +51,15 @@ class LayerNorm(Norm):
 
 
 class _PlainLayerNorm(nn.LayerNorm):
-    """torch's, but for what our own kernel does in less time."""
+    """torch's, but for training in half precision, where our own kernel takes less time.
+
+    An operator of ours takes the host longer to call than one of torch's, so single steps of decoding do without.
+    """
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
         x, gain, bias = input, self.weight, self.bias
-        if TRITON and x.is_cuda and x.dtype in HALVES and gain is not None and bias is not None:
+        ours = TRITON and x.is_cuda and x.dtype in HALVES and torch.is_grad_enabled()
+        if ours and gain is not None and bias is not None:
             from regard.nn.layer_norm import WIDEST, layer_norm  # noqa: PLC0415  # needs Triton
 
             if x.shape[-1] <= WIDEST:
