@@ -190,8 +190,12 @@ def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
     return x.new_empty(B, T, H, K).transpose(1, 2)
 
 
+def _readable(*tensors: Tensor) -> list[Tensor]:
+    """The same with the channels of a token side by side, as kernels read them; nearly always they are."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+
+
 def _strides(*tensors: Tensor) -> list[int]:
-    assert all(x.stride(-1) == 1 for x in tensors)
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
@@ -214,6 +218,7 @@ def attend_segments(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
     B, H, T, _ = q.shape
+    q, k, v = _readable(q, k, v)
     y, top = _like(q), q.new_empty(B, H, T, dtype=torch.float32)
     _forward[(triton.cdiv(T, BLOCK), B * H)](
         q, k, v, y, top, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y), H, T, k.shape[2], scale * LOG2_E, dropout,
@@ -235,7 +240,7 @@ def attend_segments_backward(
     """The gradients of q, k and v."""
     B, H, T, _ = q.shape
     S = k.shape[2]
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    q, k, v, y, dy = _readable(q, k, v, y, dy)
     dq, dk, dv, fall = _like(q), _like(k), _like(v), torch.empty_like(top)
     sizes = _sizes(q, causal, dropout)
     _backward_q[(triton.cdiv(T, BLOCK), B * H)](
