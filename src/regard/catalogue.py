@@ -21,6 +21,7 @@ from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.product_key import ProductKeyMemory
+from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import (
     DenseScores,
@@ -34,7 +35,7 @@ from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.nn.bridge import Bridge, Last, Transparent, TransparentNormed
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated import GatedRecurrent
-from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Uniform, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
@@ -43,6 +44,7 @@ from regard.nn.position.base import Additive, AtHeads, Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
+from regard.nn.recurrent import GRU, LSTM, Cell, Elman, LearnedStart, Start, ZeroStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
 from regard.nn.rezero import ReZero
 from regard.nn.sight import Sight, Window
@@ -79,6 +81,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         MixtureOfExperts,
         Parallel,
         ProductKeyMemory,
+        Recurrence,
         SelfAttention,
         SharedDynamicConv,
         SharedLightConv,
@@ -87,6 +90,8 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         Weighted,
         WeightedSimplex,
     ),
+    Cell: (Elman, GRU, LSTM),
+    Start: (LearnedStart, ZeroStart),
     Scores: (DenseScores, FactorisedScores, RandomScores, TwoLayerScores),
     Residual: (DeepNorm, Fixup, GatedRecurrent, NoResidual, PostNorm, PreNorm, ReZero, Sandwich),
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
@@ -96,7 +101,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
     Linear: (Dense, FixupLinear),
-    Init: (DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Xavier),
+    Init: (DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Uniform, Xavier),
 }
 
 PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for part in parts}

@@ -17,6 +17,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, SentenceClassifier
 from regard.models.joined import Joined
 from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import Synthesizer
@@ -198,9 +199,12 @@ def for_objective(objective: Objective) -> TrainSpec:
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Whether several texts may stand in one row: not if each has a label, or if a stack shortens the row."""
-    shortened = any(isinstance(part, StackSpec) and part.shortens for part in walk(model))
-    return not isinstance(objective, Classification) and not objective.stream and not shortened
+    """Whether several texts may stand in one row: not if each has a label, nor if a part shortens or mixes rows."""
+    if isinstance(objective, Classification) or objective.stream:
+        return False
+    parts = list(walk(model))
+    shortened = any(isinstance(part, StackSpec) and part.shortens for part in parts)
+    return not shortened and all(part.packs for part in parts if isinstance(part, BranchSpec | ModelSpec))
 
 
 def packed(batching: Batching, longest: int) -> Packing:

@@ -9,13 +9,14 @@ from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.encoder_only import EncoderOnly, Pooled
+from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.init import GPT2Init, Normal, T5Init
+from regard.nn.init import GPT2Init, Normal, T5Init, Uniform
 from regard.nn.input import Tokens
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
@@ -163,9 +164,42 @@ def sahai() -> EncoderDecoder:
     return EncoderDecoder(vocab=10000, d_model=256, heads=4, encoder=Plain((encoder,), 3), decoder=Plain((decoder,), 3))
 
 
+def lstm_lm() -> DecoderOnly:
+    """Zaremba et al. 2014, medium: a language model of 2 LSTM layers of 650, nothing tied.
+
+    Differs from the paper: every batch begins with an empty state, and the forget bias starts at 1.
+    """
+    return DecoderOnly(
+        vocab=10000,
+        d_model=650,
+        heads=1,
+        dropout=0.5,
+        tied=False,
+        input=Tokens(scaled=False, position=None),
+        decoder=Plain((Block((Recurrence(),), NoResidual()),), 2),
+        head=Softmax(bias=True),
+        init=Uniform(0.05),
+    )
+
+
+def lstm_classifier() -> EncoderOnly:
+    """A bidirectional LSTM of 2 x 128 whose states at both ends of a text name its class."""
+    return EncoderOnly(
+        task=SentenceClassifier(2, pool="ends", pooler=False),
+        vocab=10000,
+        d_model=256,
+        heads=1,
+        dropout=0.3,
+        input=Tokens(scaled=False, position=None),
+        encoder=Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1),
+    )
+
+
 PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "bert_base": bert_base,
     "gpt2_small": gpt2_small,
+    "lstm_classifier": lstm_classifier,
+    "lstm_lm": lstm_lm,
     "narang_base": narang_base,
     "narang_small": narang_small,
     "sahai": sahai,

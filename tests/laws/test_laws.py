@@ -15,6 +15,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
@@ -27,6 +28,7 @@ from regard.nn.position.additive import Injected, Learned, Sinusoidal
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
+from regard.nn.recurrent import GRU, Elman, LearnedStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Sandwich
 from regard.nn.rezero import ReZero
 from regard.nn.sight import Window
@@ -127,6 +129,12 @@ def _small(name: str) -> ModelSpec:
 def _subjects() -> dict[str, ModelSpec]:
     subjects = dict(tiny.families())
     subjects["mean pool"] = tiny.encoder_only(SentenceClassifier(tiny.CLASSES, pool="mean", pooler=False))
+    layers = (Recurrence(Elman("relu"), start=LearnedStart()), Recurrence(GRU(), d_hidden=6, output=True))
+    recurrent = Plain(tuple(Block((layer,), NoResidual()) for layer in layers), 2)
+    subjects["recurrent lm"] = replace(tiny.decoder_only(), decoder=recurrent)
+    both_ways = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
+    ends = SentenceClassifier(tiny.CLASSES, pool="ends")
+    subjects["both ways"] = replace(tiny.encoder_only(ends), encoder=both_ways)
     subjects["untied masked lm"] = tiny.encoder_only(MaskedLM(tied=False))
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))

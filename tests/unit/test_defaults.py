@@ -256,6 +256,7 @@ def test_rows_are_packed_where_texts_may_share_one() -> None:
     assert not defaults.packs(base, LanguageModelling())
     assert not defaults.packs(base, Classification())
     assert not defaults.packs(apply("funnel", base), Translation())
+    assert not defaults.packs(preset("lstm_lm"), LanguageModelling("lines"))
 
 
 @pytest.mark.parametrize(("longest", "length"), [(20, 128), (128, 128), (129, 136), (250, 256)])

@@ -39,6 +39,7 @@ class ModelSpec(Spec):
 
     __slots__ = ()
     reads_source: ClassVar[bool] = False  # whether it says a target after reading a source
+    packs: ClassVar[bool] = True  # whether several texts may stand in one row
     if TYPE_CHECKING:
         init: Init  # every family has this field: how its weights are drawn
 
@@ -240,10 +241,16 @@ class LanguageModel(Generator):
             counts = (seg != 0).sum(1)
             if readable(counts) and bool((counts == 0).any()):
                 raise DataError(f"seg: row {int((counts == 0).nonzero()[0])} reads no token")
-        decoding.rows.claim(ids.shape[1])
+        return self.head.log_probs(self.consume(ids, decoding, counts), self.tables.get("output"))
+
+    def consume(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B D"]:
+        """Read new tokens, `counts` of them real in each row (None: all), and note it; the stream at the last real."""
+        decoding.rows.claim(ids.shape[1], counts)
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
-        return self.head.log_probs(last_real(x, counts), self.tables.get("output"))
+        return last_real(x, counts)
 
 
 def token_loss(

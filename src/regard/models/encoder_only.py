@@ -4,6 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from regard.models.base import (
     check_sizes,
     check_vocab,
     label_weights,
+    last_real,
     own_mask,
     real_rows,
     refuse,
@@ -41,6 +43,8 @@ from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
 from regard.tree import Spec
+
+Pooling = Literal["first", "mean", "last", "ends"]
 
 
 class Task(Spec):
@@ -168,11 +172,15 @@ class Pooled(Task):
 
 @dataclass(frozen=True, slots=True)
 class SentenceClassifier(Task):
-    """One class per row, from the first token or the mean of all, through BERT's pooler or not."""
+    """One class per row, from one vector for all of it, through BERT's pooler or not.
+
+    The vector is that of the first token, the mean of all, that of the last one (where a recurrence has read the whole
+    text), or those of both ends side by side (where one has that reads both ways).
+    """
 
     kind = "sentence_classifier"
     classes: int
-    pool: Literal["first", "mean"] = "first"
+    pool: Pooling = "first"
     pooler: bool = True
 
     def check(self) -> None:
@@ -214,16 +222,30 @@ def check_classes(classes: int) -> None:
 class Pool(nn.Module):
     """The stream of a row as one vector."""
 
-    def __init__(self, how: Literal["first", "mean"], projected: bool, site: Site) -> None:
+    def __init__(self, how: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
-        self.how, self.site = how, site
-        self.pooler = site.linear(site.d_model, {"other": site.d_model}) if projected else None
+        self.read = {"first": self.first, "mean": self.mean, "last": self.last, "ends": self.ends}[how]
+        found = 2 * site.d_model if how == "ends" else site.d_model
+        self.pooler = site.linear(found, {"other": site.d_model}) if projected else None
+        self.width = site.d_model if projected else found
 
-    def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B D"]:
+    def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B W"]:
         if batch.packed:
             raise DataError("packed: a packed row has no single vector; classify sentences in padded batches")
-        x = out.x[:, 0] if self.how == "first" else self.mean(out)
+        x = self.read(out)
         return x if self.pooler is None else self.pooler(x).tanh()
+
+    def first(self, out: StackOut) -> Float[Tensor, "B D"]:
+        """The first token."""
+        return out.x[:, 0]
+
+    def last(self, out: StackOut) -> Float[Tensor, "B D"]:
+        """The last real token."""
+        return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
+
+    def ends(self, out: StackOut) -> Float[Tensor, "B E"]:
+        """The first and the last real token, side by side."""
+        return torch.cat((self.first(out), self.last(out)), -1)
 
     def mean(self, out: StackOut) -> Float[Tensor, "B D"]:
         """The mean over real tokens."""
@@ -256,7 +278,7 @@ class SentenceClassifierModel(Classifier):
         super().__init__()
         self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
         self.pool = Pool(task.pool, task.pooler, site)
-        self.classes = site.linear(spec.d_model, {"head": task.classes}, bias=True)
+        self.classes = site.linear(self.pool.width, {"head": task.classes}, bias=True)
 
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None

@@ -56,8 +56,7 @@ class JoinedModel(DecoderOnlyModel):
         decoding = Decoding(rows, self.decoder.start(rows, nothing), beams)
         seg = batch.source_seg
         counts = None if seg is None else (seg != 0).sum(1).repeat_interleave(beams, 0)
-        self.step(source, decoding, counts)
-        rows.advance(source.shape[1], counts)
+        self.consume(source, decoding, counts)
         return decoding
 
 

@@ -135,6 +135,22 @@ class DeepNormInit(Init):
 
 
 @dataclass(frozen=True, slots=True)
+class Uniform(Init):
+    """U(-bound, bound) for everything, as recurrent models were drawn: Sutskever et al. 2014, Wu et al. 2016."""
+
+    kind = "uniform"
+    bound: float = 0.1
+
+    def check(self) -> None:
+        if self.bound < 0.0:
+            raise SpecError("bound", f"must not be negative, not {self.bound}")
+
+    def draw(self, weight: Tensor, role: Role, site: Site) -> None:  # noqa: ARG002
+        with torch.no_grad():
+            weight.uniform_(-self.bound, self.bound)
+
+
+@dataclass(frozen=True, slots=True)
 class Undrawn(Init):
     """Leaves weights as they are in memory: for a model whose weights are about to be loaded."""
 

@@ -46,3 +46,8 @@ class _Dense(nn.Linear, Packable):
 
     def reset_parameters(self) -> None:
         """Nothing: the init slot draws the weights, and drawing twice would double the time to build."""
+
+
+def is_plain(projection: nn.Module) -> bool:
+    """Whether a projection is x W' + b and nothing else, so that a fused kernel may take its weights."""
+    return type(projection) is _Dense

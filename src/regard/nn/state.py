@@ -29,11 +29,13 @@ class Rows:
     window: int | None = None  # of a static decoding; None: all of max_len
     paths: Paths | None = None  # where there are several beams, so that they can share a cache
     counted: bool = False  # by the owner of `lengths`
+    real: Int[Tensor, " B"] | None = None  # how many of the tokens that are read now are no padding; None: all
 
-    def claim(self, T: int) -> None:
-        """Refuse to read T more tokens than there is room for."""
+    def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
+        """Begin to read T tokens, `counts` of them real in each row (None: all). Refuse what there is no room for."""
         if self.bound + T > self.max_len:
             raise SpecError("max_len", f"{self.bound} + {T} tokens do not fit in a decoding of {self.max_len}")
+        self.real = counts
 
     def reach(self, T: int) -> int:
         """How many key positions exist once T more tokens are read."""
@@ -318,3 +320,33 @@ class StaticKV:
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
         """Only these sources are looked at from now on."""
         self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
+
+
+class Hidden:
+    """The state of a recurrence: one vector of each row, or two (h and c of an LSTM), however much was read."""
+
+    def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
+        self.rows = rows
+        self.parts = tuple(part.clone() for part in parts)
+
+    def write(self, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
+        """What is remembered from now on, in place. A row that has read nothing but padding remembers what it did."""
+        real = self.rows.real
+        for old, new in zip(self.parts, parts, strict=True):
+            old.copy_(new if real is None else torch.where(real[:, None] > 0, new, old))
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        for part in self.parts:
+            part.copy_(part.index_select(0, parent))
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """Only these rows are remembered from now on."""
+        self.parts = tuple(part.index_select(0, rows) for part in self.parts)
+
+    def put(self, fresh: "Hidden", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+        """All beams of some sources begin as those of another decoding did."""
+        beams = 1 if self.rows.paths is None else self.rows.paths.beams
+        for mine, its in zip(self.parts, fresh.parts, strict=True):
+            mine.view(-1, beams, mine.shape[1]).index_copy_(
+                0, at, its.view(-1, beams, its.shape[1]).index_select(0, of)
+            )

@@ -16,6 +16,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge
 from regard.nn.init import Init
@@ -23,6 +24,7 @@ from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Linear
 from regard.nn.norm import Norm
 from regard.nn.position.base import Additive, Position
+from regard.nn.recurrent import Cell, Start
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.sight import Sight
 from regard.nn.stacks.base import StackSpec
@@ -93,6 +95,9 @@ def around(part: Spec) -> dict[str, ModelSpec]:
     if isinstance(part, Sharing | Bridge):
         field = "sharing" if isinstance(part, Sharing) else "bridge"
         return {"encoder_decoder": replace(encoder_decoder(), **{field: part})}
+    if isinstance(part, Cell | Start):
+        field = "cell" if isinstance(part, Cell) else "start"
+        return around(replace(Recurrence(), **{field: part}))
     models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
     if isinstance(part, BranchSpec):
         return {name: _with_branch(model, part) for name, model in models.items()}

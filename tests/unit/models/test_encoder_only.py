@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import build, count
-from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, TokenClassifier
+from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, Pooling, SentenceClassifier, TokenClassifier
 from regard.nn.core import Context, View
 from regard.nn.mask import Mask
 from regard.nn.position.additive import Sinusoidal
@@ -50,13 +50,16 @@ def test_an_untied_masked_lm_has_a_table_of_its_own(encoder: Encoder, shaken: Sh
 
 
 @pytest.mark.parametrize("pooler", [True, False])
-@pytest.mark.parametrize("pool", ["first", "mean"])
-def test_sentence_classifier_by_formula(
-    pool: Literal["first", "mean"], pooler: bool, encoder: Encoder, shaken: Shaken
-) -> None:
+@pytest.mark.parametrize("pool", ["first", "mean", "last", "ends"])
+def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: Encoder, shaken: Shaken) -> None:
     model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler))))
     x = encoded(model)
-    rows = x[:, 0] if pool == "first" else torch.stack((x[0].mean(0), x[1, :2].mean(0)))
+    rows = {
+        "first": x[:, 0],
+        "mean": torch.stack((x[0].mean(0), x[1, :2].mean(0))),
+        "last": torch.stack((x[0, 3], x[1, 1])),
+        "ends": torch.stack((torch.cat((x[0, 0], x[0, 3])), torch.cat((x[1, 0], x[1, 1])))),
+    }[pool]
     if pooler:
         rows = (rows @ model.pool.pooler.weight.T + model.pool.pooler.bias).tanh()
     scores = rows @ model.classes.weight.T + model.classes.bias

@@ -16,6 +16,7 @@ class BranchSpec(Spec):
 
     __slots__ = ()
     looks: ClassVar[bool] = False  # at other tokens of its stream, by score: a stack's position and sight mean it
+    packs: ClassVar[bool] = True  # several texts may stand in one row without being mixed
 
     @abstractmethod
     def build(self, site: Site) -> Branch:

@@ -1,0 +1,150 @@
+"""Recurrences against torch's own RNN, GRU and LSTM with copied weights, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.errors import SpecError
+from regard.nn.core import Site
+from regard.nn.init import Xavier
+from regard.nn.linear import Dense
+from regard.nn.recurrent import GRU, LSTM, Cell, Elman, Layer, LearnedStart, ZeroStart
+from regard.nn.state import Hidden, Rows
+
+B, T, D, H = 4, 7, 5, 6
+LENGTHS = torch.tensor([3, 7, 1, 5])
+CELLS: list[tuple[Cell, Any, dict[str, Any]]] = [
+    (Elman(), nn.RNN, {"nonlinearity": "tanh"}),
+    (Elman("relu"), nn.RNN, {"nonlinearity": "relu"}),
+    (GRU(), nn.GRU, {}),
+    (LSTM(), nn.LSTM, {}),
+]
+each_cell = pytest.mark.parametrize(("cell", "theirs", "options"), CELLS, ids=["tanh", "relu", "gru", "lstm"])
+
+
+def site(bias: bool = True) -> Site:
+    return Site(D, 1, D, D, "encoder", False, 0, 1, 1, 0, 1, 0.0, 0.0, 0.0, Dense(bias), Xavier())
+
+
+def copied(theirs: Any, layer: int, cell: Any, suffix: str = "") -> None:
+    """torch's weights of one layer and direction; where the cell has one bias, the sum of torch's two."""
+    state = {name: getattr(theirs, f"{name}_l{layer}{suffix}").detach() for name in ("weight_ih", "weight_hh")}
+    b_x, b_h = (getattr(theirs, f"{name}_l{layer}{suffix}").detach() for name in ("bias_ih", "bias_hh"))
+    with torch.no_grad():
+        cell.input.weight.copy_(state["weight_ih"])
+        cell.hidden.weight.copy_(state["weight_hh"])
+        cell.input.bias.copy_(b_x if cell.hidden.bias is not None else b_x + b_h)
+        if cell.hidden.bias is not None:
+            cell.hidden.bias.copy_(b_h)
+
+
+def stack(cell: Cell, theirs: Any, depth: int, both: bool) -> list[Layer]:
+    layers = []
+    for i in range(depth):
+        width = D if i == 0 else (2 * H if both else H)
+        layer = Layer(cell, width, H, "both" if both else "forwards", ZeroStart(), site()).double()
+        copied(theirs, i, layer.cells[0])
+        if both:
+            copied(theirs, i, layer.cells[1], "_reverse")
+        layers.append(layer)
+    return layers
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(("depth", "both"), [(1, False), (2, False), (2, True)], ids=["one", "two", "both ways"])
+@each_cell
+def test_states_and_gradients_equal_torch(
+    cell: Cell, theirs: Any, options: dict[str, Any], depth: int, both: bool, padded: bool
+) -> None:
+    torch.manual_seed(0)
+    reference = theirs(D, H, depth, batch_first=True, bidirectional=both, **options).double()
+    layers = stack(cell, reference, depth, both)
+    x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
+    lengths = LENGTHS if padded else torch.full((B,), T)
+    packed, last = reference(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    wanted, _ = pad_packed_sequence(packed, batch_first=True, total_length=T)
+    finals = last if isinstance(last, tuple) else (last,)
+    y, found = x, []
+    for layer in layers:
+        y, state = layer(y, lengths if padded else None)
+        found.append(state)
+    real = torch.arange(T) < lengths[:, None]
+    torch.testing.assert_close(y[real], wanted[real], rtol=0, atol=1e-12)
+    ways = 2 if both else 1
+    for part, final in enumerate(finals):  # (depth * ways, B, H)
+        for i in range(depth):
+            their = final[i * ways : (i + 1) * ways].transpose(0, 1).flatten(1)
+            torch.testing.assert_close(found[i][part], their, rtol=0, atol=1e-12)
+
+    def loss(states: Tensor, ends: Tensor) -> Tensor:
+        return (states[real] ** 2).sum() + (ends**3).sum()
+
+    ends = torch.stack([part for state in found for part in state])
+    (mine,) = torch.autograd.grad(loss(y, ends), x)
+    (their,) = torch.autograd.grad(loss(wanted, torch.cat(finals)), x)
+    torch.testing.assert_close(mine, their, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@each_cell
+def test_a_loop_over_the_formula_is_the_fused_run(cell: Cell, theirs: Any, options: dict[str, Any], bias: bool) -> None:
+    """`step` is what decoding runs, and what a projection that is more than a product runs."""
+    if not bias and isinstance(cell, LSTM):
+        cell = LSTM(forget_bias=0.0)
+    torch.manual_seed(1)
+    module: Any = cell.build(D, H, site(bias)).double()
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    state = tuple(torch.randn(B, H, dtype=torch.float64) for _ in range(module.parts))
+    y, last = module(x, state, LENGTHS)
+    looped, ended = module._looped(x, state, LENGTHS)
+    real = torch.arange(T) < LENGTHS[:, None]
+    torch.testing.assert_close(looped[real], y[real], rtol=0, atol=1e-12)
+    for a, b in zip(ended, last, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    reference = theirs(D, H, batch_first=True, bias=bias, **options).double()
+    assert sum(p.numel() for p in reference.parameters()) >= sum(p.numel() for p in module.parameters())
+
+
+def test_a_learned_start_is_where_every_row_begins() -> None:
+    layer: Any = Layer(LSTM(), D, H, "both", LearnedStart(), site()).double()
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    reference = nn.LSTM(D, H, batch_first=True, bidirectional=True).double()
+    with torch.no_grad():
+        for i, suffix in enumerate(("", "_reverse")):
+            cell = layer.cells[i]
+            getattr(reference, f"weight_ih_l0{suffix}").copy_(cell.input.weight)
+            getattr(reference, f"weight_hh_l0{suffix}").copy_(cell.hidden.weight)
+            getattr(reference, f"bias_ih_l0{suffix}").copy_(cell.input.bias)
+            getattr(reference, f"bias_hh_l0{suffix}").zero_()
+        starts = torch.stack([start.state for start in layer.starts])  # (ways, parts, H)
+        h, c = (starts[:, part, None].expand(-1, B, -1).contiguous() for part in range(2))
+        wanted, _ = reference(x, (h, c))
+        y, _ = layer(x, None)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_forget_bias_is_where_that_gate_starts() -> None:
+    cell: Any = LSTM(forget_bias=2.0).build(D, H, site())
+    bias = cell.input.bias
+    assert bias.unflatten(0, (4, H)).mean(1).tolist() == [0.0, 2.0, 0.0, 0.0]
+    with pytest.raises(SpecError, match=r"^forget_bias: the model's linear slot gives no biases"):
+        LSTM().build(D, H, site(bias=False))
+
+
+def test_a_hidden_state_moves_with_its_rows() -> None:
+    rows = Rows(torch.zeros(4, dtype=torch.int64), 5)
+    states = tuple(torch.arange(8.0).view(4, 2) + 10 * part for part in range(2))
+    hidden = Hidden(rows, states)
+    hidden.reorder(torch.tensor([1, 1, 0, 3]))
+    assert hidden.parts[1][:, 0].tolist() == [12.0, 12.0, 10.0, 16.0]
+    assert states[0][0, 0] == 0.0  # a state of its own
+    hidden.put(Hidden(rows, states), torch.tensor([3]), torch.tensor([0]))
+    assert hidden.parts[0][:, 0].tolist() == [6.0, 2.0, 0.0, 6.0]
+    rows.real = torch.tensor([1, 0, 1, 0])
+    hidden.write(tuple(part + 100 for part in hidden.parts))
+    assert hidden.parts[0][:, 0].tolist() == [106.0, 2.0, 100.0, 6.0]
+    hidden.keep(torch.tensor([2, 0]), torch.tensor([2, 0]))
+    assert hidden.parts[0][:, 0].tolist() == [100.0, 106.0]
