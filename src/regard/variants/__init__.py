@@ -28,6 +28,7 @@ from regard.variants import (
     vocabulary,
     weighted,
     wiring,
+    without,
 )
 from regard.variants.base import Row, Variant
 
@@ -49,6 +50,7 @@ for group in (
     vocabulary,
     weighted,
     wiring,
+    without,
 ):
     VARIANTS |= group.VARIANTS
 VARIANTS = dict(sorted(VARIANTS.items()))
