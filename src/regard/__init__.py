@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from regard.models.decoder_only import DecoderOnly
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
+    from regard.models.recurrent import Recurrent
     from regard.nn.core import Trace
     from regard.presets import preset
     from regard.run import Run, load
@@ -35,6 +36,7 @@ __all__ = [
     "Loss",
     "Model",
     "ModelSpec",
+    "Recurrent",
     "RegardError",
     "Run",
     "Spec",
@@ -61,6 +63,7 @@ _HOMES = {
     "regard.models.decoder_only": ("DecoderOnly",),
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),
+    "regard.models.recurrent": ("Recurrent",),
     "regard.nn.core": ("Trace",),
     "regard.presets": ("preset",),
     "regard.run": ("Run", "load"),

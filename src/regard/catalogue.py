@@ -12,6 +12,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
 from regard.models.joined import Joined
+from regard.models.recurrent import FromNothing, FromSource, Opening, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
@@ -47,6 +48,7 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, LearnedStart, Start, ZeroStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
 from regard.nn.rezero import ReZero
+from regard.nn.scorer import AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer, Scorer
 from regard.nn.sight import Sight, Window
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.funnel import Funnel
@@ -62,7 +64,7 @@ from regard.tree import Spec
 S = TypeVar("S", bound=Spec)
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
-    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly, Joined),
+    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly, Joined, Recurrent),
     Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
     TableSpec: (AdaptiveTable, Embeddings, Factorised),
     Sharing: (Sharing,),
@@ -92,6 +94,10 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     ),
     Cell: (Elman, GRU, LSTM),
     Start: (LearnedStart, ZeroStart),
+    RecurrentEncoder: (RecurrentEncoder,),
+    RecurrentDecoder: (RecurrentDecoder,),
+    Opening: (FromNothing, FromSource),
+    Scorer: (AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer),
     Scores: (DenseScores, FactorisedScores, RandomScores, TwoLayerScores),
     Residual: (DeepNorm, Fixup, GatedRecurrent, NoResidual, PostNorm, PreNorm, ReZero, Sandwich),
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),

@@ -16,6 +16,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, SentenceClassifier
 from regard.models.joined import Joined
+from regard.models.recurrent import Recurrent
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
@@ -229,7 +230,7 @@ def fitted(
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
     if isinstance(model, Joined) and not joint:
         raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
-    if isinstance(model, EncoderDecoder) and (source != target or not joint):
+    if isinstance(model, EncoderDecoder | Recurrent) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False
     if isinstance(model, EncoderOnly) and isinstance(objective, Classification):

@@ -10,6 +10,7 @@ from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
+from regard.models.recurrent import FromNothing, FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -22,9 +23,12 @@ from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
+from regard.nn.recurrent import LSTM
 from regard.nn.residual import NoResidual, PostNorm, PreNorm, Residual
+from regard.nn.scorer import AdditiveScorer, GeneralScorer
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.tables import Sharing
 from regard.tree import swap
 
 
@@ -195,13 +199,75 @@ def lstm_classifier() -> EncoderOnly:
     )
 
 
+def rnn() -> Recurrent:
+    """LSTMs of 2 + 2 layers, d 256, the encoder both ways: all that is known of the source is its last state."""
+    return Recurrent(
+        vocab=10000,
+        d_model=256,
+        encoder=RecurrentEncoder(d_hidden=128),
+        decoder=RecurrentDecoder(),
+        head=Softmax(smoothing=0.1),
+    )
+
+
+def rnn_attention() -> Recurrent:
+    """The same with attention to the source: Bahdanau et al. 2015, Luong et al. 2015, with learned maps."""
+    return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScorer()))
+
+
+def gnmt() -> Recurrent:
+    """Wu et al. 2016, GNMT: LSTMs of 8 + 8 layers, d 1024, residual from the third, normalised additive attention.
+
+    As in the paper: sizes, the first layer of the encoder both ways, residuals, the bottom layer of the decoder asks,
+    what it finds goes to all layers above. As in NVIDIA's code, where that differs or the paper says nothing: the
+    bottom layer asks with its state after this word and not before it, so that a layer is run over all words at once;
+    dropout 0.2, weights from U(-0.1, 0.1), no forget bias, smoothing 0.1, words of both languages in one table and a
+    softmax of its own. Differs from both: one bias for each gate instead of two. The search of the paper has
+    `alpha=0.2, coverage=0.2`.
+    """
+    cell = LSTM(forget_bias=0.0)
+    return Recurrent(
+        vocab=32000,
+        d_model=1024,
+        sharing=Sharing(input_output=False),
+        encoder=RecurrentEncoder(cell, 8, reading="first_both", residual_from=3),
+        decoder=RecurrentDecoder(
+            cell,
+            8,
+            residual_from=3,
+            opening=FromNothing(),
+            attention=AdditiveScorer(normalised=True),
+            asks="bottom",
+        ),
+        head=Softmax(bias=True, smoothing=0.1),
+    )
+
+
+def lstm_attention() -> Recurrent:
+    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: LSTMs of 2 + 2 layers of 128, additive.
+
+    The source is read backwards and its last states are the decoder's first; what goes to the head is fed to the next
+    step. Differs from theirs: those states go through a learned map, and the output through tanh.
+    """
+    return Recurrent(
+        vocab=32768,
+        d_model=128,
+        encoder=RecurrentEncoder(reading="backwards"),
+        decoder=RecurrentDecoder(opening=FromSource("linear"), attention=AdditiveScorer(), feeding="output"),
+    )
+
+
 PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "bert_base": bert_base,
+    "gnmt": gnmt,
     "gpt2_small": gpt2_small,
+    "lstm_attention": lstm_attention,
     "lstm_classifier": lstm_classifier,
     "lstm_lm": lstm_lm,
     "narang_base": narang_base,
     "narang_small": narang_small,
+    "rnn": rnn,
+    "rnn_attention": rnn_attention,
     "sahai": sahai,
     "t5_base": t5_base,
     "transformer_base": transformer_base,

@@ -10,6 +10,7 @@ import pytest
 from regard.catalogue import PARTS
 from regard.models.base import ModelSpec
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
+from regard.models.recurrent import FromNothing, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
@@ -31,6 +32,7 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, Elman, LearnedStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Sandwich
 from regard.nn.rezero import ReZero
+from regard.nn.scorer import AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer
 from regard.nn.sight import Window
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
@@ -134,6 +136,10 @@ def _small(name: str) -> ModelSpec:
     """A preset with its sizes cut down and everything else left alone."""
     spec = PRESETS[name]()
     spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
+    spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
+    spec = swap(spec, RecurrentDecoder, lambda side: replace(side, depth=min(side.depth, 3)))
+    if isinstance(spec, Recurrent):
+        return replace(spec, vocab=tiny.VOCAB, d_model=16)
     spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
     spec = swap(spec, Learned, lambda _: Learned(32))
     if isinstance(spec, EncoderOnly):
@@ -150,6 +156,12 @@ def _subjects() -> dict[str, ModelSpec]:
     both_ways = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
     ends = SentenceClassifier(tiny.CLASSES, pool="ends")
     subjects["both ways"] = replace(tiny.encoder_only(ends), encoder=both_ways)
+    nothing_fed = RecurrentDecoder(attention=DotScorer(), self_attention=AdditiveScorer())
+    fed = RecurrentDecoder(GRU(), 2, attention=BilinearScorer(), self_attention=GeneralScorer(), feeding="found")
+    learned = FromNothing(LearnedStart())
+    bottom = replace(fed, depth=3, residual_from=3, self_attention=DotScorer(), asks="bottom", opening=learned)
+    for name, decoder in {"self-attention": nothing_fed, "fed": fed, "fed bottom": bottom}.items():
+        subjects[f"recurrent, {name}"] = tiny.recurrent(decoder)
     subjects["untied masked lm"] = tiny.encoder_only(MaskedLM(tied=False))
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))

@@ -347,6 +347,5 @@ class Hidden:
         """All beams of some sources begin as those of another decoding did."""
         beams = 1 if self.rows.paths is None else self.rows.paths.beams
         for mine, its in zip(self.parts, fresh.parts, strict=True):
-            mine.view(-1, beams, mine.shape[1]).index_copy_(
-                0, at, its.view(-1, beams, its.shape[1]).index_select(0, of)
-            )
+            begun = its.unflatten(0, (-1, beams)).index_select(0, of)
+            mine.unflatten(0, (-1, beams)).index_copy_(0, at, begun)

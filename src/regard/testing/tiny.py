@@ -12,6 +12,7 @@ from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, Task, TokenClassifier
+from regard.models.recurrent import Opening, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -26,6 +27,7 @@ from regard.nn.norm import Norm
 from regard.nn.position.base import Additive, Position
 from regard.nn.recurrent import Cell, Start
 from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.scorer import GeneralScorer, Scorer
 from regard.nn.sight import Sight
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -74,12 +76,19 @@ def encoder_only(task: Task | None = None) -> EncoderOnly:
     return EncoderOnly(task=task or MaskedLM(), vocab=VOCAB, d_model=16, heads=4, encoder=Plain((block,), 2))
 
 
+def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurrent:
+    """A tiny recurrent encoder-decoder, with attention unless said otherwise."""
+    encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScorer())
+    return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
+
+
 def families() -> dict[str, ModelSpec]:
     """One tiny model of every family."""
     return {
         "encoder_decoder": encoder_decoder(),
         "decoder_only": decoder_only(),
         "prefix_lm": prefix_lm(),
+        "recurrent": recurrent(),
         "masked_lm": encoder_only(),
         "sentence_classifier": encoder_only(SentenceClassifier(CLASSES)),
         "token_classifier": encoder_only(TokenClassifier(CLASSES)),
@@ -98,6 +107,12 @@ def around(part: Spec) -> dict[str, ModelSpec]:
     if isinstance(part, Cell | Start):
         field = "cell" if isinstance(part, Cell) else "start"
         return around(replace(Recurrence(), **{field: part}))
+    if isinstance(part, Scorer | Opening):
+        field = "attention" if isinstance(part, Scorer) else "opening"
+        return {"recurrent": recurrent(replace(RecurrentDecoder(attention=GeneralScorer()), **{field: part}))}
+    if isinstance(part, RecurrentEncoder | RecurrentDecoder):
+        field = "encoder" if isinstance(part, RecurrentEncoder) else "decoder"
+        return {"recurrent": replace(recurrent(), **{field: part})}
     models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
     if isinstance(part, BranchSpec):
         return {name: _with_branch(model, part) for name, model in models.items()}

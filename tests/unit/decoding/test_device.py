@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,12 @@ from regard.engines.native import by_length
 from regard.errors import DataError
 from regard.models import base
 from regard.models.base import Generator, LanguageModel, build
+from regard.models.recurrent import RecurrentDecoder
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
+from regard.nn.scorer import AdditiveScorer, GeneralScorer
 from regard.presets import preset
+from regard.testing import tiny
 from regard.variants import apply
 
 from .telling import ENDS, Telling, random_rows, random_says, sources, translator
@@ -149,6 +153,20 @@ def test_modified_models(name: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
+    assert isinstance(model, Generator)
+    job = asked(model, ROWS)
+    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    same(found, search(job, Beam(3)))
+
+
+@pytest.mark.parametrize("feeding", ["none", "found"])
+def test_recurrent_models(feeding: Any) -> None:
+    """Their states are written over in every step, and a beam begins with the state that its source left."""
+    decoder = RecurrentDecoder(attention=AdditiveScorer(), self_attention=GeneralScorer(), feeding=feeding)
+    model = build(replace(tiny.recurrent(decoder), vocab=VOCAB), seed=2).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8.0)
     assert isinstance(model, Generator)
     job = asked(model, ROWS)
     found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
