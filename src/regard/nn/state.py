@@ -302,6 +302,66 @@ class Past(Rewritten):
             self.x = self.x[:n]
 
 
+class Ring(Rewritten):
+    """The last `size` = (taps - 1) * step inputs of a causal convolution; that of position p lies in place p mod size.
+
+    However long the text, a layer keeps no more than its next output can read. Rows may stand at different lengths.
+    """
+
+    def __init__(self, rows: Rows, size: int, step: int) -> None:
+        self.rows, self.size, self.step = rows, size, step
+        self.x: Tensor | None = None  # (B, size, D)
+
+    def read(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
+        """What the taps of each new input read, oldest first and side by side; zeros where a row had not begun.
+
+        Of the new ones, the first `counts` (None: all) of each row are remembered: what is no token would take the
+        place of one that is still needed.
+        """
+        if self.x is None:
+            self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])
+        if x.shape[1] > 1 or counts is not None:
+            return self._several(self.x, x, counts)
+        if self.rows.static or not self.rows.uniform:
+            return self._one_each(self.x, x)
+        at = self.rows.bound
+        seen = [self.x[:, (at - back) % self.size] for back in range(self.size, 0, -self.step)]
+        window = torch.cat((*seen, x[:, 0]), -1)
+        self.x[:, at % self.size] = x[:, 0]  # in the place of the oldest, which the window has a copy of
+        return window[:, None]
+
+    def _one_each(self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 W"]:
+        """One input for every row, wherever it stands; nothing here depends on numbers that only a device knows."""
+        row, first = torch.arange(x.shape[0], device=x.device)[:, None], self.rows.lengths[:, None]
+        back = torch.arange(self.size, 0, -self.step, device=x.device)
+        seen = ring[row, (first - back) % self.size].masked_fill((first < back)[:, :, None], 0.0)
+        window = torch.cat((seen, x), 1).flatten(1)
+        ring[row, first % self.size] = x
+        return window[:, None]
+
+    def _several(
+        self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T W"]:
+        """Many inputs at once: the ring is unrolled, and wound up again around each row's last real input."""
+        T = x.shape[1]
+        row, place = torch.arange(x.shape[0], device=x.device)[:, None], torch.arange(self.size, device=x.device)
+        first = self.rows.lengths[:, None]
+        before = ring[row, (first + place) % self.size].masked_fill((first + place < self.size)[:, :, None], 0.0)
+        whole = torch.cat((before, x), 1)  # positions first - size .. first + T - 1
+        real = torch.full_like(first, T) if counts is None else counts[:, None]
+        ring.copy_(whole[row, real + (place - first - real) % self.size])
+        return torch.cat([whole[:, i : i + T] for i in range(0, self.size + 1, self.step)], -1)
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        if self.x is not None:  # in place: a captured graph keeps its addresses
+            self.x.copy_(self.x.index_select(0, parent))
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """Only these rows go on."""
+        if self.x is not None:
+            self.x = self.x.index_select(0, rows)
+
+
 @dataclass(slots=True)
 class StaticKV:
     """Keys and values of a memory. The beams of a source row share them, so reordering beams changes nothing."""

@@ -1,27 +1,46 @@
 """Taps: what a convolution reads around each position of the stream, in one pass or step by step."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.nn.core import Site, View
 from regard.nn.kernels import once
-from regard.nn.state import Past
+from regard.nn.state import Past, Ring
 
 
 class Taps(NamedTuple):
-    """A convolution reads positions t - before .. t + after for position t."""
+    """A convolution reads positions t - before, t - before + step, .. t + after for position t."""
 
     before: int
     after: int
+    step: int = 1  # the dilation
+
+    def places(self) -> range:
+        """Where the taps stand, counted from the first."""
+        return range(0, self.before + self.after + 1, self.step)
 
 
-def taps(width: int, site: Site) -> Taps:
-    """As many taps as `width`, an odd number: up to t where no later token may be read, else around t."""
-    return Taps(width - 1, 0) if site.causal else Taps(width // 2, width // 2)
+def taps(width: int, site: Site, step: int = 1) -> Taps:
+    """As many taps as `width`: up to t where no later token may be read, else around t.
+
+    Of an even number, one more stands behind t than before it.
+    """
+    if site.causal:
+        return Taps((width - 1) * step, 0, step)
+    return Taps((width - 1) // 2 * step, width // 2 * step, step)
+
+
+def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
+    """How many inputs one output of convolutions (kernel, dilation) on top of each other depends on.
+
+    1 + sum_l (k_l - 1) * d_l: 1 + L (k - 1) for L plain layers. A causal one has all but one of them in the past.
+    """
+    return 1 + sum((kernel - 1) * dilation for kernel, dilation in layers)
 
 
 def read(x: Float[Tensor, "B T D"], taps: Taps, view: View, past: Past | None = None) -> Float[Tensor, "B N D"]:
@@ -51,7 +70,30 @@ def _foreign(taps: Taps, view: View) -> tuple[Tensor, ...]:
     assert own is not None
     assert seg is not None
     seg = F.pad(seg, (taps.before, taps.after))
-    return tuple(seg[:, i : i + view.T] != own for i in range(taps.before + taps.after + 1))
+    return tuple(seg[:, i : i + view.T] != own for i in taps.places())
+
+
+def windows(
+    x: Float[Tensor, "B T D"],
+    taps: Taps,
+    view: View,
+    ring: Ring | None = None,
+    counts: Int[Tensor, " B"] | None = None,
+) -> Float[Tensor, "B T W"]:
+    """What the taps of every position read, side by side: (B, T, K * D). A convolution is a projection of this.
+
+    Taps read zeros beyond the row and its segment. In decoding, what came before is in `ring`, which remembers the
+    `counts` (None: all) of the new ones that are real.
+    """
+    if ring is not None:
+        return ring.read(x, counts)
+    if not taps.before and not taps.after:
+        return x
+    T, stream, hidden = x.shape[1], read(x, taps, view), foreign(taps, view)
+    parts = [stream[:, i : i + T] for i in taps.places()]
+    if hidden is not None:
+        parts = [part.masked_fill(there[:, :, None], 0.0) for part, there in zip(parts, hidden, strict=True)]
+    return torch.cat(parts, -1)
 
 
 def convolve(
