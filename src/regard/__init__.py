@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from regard.catalogue import from_record, to_record
     from regard.errors import DataError, KernelError, RegardError, SpecError
     from regard.models.base import Classifier, Decoding, Generator, Loss, Model, ModelSpec, build, count
+    from regard.models.bytenet import ByteNet
+    from regard.models.convs2s import ConvS2S
     from regard.models.decoder_only import DecoderOnly
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
@@ -25,7 +27,9 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Batch",
+    "ByteNet",
     "Classifier",
+    "ConvS2S",
     "DataError",
     "DecoderOnly",
     "Decoding",
@@ -60,6 +64,8 @@ _HOMES = {
     "regard.catalogue": ("from_record", "to_record"),
     "regard.errors": ("DataError", "KernelError", "RegardError", "SpecError"),
     "regard.models.base": ("Classifier", "Decoding", "Generator", "Loss", "Model", "ModelSpec", "build", "count"),
+    "regard.models.bytenet": ("ByteNet",),
+    "regard.models.convs2s": ("ConvS2S",),
     "regard.models.decoder_only": ("DecoderOnly",),
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),

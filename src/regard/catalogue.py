@@ -8,6 +8,8 @@ from typing import Any, TypeVar, overload
 
 from regard import tree
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
@@ -36,7 +38,7 @@ from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.nn.bridge import Bridge, Last, Transparent, TransparentNormed
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated import GatedRecurrent
-from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Uniform, Xavier
+from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Uniform, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
@@ -59,14 +61,15 @@ from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
 from regard.nn.vocab.tables import Embeddings, Factorised, Sharing, TableSpec
+from regard.nn.weight_norm import NormedEmbeddings, WeightNorm
 from regard.tree import Spec
 
 S = TypeVar("S", bound=Spec)
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
-    ModelSpec: (DecoderOnly, EncoderDecoder, EncoderOnly, Joined, Recurrent),
+    ModelSpec: (ByteNet, ConvS2S, DecoderOnly, EncoderDecoder, EncoderOnly, Joined, Recurrent),
     Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
-    TableSpec: (AdaptiveTable, Embeddings, Factorised),
+    TableSpec: (AdaptiveTable, Embeddings, Factorised, NormedEmbeddings),
     Sharing: (Sharing,),
     InputSpec: (Tokens,),
     Additive: (Learned, Sinusoidal),
@@ -106,8 +109,8 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Sight: (Window,),
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
-    Linear: (Dense, FixupLinear),
-    Init: (DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Uniform, Xavier),
+    Linear: (Dense, FixupLinear, WeightNorm),
+    Init: (ConvS2SInit, DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Uniform, Xavier),
 }
 
 PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for part in parts}

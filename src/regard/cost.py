@@ -54,17 +54,24 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
-    """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model."""
+    """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model.
+
+    Where a family has blocks of its own, each thing in them by its name.
+    """
     stacks: dict[str, None] = {}  # in order
     for name, module in model.named_modules():
-        stack = name.split(".blocks.")[0]
+        stack, _, place = name.partition(".blocks.")
         if isinstance(module, Branch) and not isinstance(module, Joined):
             stacks[stack] = None
             yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(module).__name__.lstrip('_')).lower()}"
         elif isinstance(module, BlockModule):
             yield name, f"{stack}.norms"
+        elif place.count(".") == 1 and not isinstance(model.get_submodule(name.rpartition(".")[0]), BlockModule):
+            stacks[stack] = None
+            yield name, f"{stack}.{place.rpartition('.')[2]}"
     for name in stacks:
-        yield name, f"{name} (position, final norm)"
+        whole = any(isinstance(module, BlockModule) for module in model.get_submodule(name).modules())
+        yield name, f"{name} (position, final norm)" if whole else f"{name} (rest)"
     for name, _ in model.named_children():
         if name not in stacks:
             yield name, f"{name} (rest)" if any(stack.startswith(f"{name}.") for stack in stacks) else name

@@ -12,6 +12,8 @@ from regard.data.objectives import Classification, LanguageModelling, Objective,
 from regard.data.prepare import Survey
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, SentenceClassifier
@@ -230,7 +232,7 @@ def fitted(
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
     if isinstance(model, Joined) and not joint:
         raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
-    if isinstance(model, EncoderDecoder | Recurrent) and (source != target or not joint):
+    if isinstance(model, EncoderDecoder | ConvS2S | ByteNet | Recurrent) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False
     if isinstance(model, EncoderOnly) and isinstance(objective, Classification):

@@ -7,6 +7,8 @@ from typing import Any
 from regard.catalogue import edited
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
@@ -257,8 +259,33 @@ def lstm_attention() -> Recurrent:
     )
 
 
+def convs2s() -> ConvS2S:
+    """Gehring et al. 2017 as fairseq ran it on IWSLT: 4 + 3 layers of width 256, kernel 3."""
+    return ConvS2S(dropout=0.2, head=Softmax(bias=True, smoothing=0.1))
+
+
+def convs2s_wmt() -> ConvS2S:
+    """Gehring et al. 2017 for WMT English-German: 15 + 15 layers of widths 512, 1024 and 2048; 40,000 shared pieces."""
+    layers = ((512, 3),) * 9 + ((1024, 3),) * 4 + ((2048, 1),) * 2
+    return replace(convs2s(), vocab=40000, d_model=768, d_out=512, encoder=layers, decoder=layers)
+
+
+def bytenet() -> ByteNet:
+    """Kalchbrenner et al. 2016: 30 + 30 blocks of width 800 over characters."""
+    return ByteNet(dropout=0.0)
+
+
+def bytenet_small() -> ByteNet:
+    """The same with 10 + 10 blocks of width 256: a laptop's size."""
+    return ByteNet(d_model=256, encoder_blocks=10, decoder_blocks=10)
+
+
 PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "bert_base": bert_base,
+    "bytenet": bytenet,
+    "bytenet_small": bytenet_small,
+    "convs2s": convs2s,
+    "convs2s_wmt": convs2s_wmt,
     "gnmt": gnmt,
     "gpt2_small": gpt2_small,
     "lstm_attention": lstm_attention,

@@ -9,6 +9,8 @@ import pytest
 
 from regard.catalogue import PARTS
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
 from regard.models.recurrent import FromNothing, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.activation import ACTIVATIONS
@@ -21,7 +23,7 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated import GatedRecurrent
-from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Normal, T5Init, Undrawn, Xavier
 from regard.nn.input import Tokens
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm
@@ -39,11 +41,13 @@ from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing
+from regard.nn.weight_norm import WeightNorm
 from regard.presets import PRESETS
 from regard.testing import LAWS, around, examine, tiny
 from regard.tree import Spec, swap, to_record, walk
 from regard.variants import VARIANTS
 
+SIDES = ("encoder", "decoder")
 BLOCK = Block((SelfAttention(), FeedForward(24)))
 
 PARTS_UNDER_LAW: dict[str, Spec] = {
@@ -102,26 +106,15 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "embeddings": Embeddings(),
     "softmax with bias": Softmax(bias=True, scaled=True, smoothing=0.1, z=1e-4),
     "dense without bias": Dense(bias=False),
+    "weight_norm": WeightNorm(),
     "last": Last(),
-    **{init.kind: init for init in (DeepNormInit(), FanIn(), FixupInit(), GPT2Init(), Normal(), T5Init(), Xavier())},
+    **{
+        init.kind: init
+        for init in (ConvS2SInit(), DeepNormInit(), FanIn(), FixupInit(), GPT2Init(), Normal(), T5Init(), Xavier())
+    },
     "nothing shared": Sharing(source_target=False, input_output=False),
     "inputs shared": Sharing(input_output=False, positions=True),
     "target and output shared": Sharing(source_target=False),
-}
-
-
-# What does not depend on who calls it is examined in one family, which has both an encoder and a decoder: functions of
-# single numbers, and what weights begin as.
-ANYWHERE = {
-    *(f"feedforward {name}" for name in ACTIVATIONS if name not in ("relu", "gelu")),
-    *(name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, Init)),
-    "self_attention unscaled",
-    "self_attention scaled by 0.3",
-    "self_attention without bias",
-    "feedforward without bias",
-    "dense without bias",
-    "embeddings",
-    "sinusoidal from 1",
 }
 
 
@@ -144,6 +137,12 @@ def _small(name: str) -> ModelSpec:
     spec = swap(spec, Learned, lambda _: Learned(32))
     if isinstance(spec, EncoderOnly):
         spec = replace(spec, task=SentenceClassifier(tiny.CLASSES))
+    if isinstance(spec, ConvS2S):
+        spec = replace(spec, d_out=None, encoder=spec.encoder[:1] + spec.encoder[-1:], decoder=spec.decoder[-2:])
+        layers = {side: tuple((width // 64, kernel) for width, kernel in getattr(spec, side)) for side in SIDES}
+        return replace(spec, vocab=tiny.VOCAB, d_model=16, **layers)
+    if isinstance(spec, ByteNet):
+        return replace(spec, vocab=tiny.VOCAB, d_model=16, encoder_blocks=3, decoder_blocks=3)
     return replace(spec, vocab=tiny.VOCAB, d_model=16, heads=4)  # type: ignore[reportCallIssue]
 
 
@@ -172,14 +171,16 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["two vocabularies"] = replace(
         tiny.encoder_decoder(), vocab=tiny.VOCAB + 5, target_vocab=tiny.VOCAB, sharing=Sharing(source_target=False)
     )
+    subjects["dense convs2s, shared"] = replace(
+        tiny.convs2s(), d_out=None, sharing=Sharing(), output_table=None, linear=Dense(), init=Xavier()
+    )
+    subjects["wide bytenet"] = replace(tiny.bytenet(), kernel=5, dilations=(3,), stretch=2.5, extra=1)
     subjects["funnel"] = replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 1, 1), T5Bias(8, 16)))
     for name, part in PARTS_UNDER_LAW.items():
         if isinstance(part, CrossAttention):
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
             continue
         for family, model in around(part).items():
-            if name in ANYWHERE and family != "encoder_decoder":
-                continue
             subjects[f"{name}: {family}"] = _untied(model) if name == "tokens concatenated" else model
     for name in PRESETS:
         subjects[f"preset {name}"] = _small(name)
@@ -218,6 +219,7 @@ def test_laws_apply_where_they_should() -> None:
 COMPILED = [
     "encoder_decoder",
     "prefix_lm",
+    "convs2s",
     "token_classifier",
     "preset t5_base",
     "rotary: decoder_only",

@@ -24,6 +24,19 @@ def test_a_transformer_costs_what_the_arithmetic_says() -> None:
     assert parts["tables"].parameters == V * D
 
 
+def test_convolutions_cost_what_the_arithmetic_says() -> None:
+    T, D, V = 32, 256, 10000
+    parts = {part.part: part for part in cost(preset("convs2s"), length=T).parts}
+    assert parts["encoder.convolution"].flops_per_token == 4 * 2 * (3 * D) * (2 * D)
+    assert parts["decoder.convolution"].flops_per_token == 3 * 2 * (3 * D) * (2 * D)
+    assert parts["decoder.attention"].flops_per_token == 3 * (4 * D * D + 4 * T * D)
+    assert parts["head"].flops_per_token == 2 * D * V
+    parts = {part.part: part for part in cost(preset("bytenet_small"), length=50).parts}
+    assert parts["decoder.convolution"].flops_per_token == 10 * 2 * 3 * (D // 2) ** 2
+    assert parts["encoder.narrow"].flops_per_token == 10 * 2 * D * (D // 2) * 1.2  # columns for a token
+    assert parts["join"].flops_per_token == 2 * 2 * D * D
+
+
 def test_shared_blocks_cost_parameters_once_and_flops_every_time() -> None:
     plain, shared = preset("transformer_tiny"), preset("transformer_tiny", **{"encoder.unique": 1})
     before = {part.part: part for part in cost(plain).parts}["encoder.feed_forward"]

@@ -48,6 +48,47 @@ def test_parameters_of_the_lecture_preset() -> None:
     assert count(preset("sahai")) == vocab * d + 3 * (encoder + decoder)
 
 
+def convolutional(layers: list[tuple[int, int]], d: int, attends: bool) -> int:
+    """Weight-normalised: a projection of n to m has n m + 2 m numbers, with its lengths and biases."""
+
+    def linear(inputs: int, outputs: int) -> int:
+        return inputs * outputs + 2 * outputs
+
+    total, before = linear(d, layers[0][0]), layers[0][0]
+    for width, kernel in layers:
+        total += linear(kernel * before, 2 * width) + (linear(before, width) if before != width else 0)
+        total += linear(width, d) + linear(d, width) if attends else 0
+        before = width
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "decoder", "d", "out", "vocab"),
+    [
+        ("convs2s", [(256, 3)] * 4, [(256, 3)] * 3, 256, 256, 10000),
+        *[
+            ("convs2s_wmt", wide, wide, 768, 512, 40000)
+            for wide in [[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2]
+        ],
+    ],
+)
+def test_parameters_of_convs2s(
+    name: str, encoder: list[tuple[int, int]], decoder: list[tuple[int, int]], d: int, out: int, vocab: int
+) -> None:
+    """As fairseq's: two tables and 1,024 positions each, and a weight-normalised last layer."""
+    tables = 2 * (vocab + 1024) * d + vocab * out + 2 * vocab
+    ends = (encoder[-1][0] + 2) * d + (decoder[-1][0] + 2) * out
+    layers = convolutional(encoder, d, attends=False) + convolutional(decoder, d, attends=True)
+    assert count(preset(name)) == tables + ends + layers
+
+
+@pytest.mark.parametrize(("name", "blocks", "d"), [("bytenet", 30, 800), ("bytenet_small", 10, 256)])
+def test_parameters_of_bytenet(name: str, blocks: int, d: int) -> None:
+    half, vocab = d // 2, 300
+    block = d * half + half + 3 * half * half + half + half * d + d + 2 * d + 4 * half
+    assert count(preset(name)) == vocab * d + d + 2 * blocks * block + 2 * d * d + d + 2 * d
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_builds_on_the_meta_device_in_no_time_and_memory(name: str) -> None:
     start = time.perf_counter()

@@ -172,12 +172,24 @@ def test_an_unknown_name_names_its_nearest() -> None:
         apply("swigul", preset("transformer_small"))
 
 
+@pytest.mark.parametrize("base", ["convs2s", "bytenet_small"])
+def test_a_model_without_blocks_has_no_variants(base: str) -> None:
+    """Half of one would be another model under its name: positions taken away and none given."""
+    for name in VARIANTS.keys() - {"vanilla"}:
+        with pytest.raises(SpecError, match="stacks of blocks"):
+            apply(name, preset(base))
+    assert apply("vanilla", preset(base)) == preset(base)
+
+
 def test_every_variant_says_what_it_is() -> None:
     assert all(variant.about for variant in VARIANTS.values())
     assert list(VARIANTS) == sorted(VARIANTS)
 
 
-@pytest.mark.parametrize("base", sorted(PRESETS))
-def test_every_preset_has_variants(base: str) -> None:
+FED = [name for name in sorted(PRESETS) if any(isinstance(part, FeedForward) for part in walk(preset(name)))]
+
+
+@pytest.mark.parametrize("base", FED)
+def test_every_preset_with_feed_forwards_has_variants(base: str) -> None:
     spec = preset(base)
     assert apply("swiglu", spec) != spec

@@ -135,6 +135,23 @@ class DeepNormInit(Init):
 
 
 @dataclass(frozen=True, slots=True)
+class ConvS2SInit(Init):
+    """Gehring et al. 2017, 3.5: activations keep their variance through gates and dropout. Tables N(0, 0.1^2).
+
+    Projections N(0, (1 - p) / n) for n inputs that are dropped at rate p; those into a gated linear unit, which leaves
+    a quarter of the variance, N(0, 4 (1 - p) / n).
+    """
+
+    kind = "convs2s_init"
+
+    def draw(self, weight: Tensor, role: Role, site: Site) -> None:
+        gain = 4.0 if role in ("up", "gate") else 1.0
+        std = 0.1 if role in ("embedding", "position") else math.sqrt(gain * (1 - site.dropout) / weight.shape[-1])
+        with torch.no_grad():
+            weight.normal_(0.0, std)
+
+
+@dataclass(frozen=True, slots=True)
 class Uniform(Init):
     """U(-bound, bound) for everything, as recurrent models were drawn: Sutskever et al. 2014, Wu et al. 2016."""
 

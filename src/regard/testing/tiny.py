@@ -9,6 +9,8 @@ from torch import Tensor
 from regard.batch import Batch, pack, pad
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, Task, TokenClassifier
@@ -82,11 +84,23 @@ def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurr
     return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
 
 
+def convs2s() -> ConvS2S:
+    """A tiny ConvS2S, of layers that differ in width and kernel."""
+    return ConvS2S(vocab=VOCAB, d_model=12, d_out=10, encoder=((8, 3), (10, 4)), decoder=((8, 3), (10, 1), (10, 2)))
+
+
+def bytenet() -> ByteNet:
+    """A tiny ByteNet."""
+    return ByteNet(vocab=VOCAB, d_model=16, encoder_blocks=2, decoder_blocks=3, dilations=(1, 2))
+
+
 def families() -> dict[str, ModelSpec]:
     """One tiny model of every family."""
     return {
         "encoder_decoder": encoder_decoder(),
         "decoder_only": decoder_only(),
+        "convs2s": convs2s(),
+        "bytenet": bytenet(),
         "prefix_lm": prefix_lm(),
         "recurrent": recurrent(),
         "masked_lm": encoder_only(),

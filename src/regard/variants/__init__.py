@@ -11,6 +11,7 @@ from regard.catalogue import PARTS
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec, count
 from regard.nn.position.base import AtHeads
+from regard.nn.stacks.base import StackSpec
 from regard.tree import diff, plain, walk
 from regard.variants import (
     activations,
@@ -28,7 +29,6 @@ from regard.variants import (
     vocabulary,
     weighted,
     wiring,
-    without,
 )
 from regard.variants.base import Row, Variant
 
@@ -50,7 +50,6 @@ for group in (
     vocabulary,
     weighted,
     wiring,
-    without,
 ):
     VARIANTS |= group.VARIANTS
 VARIANTS = dict(sorted(VARIANTS.items()))
@@ -60,6 +59,11 @@ def apply(name: str, spec: ModelSpec) -> ModelSpec:
     """`spec` with a modification. One that would change nothing is refused: a run must be what it is called."""
     if name not in VARIANTS:
         raise SpecError("variants", f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
+    if name != "vanilla" and not any(isinstance(part, StackSpec) for part in walk(spec)):
+        raise SpecError(
+            "variants",
+            f"{name!r} modifies stacks of blocks, which {type(spec).kind!r} has none of; set its fields instead",
+        )
     changed = VARIANTS[name].edit(spec)
     if name != "vanilla" and not diff(spec, changed):
         raise SpecError("variants", f"{name!r} changes nothing here: the model has it already, or has no place for it")

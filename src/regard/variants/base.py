@@ -26,7 +26,6 @@ Group = Literal[
     "wiring",
     "experts",
     "family",
-    "without",
 ]
 
 

@@ -173,6 +173,20 @@ def test_recurrent_models(feeding: Any) -> None:
     same(found, search(job, Beam(3)))
 
 
+@pytest.mark.parametrize("name", ["convs2s", "bytenet"])
+def test_convolutional_models(name: str) -> None:
+    """Their rings turn in place, and what another source left in one is not read."""
+    model = build(replace(tiny.families()[name], vocab=VOCAB), seed=2).double().eval()  # type: ignore[reportCallIssue]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert isinstance(model, Generator)
+    job = asked(model, ROWS)
+    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    assert len({one.ids for ranked in found for one in ranked or ()}) > len(ROWS) // 2  # or all would be easy
+    same(found, search(job, Beam(3)))
+
+
 def test_jobs_flow_in_groups_of_like_width() -> None:
     model, spec = translator(VOCAB, eos=2.0), Beam(3)
     rows = [*random_rows(10, VOCAB, longest=40, seed=2), *random_rows(5, VOCAB, longest=4, seed=3)]
