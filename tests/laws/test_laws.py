@@ -23,7 +23,7 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated import GatedRecurrent
-from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
 from regard.nn.input import Tokens
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm
@@ -118,6 +118,21 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
 }
 
 
+# What does not depend on who calls it is examined in one family, which has both an encoder and a decoder: functions of
+# single numbers, and what weights begin as.
+ANYWHERE = {
+    *(f"feedforward {name}" for name in ACTIVATIONS if name not in ("relu", "gelu")),
+    *(name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, Init)),
+    "self_attention unscaled",
+    "self_attention scaled by 0.3",
+    "self_attention without bias",
+    "feedforward without bias",
+    "dense without bias",
+    "embeddings",
+    "sinusoidal from 1",
+}
+
+
 def _untied(model: ModelSpec) -> ModelSpec:
     """Concatenated positions make the input table narrower than the output's, so the two cannot be one."""
     model = swap(model, Sharing, lambda sharing: replace(sharing, input_output=False))
@@ -181,6 +196,8 @@ def _subjects() -> dict[str, ModelSpec]:
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
             continue
         for family, model in around(part).items():
+            if name in ANYWHERE and family != "encoder_decoder":
+                continue
             subjects[f"{name}: {family}"] = _untied(model) if name == "tokens concatenated" else model
     for name in PRESETS:
         subjects[f"preset {name}"] = _small(name)

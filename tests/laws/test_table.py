@@ -8,7 +8,7 @@ from regard.variants import VARIANTS, apply
 
 LATER = {"compile", "kernels"}  # they examine the kernels, which the parts are examined with in test_laws
 # What the base of the table has already stands on another one.
-POST_NORM = {"pre_norm", "t5_bias", "learned"}
+POST_NORM = {"pre_norm", "t5_bias", "learned", "no_scaling"}
 DEEP = {"layers_24", "layers_18", "layers_8", "layers_6"}
 
 

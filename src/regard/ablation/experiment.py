@@ -49,6 +49,9 @@ class Settings:
     search_rates: bool = False
     metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
     max_time: float | None = None
+    each: bool = False  # `seconds` are those of every row, each at its own speed
+    base_seeds: int | None = None  # None: three times as many as a row has
+    texts: bool = False  # what was said in the end is kept
 
     def check(self) -> None:
         """Refuse what cannot be meant, before any text is read."""
@@ -122,6 +125,19 @@ def ablate(
 
     `wanted` may be a function, which is called once the folder is there.
     """
+    with begun(wanted, out, settings, machine, watch) as (text, recipe):
+        rows = Rows(recipe, text.data, settings.match)
+        planned = rows.rows(*chosen(settings.rows))
+        found = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned).run()
+        found.save(Path(out))
+        return found
+
+
+@contextmanager
+def begun(
+    wanted: Asked | Callable[[], Asked], out: str | Path, settings: Settings, machine: Machine, watch: Watch
+) -> Iterator[tuple[Text, Recipe]]:
+    """The text and the base's recipe of an experiment in the folder `out`, which is held while it lasts."""
     settings.check()
     choose_device(machine.device)  # one that is not there is said before anything is made
     folder = Path(out)
@@ -133,14 +149,7 @@ def ablate(
 
         text = plan.tokenised(found, folder / "data", say)
         # Not packed unless asked for: rows that cannot be packed would be trained on other batches than the base.
-        recipe = resolve(_asked(found, settings), text.data, choose_device(machine.device), say, packs=False)
-        rows = Rows(recipe, text.data, settings.match)
-        names, named = chosen(settings.rows)
-        planned = rows.rows(names, named)
-        for row in planned:
-            if row.left_out:
-                say(f"{row.name} is left out: {row.left_out}")
-        return _Experiment(folder, settings, machine, watch, text, recipe, rows.vanilla, planned).run()
+        yield text, resolve(_asked(found, settings), text.data, choose_device(machine.device), say, packs=False)
 
 
 def _asked(wanted: Asked, settings: Settings) -> Asked:
@@ -166,7 +175,9 @@ def _folder(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Experiment:
+class Experiment:
+    """Rows and a base on one text: makes the runs that were not made before, and compares."""
+
     def __init__(
         self,
         folder: Path,
@@ -181,27 +192,37 @@ class _Experiment:
         self.folder, self.settings, self.machine, self.watch = folder, settings, machine, watch
         self.text, self.recipe, self.base, self.rows = text, recipe, base, rows
         self.metric = metric_of(text.data.objective, settings.metric, recipe.train.decode)
-        self.results = Results(folder, self.metric)
-        self.left = [row for row in rows if row.model is not None]
+        self.results = Results(folder, self.metric, settings.texts)
+        self.jobs: list[Job] = []
+        for row in rows:
+            if row.left_out:
+                self._say(f"{row.name} is left out: {row.left_out}")
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
 
     def run(self) -> Report:
+        """The table of all rows."""
         settings, complete, rates = self.settings, True, {}
         with Pool(self.folder, self.machine) as pool:
-            steps = settings.steps if settings.seconds is None else self._steps(pool, settings.seconds)
+            steps = settings.steps
+            if settings.seconds is not None:
+                steps = self._steps(pool, self.base, settings.seconds)
+                if settings.each:
+                    self.rows = [self._paced(pool, row, settings.seconds) for row in self.rows]
             self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
+            left = [row for row in self.rows if row.model is not None]
             if settings.search_rates:
-                searches = plan.searches([self.base, *self.left], self.recipe, self.text)
+                searches = plan.searches([self.base, *left], self.recipe, self.text)
                 complete = self._make(pool, searches, "learning rates")
                 rates = self._rates(searches)
             # Without all searches done, rates may still change: only the rows whose search is whole go on.
-            ready = [row for row in self.left if not settings.search_rates or row.name in rates]
-            jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates)
+            ready = [row for row in left if not settings.search_rates or row.name in rates]
+            many = settings.base_seeds
+            self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, many)
             if complete:
-                complete = self._make(pool, jobs, "runs")
-        found = report(self.recipe, self.text.data, self.base, self.rows, jobs, self.results, settings.seeds, rates)
+                complete = self._make(pool, self.jobs, "runs")
+        seeds = settings.seeds
+        found = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
         found.complete = complete
-        found.save(self.folder)
         return found
 
     def _make(self, pool: Pool, jobs: list[Job], what: str) -> bool:
@@ -215,7 +236,8 @@ class _Experiment:
                 self.results.add(event["result"])
             self.watch(event)
 
-        return pool.run(left.values(), self.text, self.metric, watch, self.deadline) if left else True
+        wanted = {"metric": self.metric, "texts": self.settings.texts}
+        return pool.run(left.values(), self.text, wanted, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
         """The factor of the learning rate at which each row did best; a run that failed did worst."""
@@ -230,19 +252,35 @@ class _Experiment:
             best[job.row] = (loss, job.factor) if loss < before[0] else before
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
-    def _steps(self, pool: Pool, seconds: float) -> int:
-        """As many steps as the base makes in this time: measured once, then the same for all rows and all sessions."""
+    def _paced(self, pool: Pool, row: Row, seconds: float) -> Row:
+        """A row with the steps that it makes in this time; left out if it cannot be trained at all."""
+        if row.model is None:
+            return row
+        try:
+            return replace(row, steps=self._steps(pool, row, seconds))
+        except DataError as error:
+            self._say(f"{row.name} is left out: {error}")
+            return Row(row.name, None, left_out=str(error))
+
+    def _say(self, sentence: str) -> None:
+        self.watch({"event": "say", "sentence": sentence})
+
+    def _steps(self, pool: Pool, row: Row, seconds: float) -> int:
+        """As many steps as a row makes in this time: measured once, then the same in all sessions."""
         train = plan.training(self.recipe.train, LONG)
-        probe = plan.job(self.base, 1, replace(self.recipe, train=train), self.text)
+        probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
         known, path = probe.hash, self.folder / "steps.json"
         table: dict[str, Any] = read_json(path) if path.exists() else {}
         if f"{known} {seconds:g}" not in table:
-            self.watch({"event": "say", "sentence": "measuring the speed of the base"})
-            speed = pool.speed(probe, self.text, min(PROBE, seconds))
+            self._say(f"measuring the speed of {self._called(row)}")
+            speed = pool.speed(probe, self.text, min(PROBE, seconds / 4 if self.settings.each else seconds))
             if isinstance(speed, str):
-                raise DataError(f"the base cannot be trained here: {speed}")
+                raise DataError(f"{self._called(row)} cannot be trained here: {speed}")
             table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
             write_json(path, table)
         steps = table[f"{known} {seconds:g}"]
-        self.watch({"event": "say", "sentence": f"steps: {steps:,}, what the base makes in {seconds:g} s"})
+        self._say(f"steps: {steps:,}, what {self._called(row)} makes in {seconds:g} s")
         return steps
+
+    def _called(self, row: Row) -> str:
+        return "the base" if row is self.base else row.name

@@ -30,6 +30,7 @@ svg .mark.worse { stroke: var(--worse); fill: var(--worse); }
 svg .curve { fill: none; stroke: var(--soft); stroke-width: 1.4; opacity: .55; }
 svg .curve.better { stroke: var(--better); } svg .curve.worse { stroke: var(--worse); }
 svg .curve.base { stroke: var(--base); stroke-width: 3; opacity: 1; }
+svg .bar { fill: var(--line); } svg .bar.base { fill: var(--base); opacity: .6; }
 svg g:hover .curve { opacity: 1; stroke-width: 3; } svg .soft { fill: var(--soft); }
 """
 
@@ -47,15 +48,99 @@ def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequ
         "<h2>Validation loss</h2>",
         curves(rows),
     ]
+    return _whole("Ablation", parts)
+
+
+def ladder(
+    record: dict[str, Any],
+    metric: str,
+    cells: Sequence[Sequence[str]],
+    by_length: Sequence[Sequence[str]],
+    sentences: Sequence[str],
+) -> str:
+    """The page of a ladder, from its JSON, the name of its metric, its two tables as text, and what is to be said."""
+    rows = record["rows"]
+    parts = [
+        "<h1>The ladder</h1>",
+        *(f"<p>{escape(sentence)}</p>" for sentence in sentences),
+        _table(cells, [_class(row) for row in rows]),
+        f"<h2>{escape(metric)}</h2>",
+        bars(rows, metric),
+        f"<h2>{escape(metric)} by source length</h2>",
+        lengths(rows, [bucket["name"] for bucket in record["buckets"]], metric),
+        _table(by_length, [""] * (len(by_length) - 1)),
+        "<h2>Validation loss</h2>",
+        curves(rows),
+    ]
+    return _whole("The ladder", parts)
+
+
+def _whole(title: str, parts: Sequence[str]) -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<title>Ablation</title><style>{STYLE}</style></head>\n'
+        f'<!doctype html>\n<html lang="en"><head>{head}<title>{title}</title><style>{STYLE}</style></head>\n'
         f"<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
 def _class(row: dict[str, Any]) -> str:
-    return {BETTER: "better", WORSE: "worse", "the base": "base"}.get(row["verdict"], "")
+    known = {BETTER: "better", WORSE: "worse", "the base": "base", "the full Transformer": "base"}
+    return known.get(row["verdict"], "")
+
+
+def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
+    """The metric of every rung, from the bottom of the ladder, with its interval."""
+    known = [row for row in rows if row["metric"] is not None]
+    if not known:
+        return "<p>No rung has been climbed yet.</p>"
+    left, right, each, top = 190.0, 880.0, 24.0, 16.0
+    most = max(row["high"] for row in known) or 1.0
+    bottom = top + each * len(known)
+
+    def x(value: float) -> float:
+        return left + (right - left) * value / most
+
+    drawn = [_axis(x, ticks(0.0, most), top, bottom)]
+    for i, row in enumerate(known):
+        y, kind = top + each * (i + 0.5), _class(row)
+        told = f"{row['name']}: {row['metric']:.1f}, {row['low']:.1f} to {row['high']:.1f}"
+        drawn.append(
+            f"<g><title>{escape(told)}</title>"
+            f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(row["name"])}</text>'
+            f'<rect class="bar {kind}" x="{left}" y="{y - 8:.1f}" width="{x(row["metric"]) - left:.1f}" height="16"/>'
+            f'<line class="mark" x1="{x(row["low"]):.1f}" x2="{x(row["high"]):.1f}" y1="{y:.1f}" y2="{y:.1f}"/></g>'
+        )
+    drawn.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">{escape(metric)}</text>')
+    return _svg(900, bottom + 44, f"{metric} of every rung with its interval", drawn)
+
+
+def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> str:
+    """The metric by source length, a line for every rung; the full Transformer is the thick one."""
+    points = [[(i, one["value"]) for i, one in enumerate(row["buckets"]) if one["lines"]] for row in rows]
+    known = [row | {"curve": curve} for row, curve in zip(rows, points, strict=True) if curve]
+    if not known or len(names) < 2:
+        return "<p>There are no lengths to tell apart.</p>"
+    left, right, top, bottom = 60.0, 760.0, 16.0, 380.0
+    most = max(value for row in known for _, value in row["curve"]) or 1.0
+
+    def x(bucket: float | int) -> float:
+        return left + (right - left) * (bucket + 0.5) / len(names)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * value / most
+
+    drawn = [_left_axis(y, ticks(0.0, most), left, right)]
+    drawn += [
+        f'<text class="soft" x="{x(i):.1f}" y="{bottom + 17}" text-anchor="middle">{escape(name)}</text>'
+        for i, name in enumerate(names)
+    ]
+    for row in known:
+        line = " ".join(f"{x(bucket):.1f},{y(value):.1f}" for bucket, value in row["curve"])
+        told = f"{row['name']}: " + ", ".join(f"{value:.1f}" for _, value in row["curve"])
+        drawn.append(f'<g><title>{escape(told)}</title><polyline class="curve {_class(row)}" points="{line}"/></g>')
+    drawn += _labels(known, y, right + 8, top, bottom)
+    drawn.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">source tokens</text>')
+    return _svg(900, bottom + 44, f"{metric} by source length", drawn)
 
 
 def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str]) -> str:

@@ -128,7 +128,8 @@ def early_step(train: TrainSpec) -> int:
 def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) -> Job:
     """A run of a row: the base's recipe with another model, seed and learning rate."""
     assert row.model is not None
-    train = replace(recipe.train, seed=seed, optimizer=_rated(recipe.train.optimizer, factor))
+    train = recipe.train if row.steps is None else training(recipe.train, row.steps)
+    train = replace(train, seed=seed, optimizer=_rated(train.optimizer, factor))
     whole = replace(recipe, model=row.model, train=train)
     return Job(row.name, seed, whole, factor, run_hash(whole, text.fingerprint))
 
@@ -161,9 +162,18 @@ def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
     return [job(row, SEARCH_SEED, recipe, text, factor) for row in rows for factor in FACTORS]
 
 
-def runs(base: Row, rows: Iterable[Row], seeds: int, recipe: Recipe, text: Text, rates: dict[str, float]) -> list[Job]:
-    """The runs that verdicts rest on: seeds 1 .. n of every row, and three times as many of the base."""
-    found = [job(base, seed, recipe, text, rates.get(base.name, 1.0)) for seed in range(1, 3 * seeds + 1)]
+def runs(
+    base: Row,
+    rows: Iterable[Row],
+    seeds: int,
+    recipe: Recipe,
+    text: Text,
+    rates: dict[str, float],
+    base_seeds: int | None = None,
+) -> list[Job]:
+    """The runs that verdicts rest on: seeds 1 .. n of every row, and three times as many of the base if not said."""
+    many = base_seeds or 3 * seeds
+    found = [job(base, seed, recipe, text, rates.get(base.name, 1.0)) for seed in range(1, many + 1)]
     for row in rows:
         found += [job(row, seed, recipe, text, rates.get(row.name, 1.0)) for seed in range(1, seeds + 1)]
     return found

@@ -21,9 +21,9 @@ DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 class Results:
     """All results of a folder by hash. What failed for another reason than its training is tried again."""
 
-    def __init__(self, folder: Path, metric: str = "loss") -> None:
-        """A run that is done and lacks the metric that is wanted now is not done."""
-        self.folder, self.path, self.metric = folder, folder / "results.jsonl", metric
+    def __init__(self, folder: Path, metric: str = "loss", texts: bool = False) -> None:
+        """A run that is done and lacks the metric, or the translations, that are wanted now is not done."""
+        self.folder, self.path, self.metric, self.texts = folder, folder / "results.jsonl", metric, texts
         self.found: dict[str, Result] = {}
         self.listed: set[str] = set()
         for result in self._lines():
@@ -52,7 +52,7 @@ class Results:
             self.found[result["hash"]] = result
 
     def _measured(self, result: Result) -> bool:
-        return result["status"] != DONE or self.metric in result["scores"]
+        return result["status"] != DONE or (self.metric in result["scores"] and (not self.texts or "said" in result))
 
     def add(self, result: Result) -> None:
         """Take a new result, and append it to the list."""

@@ -31,6 +31,7 @@ class Row:
     operations: float = 0.0  # of a forward pass over one sequence
     note: str = ""
     left_out: str = ""
+    steps: int | None = None  # None: as many as all others
 
 
 def chosen(wanted: str) -> tuple[list[str], set[str]]:
@@ -52,16 +53,20 @@ class Rows:
         window = getattr(recipe.data.batching, "length", None)
         self.longest = window or 0 if data.objective.stream else recipe.data.max_len + 2
         self.length = sequence_length(recipe, data)
-        self.vanilla = self._measured(Row(BASE, self.base))
+        self.vanilla = self.measured(Row(BASE, self.base))
 
     def row(self, name: str) -> Row:
         """The base with a modification, of the base's size if that is asked for."""
-        model = apply(name, self.base)
-        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
-        model = fit(model, self.base, fits)
-        check_family(model, self.objective)
-        row = self._measured(Row(name, model))
+        model = self.fitted(apply(name, self.base), self.base)
+        row = self.measured(Row(name, model))
         return row if self.match == "none" else self._matched(row, model)
+
+    def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
+        """A model that was made of `before`, with what the text asks for; refused if it cannot learn the task."""
+        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
+        model = fit(model, before, fits)
+        check_family(model, self.objective)
+        return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
         """All rows. One that does not apply is left out with the reason, unless it was asked for by name."""
@@ -81,7 +86,8 @@ class Rows:
             raise SpecError("--rows", f"no row applies here: {found[0].name}: {found[0].left_out}")
         return found
 
-    def _measured(self, row: Row) -> Row:
+    def measured(self, row: Row) -> Row:
+        """A row with what its model costs."""
         assert row.model is not None
         found = cost(row.model, self.length)
         return replace(row, parameters=found.parameters, operations=found.flops_per_token * found.length)
@@ -102,7 +108,7 @@ class Rows:
         for step in (ROUND, 1):
             found = scaled(model, factor, step)
             if factor > 0 and abs(measure(found) / wanted - 1) <= CLOSE:
-                return self._measured(replace(row, model=found, note=f"hidden width x {factor:.2f}"))
+                return self.measured(replace(row, model=found, note=f"hidden width x {factor:.2f}"))
         why = "" if _hidden(model) else ": it has no feed-forward layer"
         return replace(row, note=f"not matched{why}, {size / wanted:.2f} x the base's {what}")
 

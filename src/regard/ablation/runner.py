@@ -131,8 +131,18 @@ class Pool:
             worker.kill()
             worker.errors.unlink(missing_ok=True)
 
-    def run(self, jobs: Iterable[Job], text: Text, metric: str, watch: Watch, deadline: float | None = None) -> bool:
-        """Make all runs, telling of each; whether there was time for all. None is begun that would end too late."""
+    def run(
+        self,
+        jobs: Iterable[Job],
+        text: Text,
+        wanted: dict[str, Any],
+        watch: Watch,
+        deadline: float | None = None,
+    ) -> bool:
+        """Make all runs, telling of each; whether there was time for all. None is begun that would end too late.
+
+        `wanted` says what is measured: a metric, and whether translations are kept (texts).
+        """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
@@ -146,7 +156,7 @@ class Pool:
                         job = waiting.get_nowait()
                     except queue.Empty:
                         break
-                    self._one(worker, job, text, metric, events.put, clock)
+                    self._one(worker, job, text, wanted, events.put, clock)
             except BaseException as error:  # raised by whoever waits
                 events.put(error)
             events.put(None)
@@ -164,11 +174,11 @@ class Pool:
                 watch(event)
         return waiting.empty()
 
-    def _one(self, worker: Worker, job: Job, text: Text, metric: str, tell: Watch, clock: "_Clock") -> None:
+    def _one(self, worker: Worker, job: Job, text: Text, wanted: dict[str, Any], tell: Watch, clock: "_Clock") -> None:
         about = {"row": job.row, "seed": job.seed, "factor": job.factor}
         folder = self.folder / "runs" / job.hash
         folder.mkdir(parents=True, exist_ok=True)
-        order = self._order(folder, job.recipe.record(), text) | {"about": about, "metric": metric}
+        order = self._order(folder, job.recipe.record(), text) | {"about": about} | wanted
         write_json(folder / "job.json", about | {"recipe": job.recipe.record()})
         tell({"event": "begin", "job": job})
         began = time.monotonic()

@@ -70,8 +70,8 @@ class Telling:
             self.tell({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
 
 
-def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, metric: str, tell: Tell) -> Result:
-    """Train and measure one run, or go on with one that was killed."""
+def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, tell: Tell) -> Result:
+    """Train and measure one run by `order["metric"]`, or go on with one that was killed."""
     run, spec = RunFolder(folder), recipe.train
     held_out, model = _held_out(recipe, data), build(recipe.model, device, seed=spec.seed)
     latest = run.latest()
@@ -81,34 +81,41 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, me
     if latest:
         trainer.resume()
     trainer.fit()
+    said: list[str] = []
     with trainer.averaged(), torch.no_grad():
-        final = validate(model.eval(), held_out, Beam(beams=1), spec.decode, spec.bleu_tokenize, metric in ROUGE)
+        rouge = order["metric"] in ROUGE
+        final = validate(model.eval(), held_out, Beam(beams=1), spec.decode, spec.bleu_tokenize, rouge, said)
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
-    curve, speed = _read_log(run.log)
+    logged = _read_log(run.log)
     early = early_step(spec)
     found = environment(device)
     return {
-        "early": {"step": early, "loss": dict(curve)[early]},
+        "early": {"step": early, "loss": dict(logged["curve"])[early]},
         "loss": final["loss"],
         "scores": final,
         "steps": spec.steps,
-        "steps_per_second": speed,
-        "curve": curve,
+        **logged,
         "device": found["device"],
         "threads": found["threads"],
         "torch": torch.__version__,
-    }
+    } | ({"said": said} if order.get("texts") else {})
 
 
 def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, seconds: float) -> float:
-    """Steps a second of a model, over `seconds` of training."""
+    """Steps a second of a model, over `seconds` of training.
+
+    On a CPU these are seconds in which it worked: what else the machine does meanwhile takes nothing from its budget.
+    """
     model = build(recipe.model, device, seed=recipe.train.seed)
     trainer = _trainer(Measured, model, recipe, data, RunFolder(folder), [])
     began: list[tuple[int, float]] = []
 
+    def clock() -> float:
+        return time.monotonic() if device.type != "cpu" else time.process_time() / torch.get_num_threads()
+
     def stop() -> str | None:
-        now = time.monotonic()
+        now = clock()
         if not began:  # the first step is slower than all others
             began.append((trainer.progress.step, now))
         return "measured" if now - began[0][1] > seconds else None
@@ -116,7 +123,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
     outcome = trainer.fit(stop)
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return (outcome.step - began[0][0]) / (time.monotonic() - began[0][1])
+    return (outcome.step - began[0][0]) / (clock() - began[0][1])
 
 
 def _trainer(
@@ -142,13 +149,19 @@ def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
     )
 
 
-def _read_log(path: Path) -> tuple[list[tuple[int, float]], float]:
-    """The validation losses by step, and steps a second without validation; the first stretch warms up."""
+def _read_log(path: Path) -> Result:
+    """The validation losses by step, and how fast training was without validation; the first stretch warms up."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     curve = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
-    times = [(event["step"], event["time"]) for event in events if event["event"] == "step"]
-    first, last = times[0] if len(times) > 1 else (0, 0.0), times[-1]
-    return curve, (last[0] - first[0]) / max(last[1] - first[1], 1e-9)
+    times = [(event["step"], event["labels"], event["time"]) for event in events if event["event"] == "step"]
+    first, last = times[0] if len(times) > 1 else (0, 0, 0.0), times[-1]
+    seconds = max(last[2] - first[2], 1e-9)
+    return {
+        "curve": curve,
+        "steps_per_second": (last[0] - first[0]) / seconds,
+        "tokens_per_second": (last[1] - first[1]) / seconds,
+        "training_seconds": last[2],
+    }
 
 
 def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -163,7 +176,7 @@ def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
         began = time.monotonic()
         about = order["about"] | {"hash": folder.name}
         try:
-            result = about | {"status": DONE} | train(folder, recipe, data, device, order["metric"], tell)
+            result = about | {"status": DONE} | train(folder, recipe, data, device, order, tell)
         except DivergedError as error:
             result = about | {"status": DIVERGED, "error": str(error)}
         except Exception as error:  # one row's failure is its cell

@@ -78,6 +78,62 @@ def paired_bootstrap(
     return _compare(*counts, score, name, signature.format(), resamples, seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A score, and where 95 % of the resampled ones lie."""
+
+    value: float
+    low: float
+    high: float
+    lines: int
+
+
+def intervals(
+    outputs: Sequence[Sequence[str]],
+    references: References,
+    groups: Sequence[Sequence[int]],
+    metric: str = "bleu",
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+    **settings: Any,
+) -> list[Interval]:
+    """The mean score of several `outputs` for the same lines (a model's seeds), over each of the `groups` of lines.
+
+    Every resample draws lines, the same for all outputs, and outputs, each with replacement: the interval tells of
+    both, as far as few outputs can. Metrics as in `paired_bootstrap`. An empty group has no score: not a number.
+    """
+    if not outputs:
+        raise DataError(f"{metric}: an interval needs at least one output")
+    if metric == "exact_match":
+        counts = [np.asarray(line_matches(said, references), dtype=np.float64).reshape(-1, 1) for said in outputs]
+        counts = [np.concatenate((matches, np.ones_like(matches)), 1) for matches in counts]
+        score: Callable[[Any], float] = lambda total: 100 * float(total[0] / total[1])  # noqa: E731
+    elif metric in CORPUS_METRICS:
+        scorer = corpus_metric(metric, **settings)
+        counts = [_counts(scorer, said, references) for said in outputs]
+        score = lambda total: scorer._compute_score_from_stats(total.tolist()).score  # noqa: E731
+    else:
+        raise SpecError("metric", f"unknown metric {metric!r}; {nearest(metric, (*CORPUS_METRICS, 'exact_match'))}")
+    return [_interval([one[list(group)] for one in counts], score, resamples, seed) for group in groups]
+
+
+def _interval(
+    counts: Sequence[Float[np.ndarray, "N K"]], score: Callable[[Any], float], resamples: int, seed: int
+) -> Interval:
+    lines, many = len(counts[0]), len(counts)
+    if not lines:
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    value = float(np.mean([score(one.sum(0)) for one in counts]))
+    chosen = np.random.default_rng(seed + 1).integers(many, size=(resamples, many))
+    drawn: list[float] = []
+    for times in _draws(lines, resamples, seed):
+        totals = [times @ one for one in counts]
+        for row in range(len(times)):
+            drawn.append(float(np.mean([score(totals[which][row]) for which in chosen[len(drawn)]])))
+    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
+    return Interval(value, low, high, lines)
+
+
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:

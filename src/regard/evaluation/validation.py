@@ -33,16 +33,22 @@ class HeldOut:
 
 
 def validate(
-    model: Model, held_out: HeldOut, search: Search, decode: int, tokenize: str, rouge: bool = False
+    model: Model,
+    held_out: HeldOut,
+    search: Search,
+    decode: int,
+    tokenize: str,
+    rouge: bool = False,
+    said: list[str] | None = None,
 ) -> Values:
     """All that is measured during training, by name; `decode` records are translated with `search`.
 
-    `rouge` adds ROUGE, for summaries.
+    `rouge` adds ROUGE, for summaries; `said` is given the translations.
     """
     found = likelihood(model, held_out.table, held_out.objective, held_out.batching)
     values = {"loss": found.loss}
     if isinstance(held_out.objective, Translation):
-        values |= translated(model, held_out, search, decode, tokenize, rouge)
+        values |= translated(model, held_out, search, decode, tokenize, rouge, said)
     elif isinstance(held_out.objective, Classification):
         values |= classified(model, held_out)
     else:
@@ -53,7 +59,13 @@ def validate(
 
 
 def translated(
-    model: Model, held_out: HeldOut, search: Search, count: int, tokenize: str, rouge: bool = False
+    model: Model,
+    held_out: HeldOut,
+    search: Search,
+    count: int,
+    tokenize: str,
+    rouge: bool = False,
+    said: list[str] | None = None,
 ) -> Values:
     """BLEU, chrF and exact matches of the first `count` records, and ROUGE if asked for."""
     records = held_out.texts[:count]
@@ -64,14 +76,16 @@ def translated(
     tokenizers, device = held_out.tokenizers, next(model.parameters()).device
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device)
     batch_size = 64 if device.type == "cpu" else 256
-    said = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
+    found = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
     searching.forget()  # the memory is training's again
+    if said is not None:
+        said += found
     wanted = [record[1] for record in records]
-    summaries = zip(ROUGE, metrics.rouge(said, wanted, "unicode"), strict=True) if rouge else ()
+    summaries = zip(ROUGE, metrics.rouge(found, wanted, "unicode"), strict=True) if rouge else ()
     return {name: score.value for name, score in summaries} | {
-        "bleu": metrics.bleu(said, wanted, tokenize).value,
-        "chrf": metrics.chrf(said, wanted).value,
-        "exact_match": metrics.exact_match(said, wanted).value,
+        "bleu": metrics.bleu(found, wanted, tokenize).value,
+        "chrf": metrics.chrf(found, wanted).value,
+        "exact_match": metrics.exact_match(found, wanted).value,
     }
 
 

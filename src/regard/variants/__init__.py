@@ -29,6 +29,7 @@ from regard.variants import (
     vocabulary,
     weighted,
     wiring,
+    without,
 )
 from regard.variants.base import Row, Variant
 
@@ -50,6 +51,7 @@ for group in (
     vocabulary,
     weighted,
     wiring,
+    without,
 ):
     VARIANTS |= group.VARIANTS
 VARIANTS = dict(sorted(VARIANTS.items()))

@@ -26,6 +26,7 @@ Group = Literal[
     "wiring",
     "experts",
     "family",
+    "without",
 ]
 
 

@@ -1,0 +1,401 @@
+"""The ladder: what the Transformer replaced, and the Transformer less one of its parts, under one budget.
+
+Every rung has the full Transformer's parameters (its width is solved for), the same batches in the same order, and the
+same steps or the same seconds of training. It is an ablation whose rows may be of other families.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from regard.ablation import page
+from regard.ablation.experiment import DEMO_VALIDATION, Experiment, Settings, begun
+from regard.ablation.path import path_lengths
+from regard.ablation.report import METRICS, Line, Mean, Report, quantity
+from regard.ablation.results import DONE, Result
+from regard.ablation.rows import Row, Rows
+from regard.ablation.runner import Machine, Watch
+from regard.ablation.sizes import resized
+from regard.data.objectives import Translation
+from regard.errors import RegardError, SpecError, nearest
+from regard.evaluation.lengths import Bucket, buckets
+from regard.evaluation.significance import Interval, intervals
+from regard.models.base import ModelSpec
+from regard.presets import PRESETS, preset
+from regard.recipe import Asked, Recipe, asked
+from regard.training.checkpoint import write_json, write_text
+from regard.tree import hints
+from regard.variants import VARIANTS, apply
+
+FULL = "transformer"  # the last rung: the base
+# What came before, as presets; then the Transformer without one of its parts, as variants.
+BEFORE: tuple[str, ...] = ()
+LESS = ("no_scaling", "one_head", "no_positions", "no_residual", "no_norm", "no_feed_forward")
+RUNGS = (*BEFORE, *LESS, FULL)
+METRIC = ("bleu", "chrf", "exact_match")  # of translations, line by line: those that can be resampled
+BUCKETS = 4
+QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
+STEPS = 1800  # of the demo's text, if nothing is said
+
+
+def chosen(wanted: str) -> tuple[list[str], set[str]]:
+    """The rungs of `all` or of names between commas, from the bottom; and which of them were asked for by name.
+
+    The full Transformer is the last of every ladder.
+    """
+    words = [word.strip() for word in wanted.split(",")]
+    for word in words:
+        if word not in RUNGS and word != "all":
+            raise SpecError("--rungs", f"unknown rung {word!r}; {nearest(word, (*RUNGS, 'all'))}")
+    names = [name for name in RUNGS if name != FULL and ("all" in words or name in words)]
+    if not names:
+        raise SpecError("--rungs", "names only the full Transformer, which every ladder has; name what leads to it")
+    return names, set(words) - {"all", FULL}
+
+
+def demo(text: Path, base: str | None, changes: Sequence[str]) -> Asked:
+    """The default: the demo's English and German numbers, dates and times, and a Transformer for two cores."""
+    small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"smoothing": 0.0}}
+    small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
+    record = {
+        "model": {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small} if base is None else base,
+        "data": {
+            "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
+            "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
+            "tokenizer": {"kind": "bpe", "vocab": 800},
+            "batching": {"kind": "buckets", "tokens": 500},
+            "max_len": 40,  # a model that has learned nothing says as much as it may
+        },
+        "train": {
+            "steps": STEPS,
+            "optimizer": {"kind": "adamw", "rate": 4e-3},
+            "schedule": {"kind": "linear", "warmup": 100},
+            "decode": DEMO_VALIDATION // 2,
+        },
+    }
+    return asked(record, changes)
+
+
+def ladder(
+    wanted: Asked | Callable[[], Asked],
+    out: str | Path,
+    rungs: str = "all",
+    settings: Settings = Settings(),
+    machine: Machine = Machine(),
+    watch: Watch = lambda _: None,
+) -> "Ladder":
+    """Climb the ladder in the folder `out`, or go on climbing it, and return it.
+
+    Of the settings, `rows` and `match` are the ladder's own; `seconds` are those of every rung.
+    """
+    names, named = chosen(rungs)
+    if settings.metric is not None and settings.metric not in METRIC:
+        raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, METRIC)}")
+    settings = replace(settings, each=True, base_seeds=settings.seeds, texts=True)
+    with begun(wanted, out, settings, machine, watch) as (text, recipe):
+        if not isinstance(text.data.objective, Translation):
+            raise SpecError("data", "a ladder is climbed with pairs of texts; give --source and --target, or --tsv")
+        if not recipe.train.decode:
+            raise SpecError("train.decode", "is 0, but a ladder compares translations; leave it out")
+        if recipe.data.batching is not None and recipe.data.batching.packed:
+            raise SpecError("data.batching", "a recurrent model takes no packed rows; use kind = 'buckets'")
+        rows = Rows(recipe, text.data, "none")
+        base = replace(rows.vanilla, name=FULL)
+        planned = [_rung(rows, base, name, name in named) for name in names]
+        experiment = Experiment(Path(out), settings, machine, watch, text, recipe, base, planned)
+        found = _climbed(experiment, experiment.run())
+        found.save(Path(out))
+        return found
+
+
+def _rung(rows: Rows, base: Row, name: str, named: bool) -> Row:
+    """A rung of the base's size; left out with the reason if it does not apply, unless it was asked for by name."""
+    assert base.model is not None
+    try:
+        if name in LESS:
+            model = rows.fitted(apply(name, base.model), base.model)
+        else:
+            before = family(name, base.model)
+            model = rows.fitted(before, before)
+        sized, factor = resized(model, base.parameters)
+        note = "" if factor == 1.0 else f"width x {factor:.2f}" if name in LESS else f"width {_width(sized)}"
+        return rows.measured(Row(name, sized, note=note))
+    except RegardError as error:
+        if named:
+            raise SpecError("--rungs", f"{name!r} does not apply here: {error}") from None
+        return Row(name, None, left_out=str(error))
+
+
+def _width(model: Any) -> int:
+    return model.d_model
+
+
+def family(name: str, base: ModelSpec) -> ModelSpec:
+    """Another family's preset with what is the base's to say: how much is dropped out, how labels are smoothed."""
+    found = preset(name)
+    shared = {field for field in ("dropout", "head") if field in hints(type(found)) and field in hints(type(base))}
+    return replace(found, **{field: getattr(base, field) for field in shared})  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One line of the ladder."""
+
+    name: str
+    about: str
+    parameters: int | None
+    metric: float | None  # mean of the seeds
+    low: float | None  # 95 % of the resampled means
+    high: float | None
+    sd: float | None  # over seeds
+    loss: Mean | None
+    tokens_per_second: float | None
+    path_length: int | None
+    path: str
+    shortest_path: int | None
+    shortest: str
+    steps: int | None
+    seconds: float | None  # of training, a run
+    buckets: list[Interval]
+    curve: list[tuple[int, float]]
+    effect: dict[str, Any] | None  # on the loss, against the full Transformer
+    verdict: str
+    note: str
+
+    def json(self) -> dict[str, Any]:
+        """As JSON; what cannot be said is null."""
+        found = asdict(self)
+        found["buckets"] = [_numbers(one) for one in found["buckets"]]
+        return found
+
+
+def _numbers(one: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in one.items()}
+
+
+@dataclass
+class Ladder:
+    """All rungs, from the bottom, and what holds for all of them."""
+
+    rungs: list[Rung]
+    buckets: list[Bucket]
+    metric: str
+    seeds: int
+    steps: int | None  # of every rung; None where every rung has the same seconds
+    seconds: float | None
+    length: int  # n of the path lengths
+    devices: list[str]
+    complete: bool
+
+    @property
+    def title(self) -> str:
+        """`BLEU`."""
+        return METRICS.get(self.metric, self.metric)
+
+    def json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "complete": self.complete,
+            "metric": self.metric,
+            "seeds": self.seeds,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "sequence_length": self.length,
+            "devices": self.devices,
+            "buckets": [
+                {"name": one.name, "least": one.least, "most": one.most, "lines": len(one.lines)}
+                for one in self.buckets
+            ],
+            "rows": [rung.json() for rung in self.rungs],
+        }
+
+    def sentences(self) -> list[str]:
+        """What one must know to read it."""
+        budget = f"{self.steps:,} steps" if self.seconds is None else f"{self.seconds:g} seconds of training"
+        said = [
+            f"{self.seeds} seed{'s' * (self.seeds > 1)} and {budget} a rung, the same batches in the same order, "
+            f"parameters within 5% of the full Transformer's. {self.title} of greedy translations of held-out text, "
+            "mean of the seeds, with the interval of 95% of 1,000 resamples of lines and seeds; loss in nats a token.",
+            "Path: the longest chain of layers or recurrent steps, none of which can begin before the one before it, "
+            f"from the first source token to the last output, for n = {self.length} tokens on either side; in "
+            "brackets the shortest, which a signal has to go through.",
+        ]
+        if len(self.devices) > 1:
+            said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
+        if not self.complete:
+            said.append("Not all runs are made yet; the same command goes on.")
+        return said
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, its heading first."""
+        head = ["rung", "parameters", self.title, "95%", "loss", "tokens/s", "path", "steps", "seconds", "verdict"]
+        return [head, *(_cells(rung) for rung in self.rungs)]
+
+    def by_length(self) -> list[list[str]]:
+        """The metric by source length as text, its heading first."""
+        head = ["rung", *(f"{one.name} tokens ({len(one.lines)} lines)" for one in self.buckets)]
+        return [head, *([rung.name, *(_score(one) for one in rung.buckets)] for rung in self.rungs if rung.buckets)]
+
+    def table(self) -> Table:
+        """For a terminal, with a bar for every rung."""
+        head, *rows = self.cells()
+        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for i, heading in enumerate(head[:-1]):
+            found.add_column(heading, justify="right" if i else "left", no_wrap=True)
+        found.add_column("", no_wrap=True)
+        found.add_column(head[-1])
+        most = self._most()
+        for rung, row in zip(self.rungs, rows, strict=True):
+            *cells, verdict = (cell.replace("[", "\\[") for cell in row)
+            found.add_row(*cells, bar((rung.metric or 0.0) / most), verdict)
+        return found
+
+    def _most(self) -> float:
+        return max((rung.metric or 0.0 for rung in self.rungs), default=0.0) or 1.0
+
+    def length_table(self) -> Table:
+        """The metric by source length, for a terminal."""
+        head, *rows = self.by_length()
+        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for i, heading in enumerate(head):
+            found.add_column(heading, justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            found.add_row(*(cell.replace("[", "\\[") for cell in row))
+        return found
+
+    def markdown(self) -> str:
+        """As a Markdown page."""
+        lines = ["# The ladder", ""]
+        for title, (head, *rows) in ((None, self.cells()), (f"{self.title} by source length", self.by_length())):
+            if title is not None:
+                lines += ["", f"## {title}", ""]
+            right = ["---", *["--:"] * (len(head) - (2 if title is None else 1)), *["---"] * (title is None)]
+            lines += [
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, right, *rows)
+            ]
+        return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
+
+    def save(self, folder: Path) -> None:
+        """Leave ladder.json, ladder.md and ladder.html in a folder."""
+        write_json(folder / "ladder.json", self.json())
+        shown = page.ladder(self.json(), self.title, self.cells(), self.by_length(), self.sentences())
+        for name, text in (("ladder.md", self.markdown()), ("ladder.html", shown)):
+            making = folder / f".{name}-making"
+            write_text(making, text)
+            making.rename(folder / name)
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A bar of eighths of a character."""
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _score(one: Interval) -> str:
+    return "" if math.isnan(one.value) else f"{one.value:.1f} [{one.low:.1f}, {one.high:.1f}]"
+
+
+def _cells(rung: Rung) -> list[str]:
+    def shown(value: Any, how: str) -> str:
+        return "" if value is None else format(value, how)
+
+    path = "" if rung.path_length is None else f"{rung.path} = {rung.path_length} [{rung.shortest}]"
+    if rung.path == str(rung.path_length):
+        path = f"{rung.path_length} [{rung.shortest}]"
+    return [
+        rung.name,
+        shown(rung.parameters, ","),
+        shown(rung.metric, ".1f"),
+        "" if rung.low is None else f"[{rung.low:.1f}, {rung.high:.1f}]",
+        "" if rung.loss is None else rung.loss.text(3),
+        "" if rung.tokens_per_second is None else quantity(rung.tokens_per_second),
+        path,
+        shown(rung.steps, ","),
+        shown(rung.seconds, ".0f"),
+        rung.verdict + (f" ({rung.note})" if rung.note else ""),
+    ]
+
+
+def _climbed(experiment: Experiment, report: Report) -> Ladder:
+    text, recipe = experiment.text, experiment.recipe
+    records = text.data.valid_texts[: recipe.train.decode]
+    tokenizer = text.data.tokenizers["source"]
+    groups = buckets([len(ids) for ids in tokenizer.encode_batch([record[0] for record in records])], BUCKETS)
+    lines = {line.name: line for line in report.lines}
+    runs: dict[str, list[Result]] = {}
+    for job in experiment.jobs:
+        result = experiment.results.get(job.hash)
+        if result is not None and result["status"] == DONE:
+            runs.setdefault(job.row, []).append(result)
+    references = [record[1] for record in records]
+
+    def rung(row: Row) -> Rung:
+        return _measured(row, lines[row.name], runs.get(row.name, []), references, groups, recipe, report)
+
+    settings = experiment.settings
+    return Ladder(
+        [rung(row) for row in (*experiment.rows, experiment.base)],
+        groups,
+        report.metric,
+        settings.seeds,
+        None if settings.seconds is not None else report.steps,
+        settings.seconds,
+        report.length,
+        report.devices,
+        report.complete,
+    )
+
+
+def _measured(
+    row: Row,
+    line: Line,
+    done: Sequence[Result],
+    references: Sequence[str],
+    groups: Sequence[Bucket],
+    recipe: Recipe,
+    report: Report,
+) -> Rung:
+    whole: Interval | None = None
+    inside: list[Interval] = []
+    if done:
+        everything = [range(len(references)), *(one.lines for one in groups)]
+        settings: dict[str, Any] = {"tokenize": recipe.train.bleu_tokenize} if report.metric == "bleu" else {}
+        whole, *inside = intervals([one["said"] for one in done], references, everything, report.metric, **settings)
+    longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
+    effect = None if line.effect is None else asdict(line.effect)
+    return Rung(
+        row.name,
+        about(row.name),
+        line.parameters,
+        None if whole is None else whole.value,
+        None if whole is None else whole.low,
+        None if whole is None else whole.high,
+        None if line.metric is None else line.metric.sd,
+        line.final,
+        statistics.fmean(one["tokens_per_second"] for one in done) if done else None,
+        None if longest is None else longest.at(report.length),
+        "" if longest is None else str(longest),
+        None if shortest is None else shortest.at(report.length),
+        "" if shortest is None else str(shortest),
+        done[0]["steps"] if done else None,
+        statistics.fmean(one["training_seconds"] for one in done) if done else None,
+        inside,
+        line.curve,
+        effect,
+        "the full Transformer" if line.verdict == "the base" else line.verdict,
+        line.note,
+    )
+
+
+def about(name: str) -> str:
+    """What a rung is."""
+    if name in VARIANTS:
+        return VARIANTS[name].about
+    made = PRESETS.get(name)
+    return "the whole of it" if made is None else (made.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,38 @@
+"""Buckets: held-out lines by the length of their source, so that what a model forgets on the way becomes visible."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Lines whose sources have from `least` to `most` tokens."""
+
+    least: int
+    most: int
+    lines: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """`5-9`, or `5` alone."""
+        return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
+
+
+def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
+    """Lines in about equally full buckets of rising length, at most `count`; lines of one length stay together."""
+    if count < 1:
+        raise SpecError("buckets", f"must be at least 1, not {count}")
+    values, many = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)
+    before = np.concatenate(([0], np.cumsum(many)))[:-1]
+    # A length belongs where the middle of its lines would stand in a row of all lines by length.
+    which = ((before + many / 2) * count / max(1, len(lengths))).astype(np.int64)
+    found = []
+    for bucket in np.unique(which):
+        inside = values[which == bucket]
+        least, most = int(inside[0]), int(inside[-1])
+        found.append(Bucket(least, most, tuple(i for i, n in enumerate(lengths) if least <= n <= most)))
+    return found

@@ -1,0 +1,93 @@
+"""The Transformer with one of its parts taken away: what each is there for shows in what is missing."""
+
+from dataclasses import replace
+from typing import Any
+
+from regard.errors import SpecError
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.norm import NoNorm, Norm
+from regard.nn.residual import NoResidual, Residual
+from regard.tree import swap, walk
+from regard.variants.base import Variant
+
+
+def no_scaling(m: Any) -> Any:
+    """softmax(q k') instead of softmax(q k' / sqrt(d_head)).
+
+    T5 has no such divisor either, but draws its queries smaller by it: there this changes nothing, and is refused.
+    """
+
+    def plain(branch: Any) -> Any:
+        return replace(branch, scale="none") if getattr(branch, "scale", "none") != "none" else branch
+
+    return swap(m, BranchSpec, plain)
+
+
+def one_head(m: Any) -> Any:
+    """One head as wide as all of them together, so that every projection keeps its size."""
+
+    def single(attention: Any) -> Any:
+        heads = attention.heads or m.heads
+        if heads == 1:
+            return attention
+        if (attention.kv_heads or heads) != heads:
+            raise SpecError("kv_heads", "heads that share keys cannot be one head of the same size; leave it out")
+        own = {name: heads * size for name in ("d_head", "d_value") if (size := getattr(attention, name)) is not None}
+        return replace(attention, heads=None if attention.heads is None else 1, kv_heads=None, **own)
+
+    for part in walk(m):
+        if isinstance(part, BranchSpec) and part.looks and not isinstance(part, SelfAttention):
+            raise SpecError("variants", f"{part.kind!r} has no queries and keys whose heads could be one")
+    found = swap(swap(m, SelfAttention, single), CrossAttention, single)
+    if m.heads == 1:
+        return found
+    return replace(found, heads=1, d_head=None if m.d_head is None else m.heads * m.d_head)
+
+
+def no_residual(m: Any) -> Any:
+    """f(norm(x)) instead of x + f(norm(x)); of a post-norm model too, whose norms then stand before the branches."""
+
+    def replaced(rule: Residual) -> Residual:
+        return rule if isinstance(rule, NoResidual) else NoResidual(getattr(rule, "norm", NoNorm()))
+
+    return swap(m, Residual, replaced)
+
+
+def no_norm(m: Any) -> Any:
+    """x + f(x), and no norm anywhere else."""
+    return swap(m, Norm, lambda _: NoNorm())
+
+
+def no_feed_forward(m: Any) -> Any:
+    """Blocks of attention alone."""
+
+    def attending(block: Block) -> Block:
+        kept = [i for i, branch in enumerate(block.branches) if not isinstance(branch, FeedForward)]
+        if len(kept) == len(block.branches):
+            return block
+        if not kept:
+            raise SpecError("branches", "a block that is a feed-forward layer alone cannot do without it")
+        rules = block.residual
+        if isinstance(rules, tuple):
+            rules = tuple(rules[i] for i in kept)
+        return replace(block, branches=tuple(block.branches[i] for i in kept), residual=rules)
+
+    found = swap(m, Block, attending)
+    if any(isinstance(part, FeedForward) for part in walk(found)):
+        raise SpecError("variants", "a feed-forward layer stands inside another part and cannot be taken out of it")
+    return found
+
+
+VARIANTS = {
+    "no_scaling": Variant(
+        no_scaling, "without", "scores that are not divided by the root of the head's width", "Vaswani et al. 2017"
+    ),
+    "one_head": Variant(one_head, "without", "one head, as wide as all of them", "Vaswani et al. 2017"),
+    "no_residual": Variant(no_residual, "without", "f(norm(x)): the stream is replaced", "He et al. 2016"),
+    "no_norm": Variant(no_norm, "without", "x + f(x): no norm anywhere", "Xiong et al. 2020"),
+    "no_feed_forward": Variant(no_feed_forward, "without", "blocks of attention alone", "Dong et al. 2021"),
+}

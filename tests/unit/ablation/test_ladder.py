@@ -1,0 +1,183 @@
+"""The ladder: rungs of one size, how long their paths are, and what is said of them."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.ablation import ladder as climbing
+from regard.ablation.ladder import FULL, LESS, RUNGS, Ladder, Rung, bar, chosen
+from regard.ablation.path import Length, path_lengths
+from regard.ablation.report import Mean
+from regard.ablation.sizes import nearest_width, resized
+from regard.batch import translation
+from regard.errors import SpecError
+from regard.evaluation.lengths import buckets
+from regard.evaluation.significance import Interval
+from regard.models.base import build, count
+from regard.presets import preset
+from regard.variants import apply
+
+
+def test_rungs_are_all_or_names_from_the_bottom() -> None:
+    assert chosen("all") == ([name for name in RUNGS if name != FULL], set())
+    assert chosen("no_norm, no_scaling,transformer") == (["no_scaling", "no_norm"], {"no_norm", "no_scaling"})
+    with pytest.raises(SpecError, match=r"--rungs: unknown rung 'no_norms'; .*'no_norm'"):
+        chosen("no_norms")
+    with pytest.raises(SpecError, match="only the full Transformer"):
+        chosen(FULL)
+
+
+@pytest.mark.parametrize(("wanted", "step", "width"), [(1000, 1, 32), (1000, 8, 32), (1, 4, 4), (5000, 10, 70)])
+def test_the_nearest_width(wanted: int, step: int, width: int) -> None:
+    """The size of a square: the root of what is wanted, as near as the step allows."""
+    calls = []
+
+    def size(side: int) -> int:
+        calls.append(side)
+        return side * side
+
+    assert nearest_width(size, wanted, step) == width
+    every = range(step, 200, step)
+    assert abs(width * width - wanted) == min(abs(side * side - wanted) for side in every)
+    assert len(calls) < 30
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_a_transformer_without_a_part_has_the_size_of_the_whole(name: str) -> None:
+    base = preset("transformer_tiny", vocab=300)
+    model, factor = resized(apply(name, base), count(base))
+    assert abs(count(model) / count(base) - 1) < 0.02
+    assert (factor > 1) == (name == "no_feed_forward")
+
+
+def test_a_size_that_no_width_has_is_refused() -> None:
+    with pytest.raises(SpecError, match="no width gives 50 parameters"):
+        resized(preset("transformer_tiny", vocab=300), 50)
+
+
+@pytest.mark.parametrize(("each", "fixed", "text"), [(0, 4, "4"), (2, 0, "2n"), (1, 3, "n + 3"), (2, -1, "2n - 1")])
+def test_a_length_as_text(each: int, fixed: int, text: str) -> None:
+    assert str(Length(each, fixed)) == text
+    assert Length(each, fixed).at(10) == 10 * each + fixed
+
+
+def chain(node: Any) -> int:
+    """The longest chain of autograd nodes below one (claim C16)."""
+    depth: dict[Any, int] = {}
+    left = [node]
+    while left:
+        here = left[-1]
+        below = [next_ for next_, _ in here.next_functions if next_ is not None]
+        waiting = [next_ for next_ in below if next_ not in depth]
+        if waiting:
+            left += waiting
+        else:
+            depth[here] = 1 + max((depth[next_] for next_ in below), default=0)
+            left.pop()
+    return depth[node]
+
+
+def measured(model: Any, n: int) -> int:
+    """The chain from the score of the last of n target tokens down to the tables."""
+    batch = translation([([5 + i % 4 for i in range(n)], [6 + i % 3 for i in range(n - 1)])])
+    assert batch.target.shape[1] == n
+    return chain(build(model, seed=1).eval().log_probs(batch)[0, -1, 3].grad_fn)  # type: ignore[operator]
+
+
+SMALL: dict[str, Any] = {"vocab": 20, "d_model": 8, "heads": 2, "encoder.depth": 2, "decoder.depth": 1}
+
+
+@pytest.mark.parametrize("name", [None, *LESS])
+def test_what_looks_at_all_tokens_at_once_has_a_path_of_one_length(name: str | None) -> None:
+    base = preset("transformer_tiny", **SMALL)
+    model = base if name is None else apply(name, base)
+    longest, shortest = path_lengths(model)
+    assert (str(longest), str(shortest)) == ("3", "3")
+    found = [measured(model, n) for n in (4, 8, 16)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_every_layer_makes_the_path_longer_by_one_operation() -> None:
+    found = [measured(preset("transformer_tiny", **SMALL | {"encoder.depth": depth}), 4) for depth in (1, 2, 3, 4)]
+    steps = [path_lengths(preset("transformer_tiny", **SMALL | {"encoder.depth": d}))[0].at(4) for d in (1, 2, 3, 4)]
+    assert steps == [2, 3, 4, 5]
+    assert len({b - a for a, b in pairwise(found)}) == 1
+
+
+def test_lines_of_one_length_stay_in_one_bucket() -> None:
+    lengths = [5, 1, 2, 2, 9, 3, 7, 7, 2, 8]
+    found = buckets(lengths, 3)
+    assert [one.name for one in found] == ["1-2", "3-5", "7-9"]
+    assert sorted(line for one in found for line in one.lines) == list(range(10))
+    for one in found:
+        assert all(one.least <= lengths[line] <= one.most for line in one.lines)
+    assert [one.name for one in buckets([4, 4, 4])] == ["4"]
+    assert buckets([]) == []
+    with pytest.raises(SpecError, match="buckets"):
+        buckets([1], 0)
+
+
+def test_bars_are_as_long_as_what_they_show() -> None:
+    assert bar(0.0) == ""
+    assert bar(1.0, 4) == "████"
+    assert bar(0.5, 4) == "██"
+    assert bar(0.40625, 4) == "█▋"
+    assert bar(7.0, 2) == "██"
+
+
+def rung(name: str, metric: float | None, **more: Any) -> Rung:
+    nothing: dict[str, Any] = {
+        "low": None,
+        "high": None,
+        "sd": None,
+        "loss": None,
+        "tokens_per_second": None,
+        "steps": None,
+    }
+    known: dict[str, Any] = nothing | {
+        "seconds": None,
+        "buckets": [],
+        "curve": [],
+        "effect": None,
+        "verdict": "worse",
+        "note": "",
+    }
+    ways: dict[str, Any] = {"path_length": 16, "path": "2n", "shortest_path": 3, "shortest": "3"}
+    return Rung(name=name, about="", parameters=1000, metric=metric, **known | ways | more)
+
+
+def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
+    inside = [Interval(30.0, 25.0, 35.0, 6), Interval(float("nan"), float("nan"), float("nan"), 0)]
+    done: dict[str, Any] = {"low": 18.0, "high": 22.0, "sd": 1.0, "loss": Mean(2.0, 0.1), "buckets": inside}
+    done |= {"tokens_per_second": 12345.0, "steps": 40, "seconds": 5.0, "curve": [(20, 3.0), (40, 2.0)]}
+    groups = buckets([1, 2, 3, 4, 5, 6], 2)
+    rungs = [rung("rnn", None, verdict="diverged"), rung("no_norm", 20.0, **done)]
+    found = Ladder([*rungs, rung(FULL, 40.0, **done)], groups, "bleu", 2, None, 5.0, 8, ["cpu"], complete=False)
+    found.save(tmp_path)
+    record = json.loads((tmp_path / "ladder.json").read_text())
+    assert [row["name"] for row in record["rows"]] == ["rnn", "no_norm", FULL]
+    assert {"name", "parameters", "metric", "tokens_per_second"} <= record["rows"][1].keys()
+    assert record["rows"][1]["buckets"][1]["value"] is None
+    assert record["rows"][0]["metric"] is None
+    page = (tmp_path / "ladder.md").read_text()
+    assert "| no_norm | 1,000 | 20.0 | [18.0, 22.0] | 2.000 ± 0.100 | 12.3K | 2n = 16 [3] | 40 | 5 | worse |" in page
+    assert "| no_norm | 30.0 [25.0, 35.0] |  |" in page
+    assert "5 seconds of training a rung" in page
+    assert "the same command goes on" in page
+    drawn = (tmp_path / "ladder.html").read_text()
+    assert drawn.count("<svg") == 3
+    assert "no_norm: 20.0, 18.0 to 22.0" in drawn
+
+
+def test_what_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
+    settings = climbing.Settings(metric="perplexity")
+    with pytest.raises(SpecError, match="--metric: 'perplexity' cannot be resampled"):
+        climbing.ladder(lambda: pytest.fail("not asked"), tmp_path / "out", settings=settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_rung_is() -> None:
+    assert all(climbing.about(name) for name in RUNGS)

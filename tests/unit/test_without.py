@@ -1,0 +1,98 @@
+"""Parts taken away: exactly the part that is named, and nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from regard.batch import translation
+from regard.errors import SpecError
+from regard.models.base import build, count
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.residual import NoResidual, Residual
+from regard.presets import preset
+from regard.tree import diff, swap, walk
+from regard.variants import apply
+
+BASE: Any = preset("transformer_tiny", vocab=20, d_model=16, heads=4, **{"encoder.depth": 1, "decoder.depth": 1})
+BATCH = translation([([5, 6, 7, 8], [8, 9, 4]), ([4, 6], [5, 6])])
+
+
+def same_weights(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two models, eval, with the weights of the first where both have them."""
+    first, second = build(one, seed=1).double().eval(), build(other, seed=2).double().eval()
+    second.load_state_dict(first.state_dict())
+    return first, second
+
+
+def test_without_scaling_queries_could_be_larger_by_the_root_instead() -> None:
+    plain, scaled = same_weights(apply("no_scaling", BASE), BASE)
+    with torch.no_grad():
+        for name, parameter in scaled.named_parameters():
+            if ".qkv." in name:
+                parameter[:16].mul_(2.0)  # the root of d_head 4; queries are the first of the three
+            elif ".query." in name:
+                parameter.mul_(2.0)
+    with torch.no_grad():
+        torch.testing.assert_close(plain.log_probs(BATCH), scaled.log_probs(BATCH), rtol=0, atol=1e-9)
+
+
+def test_one_head_has_the_weights_of_all() -> None:
+    changed: Any = apply("one_head", BASE)
+    assert (changed.heads, changed.d_head) == (1, None)
+    assert count(changed) == count(BASE)
+    one, many = same_weights(changed, BASE)
+    assert not torch.allclose(one.log_probs(BATCH), many.log_probs(BATCH))
+    wide: Any = apply("one_head", preset("narang_small"))
+    assert (wide.heads, wide.d_head) == (1, 6 * 64)
+    own = swap(BASE, SelfAttention, lambda _: SelfAttention(heads=2, d_head=6))
+    assert {(part.heads, part.d_head) for part in walk(apply("one_head", own)) if isinstance(part, SelfAttention)} == {
+        (1, 12)
+    }
+    grouped = swap(BASE, CrossAttention, lambda _: CrossAttention(kv_heads=2))
+    with pytest.raises(SpecError, match="heads that share keys cannot be one head"):
+        apply("one_head", grouped)
+    with pytest.raises(SpecError, match="has no queries and keys whose heads could be one"):
+        apply("one_head", apply("synth_dense", BASE))
+
+
+@pytest.mark.parametrize("norm", ["pre_norm", "post_norm"])
+def test_without_residuals_the_stream_is_replaced(norm: str) -> None:
+    base = apply("pre_norm", BASE) if norm == "pre_norm" else BASE
+    changed = apply("no_residual", base)
+    assert {rule for rule in walk(changed) if isinstance(rule, Residual)} == {NoResidual(LayerNorm())}
+    # Branches that say nothing leave nothing: every source and target then scores alike.
+    model: Any = build(changed, seed=1).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".branches." in name and ".branch." in name:
+                parameter.zero_()
+        said = model.log_probs(BATCH)[0]
+    torch.testing.assert_close(said[0], said[1])
+
+
+def test_without_norms_nothing_is_normed() -> None:
+    changed = apply("no_norm", apply("query_key_norm", BASE))
+    assert {part for part in walk(changed) if isinstance(part, Norm)} == {NoNorm()}
+    assert count(apply("no_norm", BASE)) == count(BASE) - 5 * 2 * 16
+
+
+def test_without_feed_forward_only_attention_is_left() -> None:
+    changed = apply("no_feed_forward", BASE)
+    assert not [part for part in walk(changed) if isinstance(part, FeedForward)]
+    assert len([part for part in walk(changed) if isinstance(part, SelfAttention | CrossAttention)]) == 3
+    assert count(changed) == count(BASE) - 2 * (2 * 16 * 256 + 256 + 16 + 2 * 16)
+    uneven = apply("no_feed_forward", preset("sahai"))  # one rule per branch: that of the feed-forward goes with it
+    assert build(uneven, "meta") is not None
+    with pytest.raises(SpecError, match="stands inside another part"):
+        apply("no_feed_forward", apply("parallel", BASE))
+
+
+def test_each_changes_one_thing() -> None:
+    paths = {name: {path for path, _, _ in diff(BASE, apply(name, BASE))} for name in ("no_scaling", "one_head")}
+    assert all(path.endswith(".scale") for path in paths["no_scaling"])
+    assert len(paths["no_scaling"]) == 3
+    assert paths["one_head"] == {"heads"}
