@@ -196,7 +196,7 @@ def lstm_classifier() -> EncoderOnly:
         d_model=256,
         heads=1,
         dropout=0.3,
-        input=Tokens(scaled=False, position=None),
+        input=Tokens(position=None),
         encoder=Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1),
     )
 
@@ -232,6 +232,7 @@ def gnmt() -> Recurrent:
         vocab=32000,
         d_model=1024,
         sharing=Sharing(input_output=False),
+        input=Tokens(scaled=False, position=None),
         encoder=RecurrentEncoder(cell, 8, reading="first_both", residual_from=3),
         decoder=RecurrentDecoder(
             cell,
@@ -242,6 +243,7 @@ def gnmt() -> Recurrent:
             asks="bottom",
         ),
         head=Softmax(bias=True, smoothing=0.1),
+        init=Uniform(),
     )
 
 

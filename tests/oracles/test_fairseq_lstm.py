@@ -12,6 +12,7 @@ from regard.batch import Batch
 from regard.models.base import build
 from regard.models.recurrent import FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.core import Trace
+from regard.nn.input import Tokens
 from regard.nn.recurrent import LSTM
 from regard.nn.scorer import BilinearScorer
 from regard.nn.vocab.heads import Softmax
@@ -45,6 +46,7 @@ def test_a_model_equals_fairseq(both: bool) -> None:
         d_model=D,
         dropout=0.0,
         sharing=Sharing(source_target=False, input_output=False),
+        input=Tokens(scaled=False, position=None),
         encoder=RecurrentEncoder(LSTM(), DEPTH, reading="both" if both else "forwards"),
         decoder=RecurrentDecoder(
             LSTM(), DEPTH, opening=FromSource("linear"), attention=BilinearScorer(), feeding="output"

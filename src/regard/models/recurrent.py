@@ -25,7 +25,7 @@ from regard.models.base import (
     refuse,
 )
 from regard.nn.core import Site, Trace, View, drop
-from regard.nn.init import Init, Uniform
+from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Mask
@@ -220,12 +220,12 @@ class Recurrent(ModelSpec):
     table: TableSpec = Embeddings()
     output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing()
-    input: InputSpec = Tokens(scaled=False, position=None)
+    input: InputSpec = Tokens(position=None)  # vectors of unit variance: unscaled ones are learned much more slowly
     encoder: RecurrentEncoder = RecurrentEncoder()
     decoder: RecurrentDecoder = RecurrentDecoder()
     head: HeadSpec = Softmax()
     linear: Linear = Dense()
-    init: Init = Uniform()
+    init: Init = Xavier()
 
     def check(self) -> None:
         for name in ("d_model", "heads"):

@@ -16,6 +16,7 @@ from regard.errors import DataError, SpecError
 from regard.models.base import build, count
 from regard.models.recurrent import FromNothing, FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.core import Trace
+from regard.nn.input import Tokens
 from regard.nn.recurrent import GRU, LSTM, Elman, LearnedStart
 from regard.nn.scorer import AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer
 from regard.nn.vocab.tables import Sharing
@@ -171,7 +172,9 @@ def test_a_loop_over_the_papers_formulas_says_the_same(name: str) -> None:
     decoder = DECODERS[name]
     looks = decoder.attention is not None or decoder.self_attention is not None
     encoder = READING.get(name, RecurrentEncoder(decoder.cell, 2, D // 2))
-    model = shaken(Recurrent(vocab=V, d_model=D, heads=H if looks else 1, encoder=encoder, decoder=decoder))
+    words = Tokens(scaled=False, position=None)
+    spec = Recurrent(vocab=V, d_model=D, heads=H if looks else 1, input=words, encoder=encoder, decoder=decoder)
+    model = shaken(spec)
     batch = Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG)
     with torch.no_grad():
         wanted = torch.stack([by_hand(model, row) for row in range(2)])
