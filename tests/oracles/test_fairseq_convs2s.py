@@ -1,0 +1,193 @@
+"""Against fairseq's FConvModel, with copied lengths and directions: the model, its gradients, and step by step."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.fconv import FConvDecoder, FConvEncoder, FConvModel
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.models.base import build
+from regard.models.convs2s import ConvS2S
+from regard.nn.core import Trace
+from regard.nn.input import Tokens
+from regard.nn.position.additive import Learned
+from regard.nn.vocab.tables import Sharing
+
+pytestmark = pytest.mark.oracle
+
+PAD, E, OUT, LENGTH = 1, 10, 8, 30
+ENCODER, DECODER = ((6, 3), (9, 4), (9, 1)), ((7, 3), (7, 2), (9, 1))
+
+
+def fairseq_model(shared: bool) -> tuple[Any, int]:
+    words = Dictionary()
+    for i in range(17):
+        words.add_symbol(f"word{i}")
+    # fairseq counts positions from the padding index on.
+    encoder = FConvEncoder(words, E, None, LENGTH + PAD + 1, ENCODER, dropout=0.0)
+    out = E if shared else OUT
+    decoder = FConvDecoder(
+        words, E, None, out, LENGTH + PAD + 1, DECODER, attention=True, dropout=0.0, share_embed=shared
+    )
+    model = FConvModel(encoder, decoder).double().eval()
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+        if "embed" in name:
+            with torch.no_grad():
+                parameter[PAD] = 0.0
+    return model, len(words)
+
+
+def projection(theirs: Any) -> dict[str, Tensor]:
+    """Length, direction and bias of a weight-normalised layer; fairseq's convolutions are (taps, inputs, outputs)."""
+    g, v = theirs.weight_g, theirs.weight_v
+    if v.dim() == 3:
+        v = v.permute(2, 0, 1).flatten(1)
+    return {"rows.length": g.flatten(), "rows.direction": v, "bias": theirs.bias}
+
+
+def copied(theirs: Any, shared: bool) -> dict[str, Tensor]:
+    """fairseq's weights under our names."""
+    state: dict[str, Tensor] = {}
+
+    def put(name: str, tensors: dict[str, Tensor]) -> None:
+        state.update({f"{name}.{kind}": tensor for kind, tensor in tensors.items()})
+
+    for ours, name, side in (("source", "encoder", theirs.encoder), ("target", "decoder", theirs.decoder)):
+        state[f"tables.tables.{ours}.weight"] = side.embed_tokens.weight
+        state[f"inputs.inputs.{ours}.position.weight"] = side.embed_positions.weight[PAD + 1 :]
+        put(f"{name}.enter", projection(side.fc1))
+        put(f"{name}.leave", projection(side.fc2))
+        for i, (convolution, match) in enumerate(zip(side.convolutions, side.projections, strict=True)):
+            put(f"{name}.blocks.{i}.convolution", projection(convolution))
+            if match is not None:
+                put(f"{name}.blocks.{i}.match", projection(match))
+    for i, attention in enumerate(theirs.decoder.attention):
+        put(f"decoder.blocks.{i}.attention.query", projection(attention.in_projection))
+        put(f"decoder.blocks.{i}.attention.output", projection(attention.out_projection))
+    last = theirs.decoder.fc3
+    state["head.bias"] = last.bias
+    if not shared:
+        state["tables.tables.output.rows.length"] = last.weight_g.flatten()
+        state["tables.tables.output.rows.direction"] = last.weight_v
+    return state
+
+
+def ours_of(theirs: Any, vocab: int, shared: bool) -> Any:
+    spec = ConvS2S(
+        vocab=vocab,
+        d_model=E,
+        d_out=None if shared else OUT,
+        encoder=ENCODER,
+        decoder=DECODER,
+        dropout=0.0,
+        input=Tokens(scaled=False, position=Learned(LENGTH)),
+    )
+    if shared:
+        spec = ConvS2S(
+            **{name: getattr(spec, name) for name in ("vocab", "d_model", "encoder", "decoder", "dropout", "input")},
+            sharing=Sharing(source_target=False),
+            output_table=None,
+        )
+    model: Any = build(spec).double().eval()
+    model.load_state_dict(copied(theirs, shared))
+    return model
+
+
+def texts(vocab: int) -> tuple[Batch, Tensor, Tensor]:
+    """Two pairs, padded: a batch of ours, and fairseq's source and target."""
+    rng = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(4, vocab, (2, n), generator=rng) for n in (7, 6))
+    source[1, 4:], target[0, 5:] = PAD, PAD
+    segments = ((ids != PAD).long() for ids in (target, source))
+    target_seg, source_seg = segments
+    return Batch(target, target.roll(-1, 1), target_seg, source, source_seg), source, target
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own output table", "shared with the input"])
+def test_the_model_equals_fairseq(shared: bool) -> None:
+    theirs, vocab = fairseq_model(shared)
+    ours = ours_of(theirs, vocab, shared)
+    batch, source, target = texts(vocab)
+    trace, real = Trace(), target != PAD
+    logits, attention = theirs(source, (source != PAD).sum(1), target)
+    expected = logits.log_softmax(-1)
+    found = ours.log_probs(batch, trace=trace)
+    # With padding, fairseq takes the scores of attention in float32 on their way.
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+    looked = torch.stack(trace.weights["decoder.cross"]).mean(0)[:, 0]
+    torch.testing.assert_close(looked[real], attention[real], rtol=0, atol=1e-6)
+
+
+def test_without_padding_it_equals_fairseq_to_the_last_digits_and_so_do_gradients() -> None:
+    """fairseq's encoder gets 1 / (2 * attentions) of its gradients; ours, too."""
+    theirs, vocab = fairseq_model(False)
+    ours = ours_of(theirs, vocab, False)
+    batch, _, _ = texts(vocab)
+    assert batch.source is not None
+    ids, target = batch.source.masked_fill(batch.source == PAD, 5), batch.target.masked_fill(batch.target == PAD, 6)
+    whole = Batch(target, target, source=ids)
+    expected = theirs(ids, torch.tensor([7, 7]), target)[0].log_softmax(-1)
+    found = ours.log_probs(whole)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    for model, said in ((theirs, expected), (ours, found)):
+        model.zero_grad()
+        said.gather(-1, target[..., None]).sum().backward()
+    gradients = copied(_Gradients(theirs), False)
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+class _Gradients:
+    """A module's tree with gradients in the place of parameters."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.module, name)
+        return found.grad if isinstance(found, torch.nn.Parameter) else found if found is None else _Gradients(found)
+
+    def __iter__(self) -> Any:
+        return iter(None if part is None else _Gradients(part) for part in self.module)
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+
+def test_steps_equal_fairseqs() -> None:
+    theirs, vocab = fairseq_model(False)
+    ours = ours_of(theirs, vocab, False)
+    batch, source, target = texts(vocab)
+    parent = torch.tensor([0, 1])
+    with torch.no_grad():
+        encoded = theirs.encoder(source, (source != PAD).sum(1))
+        state: dict[str, Any] = {}
+        decoding = ours.start(batch, 8)
+        for t in range(1, 5):
+            logits, _ = theirs.decoder(target[:, :t], encoded, state)
+            found = ours.advance(target[:, t - 1 : t], decoding)
+            torch.testing.assert_close(found, logits[:, -1].log_softmax(-1), rtol=0, atol=1e-5)
+            theirs.decoder.reorder_incremental_state(state, parent)
+            decoding.reorder(parent)
+
+
+def test_weights_are_drawn_alike() -> None:
+    """Standard deviations of our layers against those of fairseq's, both new."""
+    words = Dictionary()
+    for i in range(300):
+        words.add_symbol(f"word{i}")
+    layers, p = ((96, 3), (64, 3)), 0.3
+    encoder = FConvEncoder(words, 80, None, 500, layers, dropout=p)
+    decoder = FConvDecoder(words, 80, None, 72, 500, layers, attention=True, dropout=p)
+    theirs = copied(FConvModel(encoder, decoder), False)
+    ours = build(ConvS2S(vocab=len(words), d_model=80, d_out=72, encoder=layers, decoder=layers, dropout=p))
+    for name, parameter in ours.named_parameters():
+        if parameter.dim() == 2:
+            assert math.isclose(parameter.std().item(), theirs[name].std().item(), rel_tol=0.05), name
