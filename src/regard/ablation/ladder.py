@@ -27,15 +27,22 @@ from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
 from regard.evaluation.significance import Interval, intervals
 from regard.models.base import ModelSpec
-from regard.presets import PRESETS, preset
+from regard.presets import preset
 from regard.recipe import Asked, Recipe, asked
 from regard.training.checkpoint import write_json, write_text
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
 FULL = "transformer"  # the last rung: the base
-# What came before, as presets; then the Transformer without one of its parts, as variants.
-BEFORE: tuple[str, ...] = ()
+# What came before, and of which preset it is; then the Transformer without one of its parts, as variants.
+BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
+ABOUT = {
+    "rnn": "LSTMs, 2 + 2 layers, the encoder both ways: the decoder knows the source by its last state alone",
+    "rnn_attention": "the same, and the decoder looks at all states of the encoder",
+    "convs2s": "gated convolutions, 4 + 3 layers, attention in every layer of the decoder",
+    "bytenet": "dilated convolutions, 10 + 10 blocks, the decoder stacked on the encoder; no attention",
+    FULL: "the whole of it",
+}
 LESS = ("no_scaling", "one_head", "no_positions", "no_residual", "no_norm", "no_feed_forward")
 RUNGS = (*BEFORE, *LESS, FULL)
 METRIC = ("bleu", "chrf", "exact_match")  # of translations, line by line: those that can be resampled
@@ -137,10 +144,22 @@ def _width(model: Any) -> int:
 
 
 def family(name: str, base: ModelSpec) -> ModelSpec:
-    """Another family's preset with what is the base's to say: how much is dropped out, how labels are smoothed."""
-    found = preset(name)
-    shared = {field for field in ("dropout", "head") if field in hints(type(found)) and field in hints(type(base))}
-    return replace(found, **{field: getattr(base, field) for field in shared})  # type: ignore[type-var]
+    """Another family's model with what is the base's to say: dropout, smoothing, and which tables are one.
+
+    Tables are most of a small model: were they not shared alike, equal parameters would leave one of the two the less
+    to think with.
+    """
+    found: Any = preset(BEFORE[name])
+    changes: dict[str, Any] = {}
+    for field in ("dropout", "sharing"):
+        if field in hints(type(base)):
+            changes[field] = getattr(base, field)
+    smoothing = getattr(getattr(base, "head", None), "smoothing", None)
+    if smoothing is not None:
+        changes["head"] = replace(found.head, smoothing=smoothing)
+    if getattr(changes.get("sharing"), "input_output", False):
+        changes["output_table"] = None  # there is none of its own
+    return replace(found, **changes)
 
 
 @dataclass(frozen=True)
@@ -395,7 +414,6 @@ def _measured(
 
 def about(name: str) -> str:
     """What a rung is."""
-    if name in VARIANTS:
+    if name in LESS:
         return VARIANTS[name].about
-    made = PRESETS.get(name)
-    return "the whole of it" if made is None else (made.__doc__ or "").strip().splitlines()[0]
+    return ABOUT[name]

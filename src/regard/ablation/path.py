@@ -4,14 +4,26 @@ An operation is one layer that is applied to all tokens at once, or one step of 
 target tokens the *longest* way is the number of operations that no hardware can do side by side; the *shortest* is
 what a signal must go through (Vaswani et al. 2017, table 1, between the first token read and the last one said).
 
-    Transformer, E + D layers      longest  E + D             shortest  E + 1
+    Transformer, ConvS2S, E + D layers     longest  E + D                        shortest  E + 1
+    ByteNet, E + D blocks                           E + D                                  E + D
+    RNN, read one way                               2n + max(E, D) - 1                     2n + E - 1
+    RNN, read both ways                             (E + 1) n, of one layer 2n + D - 1     n + E
+    RNN with attention                              one more                               E + 1
+
+The longest is that of the whole computation, from whichever source token. What is read both ways must have been read to
+the end before the next layer can begin, and a source that is read backwards ends with its first token. Attention (and
+with it what goes to the head) is one operation more; what it finds has come through the encoder alone. A ByteNet says
+the last of n tokens with the first one in sight only if its receptive fields reach that far.
 """
 
 from dataclasses import dataclass
 
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
+from regard.models.bytenet import ByteNet
+from regard.models.convs2s import ConvS2S
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.recurrent import FromSource, Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +51,30 @@ def path_lengths(model: ModelSpec) -> tuple[Length, Length]:
         # layer of the decoder looks at.
         depth = model.encoder.blocks()
         return Length(0, depth + model.decoder.blocks()), Length(0, depth + 1)
+    if isinstance(model, ConvS2S):
+        depth = len(model.encoder)
+        return Length(0, depth + len(model.decoder)), Length(0, depth + 1)
+    if isinstance(model, ByteNet):
+        # The decoder stands on the encoder: there is no way around any of the blocks.
+        whole = Length(0, model.encoder_blocks + model.decoder_blocks)
+        return whole, whole
+    if isinstance(model, Recurrent):
+        return _recurrent(model)
     raise SpecError("kind", f"the path length of {model.kind!r} is not known")
+
+
+def _recurrent(model: Recurrent) -> tuple[Length, Length]:
+    encoder, decoder = model.encoder, model.decoder
+    E, D = encoder.depth, decoder.depth
+    odd = decoder.feeding != "none" or decoder.asks != "top" or decoder.self_attention is not None
+    if odd or encoder.reading == "first_both" or not isinstance(decoder.opening, FromSource):
+        raise SpecError("decoder", "path lengths are known for decoders that open from the source and feed nothing back")
+    both = encoder.reading == "both"
+    longest = Length(2, max(E, D) - 1)
+    if both:
+        # Layer E has all n steps of the layers below before its own; then the decoder's layer at its height begins.
+        longest = Length(E + 1, 0) if E > 1 else Length(2, D - 1)
+    shortest = Length(2, E - 1) if encoder.reading == "forwards" else Length(1, E)
+    if decoder.attention is not None:
+        longest, shortest = Length(longest.each, longest.fixed + 1), Length(0, E + 1)
+    return longest, shortest

@@ -7,6 +7,8 @@ from typing import Any
 from regard.ablation.rows import scaled
 from regard.errors import SpecError
 from regard.models.base import ModelSpec, count
+from regard.models.convs2s import ConvS2S, Layers
+from regard.models.recurrent import Recurrent
 from regard.nn.branches.feedforward import FeedForward
 from regard.tree import walk
 
@@ -54,10 +56,15 @@ def resized(model: ModelSpec, wanted: int) -> tuple[ModelSpec, float]:
 
 
 def widened(model: Any, width: int) -> Any:
-    """A model of another d_model, hidden widths that it says explicitly in proportion.
+    """A model of another d_model, widths that it says explicitly in proportion.
 
     Heads that do not divide it get the even width that is nearest to their share.
     """
+    if isinstance(model, ConvS2S):
+        return _convolutions(model, width)
+    if isinstance(model, Recurrent) and model.encoder.d_hidden is not None:
+        hidden = _share(model.encoder.d_hidden, width / model.d_model)
+        model = replace(model, encoder=replace(model.encoder, d_hidden=hidden))
     found = scaled(model, width / model.d_model, 1) if _explicit(model) else model
     heads = {}
     if getattr(model, "d_head", 1) is None and width % (EVEN * model.heads):
@@ -67,3 +74,17 @@ def widened(model: Any, width: int) -> Any:
 
 def _explicit(model: Any) -> bool:
     return any(isinstance(part, FeedForward) and part.d_hidden is not None for part in walk(model))
+
+
+def _share(size: int, factor: float) -> int:
+    return max(1, round(size * factor))
+
+
+def _convolutions(model: ConvS2S, width: int) -> ConvS2S:
+    factor = width / model.d_model
+
+    def layers(given: Layers) -> Layers:
+        return tuple((_share(size, factor), kernel) for size, kernel in given)
+
+    out = None if model.d_out is None else _share(model.d_out, factor)
+    return replace(model, d_model=width, d_out=out, encoder=layers(model.encoder), decoder=layers(model.decoder))

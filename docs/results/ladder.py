@@ -1,0 +1,96 @@
+"""Climbs the ladder on Multi30k en-de and writes docs/results/ladder.md and ladder.jsonl.
+
+PYTHONPATH=src python docs/results/ladder.py DATA [--seconds 60] [--seeds 3] [--out runs/ladder-multi30k] [--write DIR]
+
+DATA holds multi30k/tok/ (recipes/README.md). Runs that are done are never repeated: stopped at any time, by hand or by
+--max-time, the same command goes on, and the page has what is there. The rate was fixed beforehand, so that the test
+set is met once.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from regard.ablation.experiment import Settings
+from regard.ablation.ladder import Ladder, ladder
+from regard.ablation.runner import Machine
+from regard.ablation.view import View
+from regard.errors import RegardError
+from regard.session import asked_for
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parent.parent / "recipes" / "ladder.toml"
+RUNGS = "rnn,rnn_attention,convs2s,bytenet"
+
+
+def page(found: Ladder) -> str:
+    """The page."""
+    table = found.markdown().removeprefix("# The ladder\n")
+    budget = f"{found.steps:,} steps" if found.seconds is None else f"{found.seconds:g} seconds of training"
+    return "\n".join(
+        [
+            "# The ladder on Multi30k",
+            "",
+            "Written by `python docs/results/ladder.py`; the command that made it, and that completes it, is "
+            f"`make ladder`. English to German, test_2016, tokenised BLEU of greedy translations; {budget} a run on "
+            f"{', '.join(found.devices) or 'nothing yet'}, {found.seeds} seeds, equal parameters. What the columns "
+            "mean and how to read them: [docs/ladder.md](../ladder.md); every run: `ladder.jsonl`.",
+            table,
+        ]
+    )
+
+
+def lines(folder: Path, found: Ladder) -> list[str]:
+    """Every run as a line of JSON, without what it said; then the ladder itself."""
+    listed = folder / "results.jsonl"
+    runs = [json.loads(line) for line in listed.read_text(encoding="utf-8").splitlines()] if listed.exists() else []
+    for run in runs:
+        run.pop("said", None)
+    return [json.dumps(record, ensure_ascii=False) for record in (*runs, {"ladder": found.json()})]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("data", type=Path, help="the folder that holds multi30k/tok/")
+    parser.add_argument("--rungs", default=RUNGS)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, every run")
+    parser.add_argument("--steps", type=int, help="instead of seconds")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", default="runs/ladder-multi30k", help="the folder of the runs")
+    parser.add_argument("--write", type=Path, default=HERE, help="where ladder.md and ladder.jsonl go")
+    parser.add_argument("--max-time", type=float, help="seconds after which no run is begun")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", action="append", default=[], help="a change of the recipe, path=value")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Climb, then write."""
+    given = arguments()
+    text = given.data / "multi30k" / "tok"
+    files: dict[str, Any] = {
+        "source": str(text / "train.lc.norm.tok.en.gz"),
+        "target": str(text / "train.lc.norm.tok.de.gz"),
+        "valid_source": str(text / "test_2016_flickr.lc.norm.tok.en.gz"),
+        "valid_target": str(text / "test_2016_flickr.lc.norm.tok.de.gz"),
+    }
+    seconds = None if given.steps else given.seconds
+    settings = Settings(seeds=given.seeds, steps=given.steps, seconds=seconds, max_time=given.max_time)
+    view = View()
+    try:
+        wanted = asked_for(**files, recipe=RECIPE, changes=given.set)
+        found = ladder(wanted, given.out, given.rungs, settings, Machine(given.device), view.note)
+    except RegardError as error:
+        sys.exit(str(error))
+    finally:
+        view.close()
+    given.write.mkdir(parents=True, exist_ok=True)
+    (given.write / "ladder.md").write_text(page(found), encoding="utf-8")
+    (given.write / "ladder.jsonl").write_text("\n".join(lines(Path(given.out), found)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
