@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table record clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table ladder record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,10 @@ table: $(STAMP) ## train the 52 rows on Multi30k and write docs/results/table.md
 
 record: ## train the 60-second translator on Multi30k, three seeds, with GPU_PYTHON (docs/results/records)
 	PYTHONPATH=src $(GPU_PYTHON) docs/results/records/record.py $(REGARD_DATA)/multi30k/tok
+
+# Needs $REGARD_DATA, and goes on where it was stopped. GPU_PYTHON is a Python with a CUDA build of torch.
+ladder: ## what the Transformer replaced, on Multi30k, for docs/results/ladder.md (a GPU; about 20 minutes on one)
+	PYTHONPATH=src $(GPU_PYTHON) docs/results/ladder.py $(REGARD_DATA)
 
 # Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
 test-gpu: ## tests that need CUDA, with GPU_PYTHON

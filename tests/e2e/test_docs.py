@@ -82,6 +82,8 @@ def test_the_readme_commands_run(desk: Path) -> None:
             words += [each for change in FEW for each in ("--set", change)]
         elif words[0] == "ablate":
             words += ["--seeds", "1", "--steps", "8", "--set", "model.d_model=24", "--set", "train.decode=2"]
+        elif words[0] == "ladder":
+            words += ["--seeds", "1", "--steps", "8", "--rungs", "rnn", "--set", "train.decode=2", "--jobs", "1"]
         if words[0] == "translate":
             words += ["--max-len", "5"]
         said = regard(*words, stdin=stdin)

@@ -36,6 +36,7 @@ from regard.variants import VARIANTS, apply
 FULL = "transformer"  # the last rung: the base
 # What came before, and of which preset it is; then the Transformer without one of its parts, as variants.
 BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
+VERDICTS = {"the base": "the full Transformer", "no base to compare with": "one seed tells nothing"}
 ABOUT = {
     "rnn": "LSTMs, 2 + 2 layers, the encoder both ways: the decoder knows the source by its last state alone",
     "rnn_attention": "the same, and the decoder looks at all states of the encoder",
@@ -407,7 +408,7 @@ def _measured(
         inside,
         line.curve,
         effect,
-        "the full Transformer" if line.verdict == "the base" else line.verdict,
+        VERDICTS.get(line.verdict, line.verdict),
         line.note,
     )
 

@@ -6,14 +6,16 @@ what a signal must go through (Vaswani et al. 2017, table 1, between the first t
 
     Transformer, ConvS2S, E + D layers     longest  E + D                        shortest  E + 1
     ByteNet, E + D blocks                           E + D                                  E + D
-    RNN, read one way                               2n + max(E, D) - 1                     2n + E - 1
-    RNN, read both ways                             (E + 1) n, of one layer 2n + D - 1     n + E
+    RNN, E + D layers, read forwards                (1 + max(E, D)) n                      2n + E - 1
+    RNN, read backwards or both ways                (1 + max(E, D)) n                      n + E
     RNN with attention                              one more                               E + 1
 
-The longest is that of the whole computation, from whichever source token. What is read both ways must have been read to
-the end before the next layer can begin, and a source that is read backwards ends with its first token. Attention (and
-with it what goes to the head) is one operation more; what it finds has come through the encoder alone. A ByteNet says
-the last of n tokens with the first one in sight only if its receptive fields reach that far.
+The longest is that of the whole computation as it is run, from whichever source token: a recurrent layer has read all
+tokens before the one above it begins (what is read both ways must be; layers that read one way could also follow each
+other one token behind, in 2n + max(E, D) - 1 operations). A layer of the decoder opens with the last state of the
+encoder's layer at its height, counted from the top, and that of a source read backwards has just met the first token.
+Attention (and with it what goes to the head) is one operation more; what it finds has come through the encoder alone.
+A ByteNet says the last of n tokens with the first in sight only if its receptive fields reach that far.
 """
 
 from dataclasses import dataclass
@@ -69,11 +71,8 @@ def _recurrent(model: Recurrent) -> tuple[Length, Length]:
     odd = decoder.feeding != "none" or decoder.asks != "top" or decoder.self_attention is not None
     if odd or encoder.reading == "first_both" or not isinstance(decoder.opening, FromSource):
         raise SpecError("decoder", "path lengths are known for decoders that open from the source and feed nothing back")
-    both = encoder.reading == "both"
-    longest = Length(2, max(E, D) - 1)
-    if both:
-        # Layer E has all n steps of the layers below before its own; then the decoder's layer at its height begins.
-        longest = Length(E + 1, 0) if E > 1 else Length(2, D - 1)
+    # Up to some height in the encoder, from there in the decoder: one of the two has all layers, the other one of them.
+    longest = Length(1 + max(E, D), 0)
     shortest = Length(2, E - 1) if encoder.reading == "forwards" else Length(1, E)
     if decoder.attention is not None:
         longest, shortest = Length(longest.each, longest.fixed + 1), Length(0, E + 1)

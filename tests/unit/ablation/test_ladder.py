@@ -1,6 +1,8 @@
 """The ladder: rungs of one size, how long their paths are, and what is said of them."""
 
 import json
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,24 @@ from typing import Any
 import pytest
 
 from regard.ablation import ladder as climbing
-from regard.ablation.ladder import FULL, LESS, RUNGS, Ladder, Rung, bar, chosen
+from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, chosen
 from regard.ablation.path import Length, path_lengths
 from regard.ablation.report import Mean
-from regard.ablation.sizes import nearest_width, resized
+from regard.ablation.sizes import nearest_width, resized, widened
 from regard.batch import translation
 from regard.errors import SpecError
 from regard.evaluation.lengths import buckets
 from regard.evaluation.significance import Interval
 from regard.models.base import build, count
+from regard.models.recurrent import Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.nn.recurrent import Elman
+from regard.nn.scorer import GeneralScorer
 from regard.presets import preset
+from regard.testing import tiny
 from regard.variants import apply
+
+
+SHALLOW = {"encoder.depth": 1, "decoder.depth": 1}
 
 
 def test_rungs_are_all_or_names_from_the_bottom() -> None:
@@ -47,10 +56,29 @@ def test_the_nearest_width(wanted: int, step: int, width: int) -> None:
 
 @pytest.mark.parametrize("name", LESS)
 def test_a_transformer_without_a_part_has_the_size_of_the_whole(name: str) -> None:
-    base = preset("transformer_tiny", vocab=300)
+    base = preset("transformer_tiny", vocab=300, **SHALLOW)
     model, factor = resized(apply(name, base), count(base))
     assert abs(count(model) / count(base) - 1) < 0.02
     assert (factor > 1) == (name == "no_feed_forward")
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_came_before_has_the_size_of_the_whole(name: str) -> None:
+    base: Any = preset("transformer_tiny", vocab=800, **SHALLOW)
+    model: Any = climbing.family(name, base)
+    model, _ = resized(replace(model, vocab=800), count(base))
+    assert abs(count(model) / count(base) - 1) < 0.05
+    assert (model.dropout, model.sharing, model.head.smoothing) == (base.dropout, base.sharing, base.head.smoothing)
+
+
+def test_layers_keep_their_proportions() -> None:
+    model: Any = preset("convs2s_wmt")
+    narrow = widened(model, 384)
+    assert (narrow.d_model, narrow.d_out) == (384, 256)
+    assert narrow.encoder[0] == (256, 3)
+    assert narrow.encoder[-1] == (1024, 1)
+    lstm: Any = widened(preset("rnn"), 64)
+    assert (lstm.d_model, lstm.encoder.d_hidden) == (64, 32)
 
 
 def test_a_size_that_no_width_has_is_refused() -> None:
@@ -105,6 +133,91 @@ def test_every_layer_makes_the_path_longer_by_one_operation() -> None:
     steps = [path_lengths(preset("transformer_tiny", **SMALL | {"encoder.depth": d}))[0].at(4) for d in (1, 2, 3, 4)]
     assert steps == [2, 3, 4, 5]
     assert len({b - a for a, b in pairwise(found)}) == 1
+
+
+def recurrent(E: int, D: int, reading: Any, attention: bool) -> Recurrent:
+    """A tiny Elman network: all its layers of one width, so that every step is the same operations."""
+    scorer = GeneralScorer() if attention else None
+    encoder = RecurrentEncoder(Elman(), E, 3 if reading == "both" else 6, reading)
+    return Recurrent(20, d_model=6, encoder=encoder, decoder=RecurrentDecoder(Elman(), D, attention=scorer))
+
+
+@pytest.mark.parametrize("reading", ["forwards", "backwards", "both"])
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize(("E", "D"), [(1, 1), (2, 2), (2, 1), (1, 2)])
+def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, reading: str, attention: bool) -> None:
+    """Chains are as many nodes longer as the formula has more steps of one layer."""
+    model = recurrent(E, D, reading, attention)
+    longest, shortest = path_lengths(model)
+    found = [measured(model, n) for n in (6, 10, 14)]
+    one = [measured(recurrent(1, 1, "forwards", attention=False), n) for n in (6, 10)]
+    step = (one[1] - one[0]) // 8  # nodes of one step: 2n of them
+    assert found[2] - found[1] == found[1] - found[0] == 4 * step * longest.each
+    assert 0 <= shortest.at(6) <= longest.at(6)
+
+
+@pytest.mark.parametrize(("reading", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)])
+@pytest.mark.parametrize("attention", [False, True])
+def test_paths_of_a_recurrence_counted_step_by_step(reading: str, E: int, D: int, attention: bool) -> None:
+    """Every step of every layer is a node; the longest and shortest ways are counted over all edges."""
+    for n in (4, 7):
+        longest, shortest = path_lengths(recurrent(E, D, reading, attention))
+        assert counted(reading, E, D, attention, n) == (longest.at(n), shortest.at(n))
+
+
+def counted(reading: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
+    """(longest from any source token, shortest from the first) to what is said last, over an explicit graph."""
+    ways = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[reading]
+    first = {1: 0, -1: n - 1}
+    last = {1: n - 1, -1: 0}
+
+    def before(node: Any, waits: bool) -> list[Any]:
+        """What a node reads; if it `waits`, all of the layer below has to be there."""
+        kind, layer, t, *way = node
+        if kind == "token":
+            return []
+        needed = range(n) if waits else (t,)
+        if kind == "encoder":
+            below = [("encoder", layer - 1, s, w) for s in needed for w in ways] if layer else [("token", 0, t)]
+            return below if t == first[way[0]] else [*below, ("encoder", layer, t - way[0], *way)]
+        if kind == "decoder":
+            opened = [("encoder", max(0, E - D + layer), last[w], w) for w in ways]
+            past = [("decoder", layer, t - 1)] if t else opened
+            return past + ([("decoder", layer - 1, s) for s in needed] if layer else [])
+        return [("decoder", D - 1, t), *(("encoder", E - 1, s, w) for s in range(n) for w in ways)]  # attention
+
+    @cache
+    def longest(node: Any) -> int:
+        return max((longest(below) for below in before(node, waits=True)), default=-1) + 1
+
+    @cache
+    def shortest(node: Any) -> float:
+        if node[0] == "token":
+            return 0 if node[2] == 0 else float("inf")
+        return min(shortest(below) for below in before(node, waits=False)) + 1
+
+    end = ("attention", 0, n - 1) if attention else ("decoder", D - 1, n - 1)
+    return longest(end), int(shortest(end))
+
+
+@pytest.mark.parametrize("name", ["convs2s", "bytenet"])
+def test_the_path_of_convolutions_is_their_depth(name: str) -> None:
+    def deep(depth: int) -> Any:
+        layers: Any = {"encoder": ((8, 3),) * depth} if name == "convs2s" else {"encoder_blocks": depth}
+        return replace(tiny.families()[name], **layers)
+
+    found = [measured(deep(2), n) for n in (6, 10, 14)]
+    assert found[0] == found[1] == found[2]
+    deeper = [measured(deep(depth), 6) for depth in (2, 3, 4)]
+    assert deeper[2] - deeper[1] == deeper[1] - deeper[0] > 0
+    assert [path_lengths(deep(depth))[0].at(6) for depth in (2, 3, 4)] == [5, 6, 7]
+
+
+def test_paths_that_are_not_known_are_refused() -> None:
+    with pytest.raises(SpecError, match="path lengths are known for decoders that"):
+        path_lengths(preset("gnmt"))
+    with pytest.raises(SpecError, match="the path length of 'decoder_only' is not known"):
+        path_lengths(preset("gpt2_small"))
 
 
 def test_lines_of_one_length_stay_in_one_bucket() -> None:
