@@ -70,7 +70,9 @@ def _recurrent(model: Recurrent) -> tuple[Length, Length]:
     E, D = encoder.depth, decoder.depth
     odd = decoder.feeding != "none" or decoder.asks != "top" or decoder.self_attention is not None
     if odd or encoder.reading == "first_both" or not isinstance(decoder.opening, FromSource):
-        raise SpecError("decoder", "path lengths are known for decoders that open from the source and feed nothing back")
+        raise SpecError(
+            "decoder", "path lengths are known for decoders that open from the source and feed nothing back"
+        )
     # Up to some height in the encoder, from there in the decoder: one of the two has all layers, the other one of them.
     longest = Length(1 + max(E, D), 0)
     shortest = Length(2, E - 1) if encoder.reading == "forwards" else Length(1, E)

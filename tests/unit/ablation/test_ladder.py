@@ -26,7 +26,6 @@ from regard.presets import preset
 from regard.testing import tiny
 from regard.variants import apply
 
-
 SHALLOW = {"encoder.depth": 1, "decoder.depth": 1}
 
 
@@ -156,7 +155,9 @@ def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, read
     assert 0 <= shortest.at(6) <= longest.at(6)
 
 
-@pytest.mark.parametrize(("reading", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)])
+@pytest.mark.parametrize(
+    ("reading", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)]
+)
 @pytest.mark.parametrize("attention", [False, True])
 def test_paths_of_a_recurrence_counted_step_by_step(reading: str, E: int, D: int, attention: bool) -> None:
     """Every step of every layer is a node; the longest and shortest ways are counted over all edges."""
