@@ -262,22 +262,34 @@ class Ladder:
         head = ["rung", *(f"{one.name} tokens ({len(one.lines)} lines)" for one in self.buckets)]
         return [head, *([rung.name, *(_score(one) for one in rung.buckets)] for rung in self.rungs if rung.buckets)]
 
-    def table(self) -> Table:
-        """For a terminal, with a bar for every rung."""
+    def table(self, narrow: bool = False) -> Table:
+        """For a terminal; `narrow` leaves out what the budget was made of."""
         head, *rows = self.cells()
-        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for i, heading in enumerate(head[:-1]):
-            found.add_column(heading, justify="right" if i else "left", no_wrap=True)
-        found.add_column("", no_wrap=True)
-        found.add_column(head[-1])
-        most = self._most()
-        for rung, row in zip(self.rungs, rows, strict=True):
-            *cells, verdict = (cell.replace("[", "\\[") for cell in row)
-            found.add_row(*cells, bar((rung.metric or 0.0) / most), verdict)
+        left_out: set[str] = set()
+        if narrow:
+            left_out, head[1] = {"steps", "seconds"}, "params"
+            for rung, row in zip(self.rungs, rows, strict=True):
+                row[1] = "" if rung.parameters is None else quantity(rung.parameters)
+        kept = [i for i, heading in enumerate(head) if heading not in left_out]
+        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+        for i in kept:
+            last = i == len(head) - 1
+            found.add_column(
+                head[i], justify="right" if i and not last else "left", no_wrap=not i or not (last or narrow)
+            )
+        for row in rows:
+            found.add_row(*(row[i].replace("[", "\\[") for i in kept))
         return found
 
-    def _most(self) -> float:
-        return max((rung.metric or 0.0 for rung in self.rungs), default=0.0) or 1.0
+    def plot(self, width: int = 60) -> str:
+        """A bar for every rung."""
+        most = max((rung.metric or 0.0 for rung in self.rungs), default=0.0) or 1.0
+        wide = max((len(rung.name) for rung in self.rungs), default=0)
+        return "\n".join(
+            f"{rung.name:<{wide}}  {bar((rung.metric or 0.0) / most, width)} "
+            + ("" if rung.metric is None else f"{rung.metric:.1f}")
+            for rung in self.rungs
+        )
 
     def length_table(self) -> Table:
         """The metric by source length, for a terminal."""

@@ -145,7 +145,9 @@ def _show(found: "Ladder", folder: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
-    console.print(found.table())
+    console.print(found.table(narrow=console.width < WIDE))
+    console.print(f"\n{found.title}", highlight=False)
+    console.print(found.plot(), highlight=False, markup=False)
     console.print(f"\n{found.title} by source length", highlight=False)
     console.print(found.length_table())
     for sentence in found.sentences():

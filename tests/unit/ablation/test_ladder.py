@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 from functools import cache
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from regard.ablation import ladder as climbing
 from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, chosen
@@ -205,7 +207,8 @@ def counted(reading: str, E: int, D: int, attention: bool, n: int) -> tuple[int,
 def test_the_path_of_convolutions_is_their_depth(name: str) -> None:
     def deep(depth: int) -> Any:
         layers: Any = {"encoder": ((8, 3),) * depth} if name == "convs2s" else {"encoder_blocks": depth}
-        return replace(tiny.families()[name], **layers)
+        model: Any = tiny.families()[name]
+        return replace(model, **layers)
 
     found = [measured(deep(2), n) for n in (6, 10, 14)]
     assert found[0] == found[1] == found[2]
@@ -280,6 +283,13 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     assert "| no_norm | 1,000 | 20.0 | [18.0, 22.0] | 2.000 ± 0.100 | 12.3K | 2n = 16 [3] | 40 | 5 | worse |" in page
     assert "| no_norm | 30.0 [25.0, 35.0] |  |" in page
     assert "5 seconds of training a rung" in page
+    for narrow in (False, True):
+        console = Console(width=90 if narrow else 140, file=StringIO())
+        console.print(found.table(narrow))
+        console.print(found.plot())
+        shown = console.file.getvalue()  # type: ignore[reportAttributeAccessIssue]
+        assert "…" not in shown
+        assert "no_norm      ██████████████████████████████ 20.0" in shown
     assert "the same command goes on" in page
     drawn = (tmp_path / "ladder.html").read_text()
     assert drawn.count("<svg") == 3
