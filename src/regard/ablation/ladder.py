@@ -243,8 +243,8 @@ class Ladder:
             f"parameters within 5% of the full Transformer's. {self.title} of greedy translations of held-out text, "
             "mean of the seeds, with the interval of 95% of 1,000 resamples of lines and seeds; loss in nats a token.",
             "Path: the longest chain of layers or recurrent steps, none of which can begin before the one before it, "
-            f"from the first source token to the last output, for n = {self.length} tokens on either side; in "
-            "brackets the shortest, which a signal has to go through.",
+            f"from the source to the last output, for n = {self.length} tokens on either side; in brackets the "
+            "shortest from the first source token, which a signal has to go through.",
         ]
         if len(self.devices) > 1:
             said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
