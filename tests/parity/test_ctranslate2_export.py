@@ -31,6 +31,9 @@ from regard.variants import VARIANTS, apply
 from .exporting import same, trained
 
 REFUSED = {
+    "no_feed_forward": "encoder.pattern[0].branches",
+    "no_norm": "encoder.pattern[0].residual.norm",
+    "no_residual": "encoder.pattern[0].residual",
     "adaptive_input": "table",
     "adaptive_softmax": "head",
     "adaptive_softmax_no_projection": "head",
