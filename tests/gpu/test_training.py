@@ -173,3 +173,32 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     assert isinstance(second.program.plain, Captured)
     assert second.program.plain.graph is not None
     close(weights(second), weights(whole))
+
+
+BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path: Path, name: str) -> None:
+    spec: Any = replace(preset(BEFORE[name], vocab=200), dropout=0.0)
+    last = []
+    for precision in ("float32", "bfloat16"):
+        made = build(spec, "cuda", seed=1)
+        asked = replace(SPEC, precision=precision, optimizer=AdamW(rate=1e-3))
+        _, notes = trained(tmp_path / precision, asked, made, Buckets(512))
+        assert "many shapes" in notes.programs[0]["why"]
+        losses = [event["loss"] for event in notes if event["event"] == "step"]
+        assert losses[-1] < losses[0]
+        last.append(losses[-1])
+    assert last[0] == pytest.approx(last[1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_came_before_computes_on_a_gpu_what_it_computes_on_a_cpu(name: str) -> None:
+    spec: Any = replace(preset(BEFORE[name], vocab=200), dropout=0.0)
+    here, there = (build(spec, where, seed=1).double().eval() for where in ("cpu", "cuda"))
+    there.load_state_dict(here.state_dict())
+    batch = next(stream(Buckets(512)).once()).batch
+    with torch.no_grad():
+        mine, its = there.loss(batch.to("cuda")), here.loss(batch)
+    torch.testing.assert_close(mine.total.cpu(), its.total, rtol=1e-10, atol=1e-10)

@@ -3,9 +3,9 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Settings:
     seconds: float | None = None  # as many steps as the base makes in this time
     match: Match = "none"
     search_rates: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)  # factors of rows' learning rates that are known already
     metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
     max_time: float | None = None
     each: bool = False  # `seconds` are those of every row, each at its own speed
@@ -201,7 +202,8 @@ class Experiment:
 
     def run(self) -> Report:
         """The table of all rows."""
-        settings, complete, rates = self.settings, True, {}
+        settings, complete = self.settings, True
+        rates = dict(settings.rates)
         with Pool(self.folder, self.machine) as pool:
             steps = settings.steps
             if settings.seconds is not None:

@@ -11,7 +11,7 @@ import torch
 
 from regard.errors import RegardError
 
-WARM_UP = 1  # rounds that do not count
+WARM_UP = 2  # rounds that do not count: ours captures its decoding step in the second
 RESAMPLES = 2000
 LEEWAY = 0.03
 Tell = Callable[[str], None]

@@ -21,9 +21,11 @@ from regard.training.program import Captured, Eager, Program, Update
 
 ADAMW, CLIP = AdamW(rate=1e-4), 1.0
 CORPUS = 10_000  # pairs: enough that sorting leaves hardly any padding
-GPU_TOKENS, GPU_STEPS = 16_384, 15
+GPU_TOKENS = (16_384, 32_768)  # a side: peers take both, as some gain by it; ours is packed to the second
+GPU_STEPS = 15
 GPU_WARM = 50  # steps: every shape of the padded batches about once, so that no allocation is timed
 TOLERANCE = 1e-4
+CHECKED = 10  # pairs, of which the losses must agree
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,12 @@ class Work:
 
     @classmethod
     def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
-        """Token-budget batches of sorted sentences: small ones on a CPU, large ones on a GPU."""
+        """Token-budget batches of sorted sentences; on a GPU everybody makes those that suit them."""
         if device.type == "cpu":
             pairs = sentences(shape, CORPUS, seed=0)
             batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps)
             return cls(shape, smoothing, device, batches, shape.steps)
-        batches = padded(sentences(shape, 3 * CORPUS, seed=0), GPU_TOKENS, seed=0)
-        return cls(shape, smoothing, device, batches, GPU_STEPS)
+        return cls(shape, smoothing, device, [], GPU_STEPS)
 
 
 def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Row]:
@@ -65,8 +66,8 @@ def our_contestants(work: Work, ours: Model) -> list[Contestant]:
         return [entered("regard", ours, step, counted(work.batches), work)]
     pairs = sentences(work.shape, 3 * CORPUS, seed=0)
     longest = max(max(len(source), len(target) + 1) for source, target in pairs)
-    batching = defaults.packed(Buckets(2 * GPU_TOKENS), longest)
-    fixed = [batch.pinned() for batch in packed(pairs, 2 * GPU_TOKENS, batching.length, seed=0)]
+    batching = defaults.packed(Buckets(GPU_TOKENS[1]), longest)
+    fixed = [batch.pinned() for batch in packed(pairs, GPU_TOKENS[1], batching.length, seed=0)]
     programs: dict[str, Callable[[Update], Program]] = {
         "regard (graph)": lambda update: Captured(update, _silent),
         "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
@@ -115,11 +116,16 @@ def their_contestants(work: Work, make: Callable[[], Trainee]) -> list[Contestan
         check_loss(work, trainee)
     if work.device.type == "cpu":
         return [_theirs(work, trainee, trainee.title, nullcontext)]
-    found = [_theirs(work, trainee, f"{trainee.title} (autocast)", lambda: autocast(work.device))]
-    if trainee.pure_half:
-        rounded = make()
-        rounded.model.bfloat16()
-        found.append(_theirs(work, rounded, f"{trainee.title} (bf16)", nullcontext))
+    pairs = sentences(work.shape, 3 * CORPUS, seed=0)
+    found = []
+    for tokens in GPU_TOKENS:
+        sized = replace(work, batches=padded(pairs, tokens, seed=0))
+        title = f"{trainee.title}, {tokens // 1024}k"
+        found.append(_theirs(sized, make(), f"{title} (autocast)", lambda: autocast(work.device)))
+        if trainee.pure_half:
+            rounded = make()
+            rounded.model.bfloat16()
+            found.append(_theirs(sized, rounded, f"{title} (bf16)", nullcontext))
     return found
 
 
@@ -180,7 +186,7 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def check_loss(work: Work, trainee: Trainee) -> None:
     """Refuse to compare what does not compute the same loss from the same weights."""
-    batch = work.batches[0]
+    batch = padded(sentences(work.shape, CHECKED, seed=0), GPU_TOKENS[0], seed=0, most=1)[0]
     still = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
     trainee.model.eval()
     with torch.no_grad():

@@ -15,6 +15,7 @@ from regard.errors import DataError, SpecError
 from regard.tree import Spec
 
 SIDE_BY_SIDE = 64  # pools that are packed at once: what they need stays in a processor's cache
+SMALLEST_POOL = 1024  # of a small corpus, whose pools are smaller so that many are packed at once
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
 class Packing(Batching):
     """Several examples a row, rows of one fixed `length`: hardly any padding, and every batch has the same shape.
 
-    Each batch holds `tokens` / `length` rows. The epoch is shuffled and cut into pools of about `pool` examples; in a
-    pool the longest example comes first, and each goes to the row that it leaves the least room in on its fuller side
-    (best fit decreasing). Short examples come last and fill the gaps. The rows of all pools are shuffled.
+    Each batch holds `tokens` / `length` rows. The epoch is shuffled and cut into pools of about `pool` examples, fewer
+    if the corpus is small; in a pool the longest example comes first, and each goes to the row that it leaves the least
+    room in on its fuller side (best fit decreasing). Short examples come last and fill the gaps. The rows of all pools
+    are shuffled.
     """
 
     kind = "packing"
@@ -142,7 +144,7 @@ class Packing(Batching):
     def _rows(self, sizes: np.ndarray) -> np.ndarray:
         """The number of the row that each example goes to; `sizes` is (examples, sides)."""
         count, sides = sizes.shape
-        pools = max(1, count // self.pool)
+        pools = max(1, count // min(self.pool, max(SMALLEST_POOL, count // SIDE_BY_SIDE)))
         each = -(-count // pools)
         whole = np.zeros((pools, each, sides), np.int32)  # what is missing in the last pool has no size and comes last
         whole.reshape(-1, sides)[:count] = sizes

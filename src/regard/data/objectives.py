@@ -106,10 +106,9 @@ class Translation(Objective):
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         source = Laid(columns["source"], rows, packed)
         read = Laid(columns["target"], rows, packed, end=1)
-        said = Laid(columns["target"], rows, packed, begin=1)
         batch = Batch(
             read.ids,
-            said.ids,
+            read.later(1),
             read.seg,
             source.ids,
             source.seg,
@@ -158,11 +157,10 @@ class LanguageModelling(Objective):
         return Fitted(Table({"target": column.spans(first, last)}), kept, int((pieces > 1).sum()))
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        column = columns["target"]
-        read, said = Laid(column, rows, packed, end=1), Laid(column, rows, packed, begin=1)
+        read = Laid(columns["target"], rows, packed, end=1)
         batch = Batch(
             read.ids,
-            said.ids,
+            read.later(1),
             read.seg if packed or read.total < read.ids.numel() else None,
             target_pos=read.pos if packed else None,
             packed=packed is not None,
@@ -211,12 +209,10 @@ class Classification(Objective):
 class Laid:
     """Examples laid into rows: ids, the segment of each and its position in it."""
 
-    def __init__(
-        self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, begin: int = 0, end: int = 0
-    ) -> None:
-        """`begin` and `end` leave out that many ids at either end of every example; `packed` gives the shape."""
+    def __init__(self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, end: int = 0) -> None:
+        """`end` leaves out that many ids at the end of every example; `packed` gives the shape."""
         examples = np.concatenate(rows)
-        first, last = column.offsets[examples] + begin, column.offsets[examples + 1] - end
+        first, last = column.offsets[examples], column.offsets[examples + 1] - end
         lengths = last - first
         per_row = np.asarray([len(row) for row in rows])
         ends = np.cumsum(per_row)
@@ -226,11 +222,15 @@ class Laid:
         real = np.arange(shape[1]) < np.pad(totals, (0, shape[0] - len(rows)))[:, None]
         # Where each id comes from: its place in its example, after the example's beginning.
         within = np.arange(self.total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        self._real, self._shape = real, shape
-        self.ids = self._rows(column.ids[within + np.repeat(first, lengths)])
+        self._column, self._at, self._real, self._shape = column, within + np.repeat(first, lengths), real, shape
+        self.ids = self.later(0)
         numbers = np.arange(len(examples)) - np.repeat(ends - per_row, per_row) + 1
         self.seg = self._rows(np.repeat(numbers, lengths))
         self.pos = self._rows(within)
+
+    def later(self, by: int) -> Tensor:
+        """The ids that stand so many places later in the column, laid in the same way."""
+        return self._rows(self._column.ids[self._at + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:
         """Values in reading order as rows, 0 where there is padding."""

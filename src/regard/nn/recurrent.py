@@ -107,9 +107,9 @@ class CellModule(nn.Module):
         In the precision of the weights, also where autocast has less: an error in the state is carried from token to
         token, and cuDNN knows no bfloat16 here.
         """
-        given, precise = x.dtype, state[0].dtype
+        given, precise = x.dtype, next(self.parameters()).dtype
         with full_precision(x.device):
-            x = x.to(precise)
+            x, state = x.to(precise), tuple(part.to(precise) for part in state)
             if x.shape[1] > 1 and is_plain(self.input) and is_plain(self.hidden):
                 y, last = self.fused(x, state, self._weights(), lengths)
             else:
