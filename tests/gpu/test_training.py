@@ -180,7 +180,7 @@ BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", 
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path: Path, name: str) -> None:
-    spec: Any = replace(preset(BEFORE[name], vocab=200), dropout=0.0)
+    spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
     last = []
     for precision in ("float32", "bfloat16"):
         made = build(spec, "cuda", seed=1)
@@ -195,7 +195,7 @@ def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path:
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_what_came_before_computes_on_a_gpu_what_it_computes_on_a_cpu(name: str) -> None:
-    spec: Any = replace(preset(BEFORE[name], vocab=200), dropout=0.0)
+    spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
     here, there = (build(spec, where, seed=1).double().eval() for where in ("cpu", "cuda"))
     there.load_state_dict(here.state_dict())
     batch = next(stream(Buckets(512)).once()).batch

@@ -47,12 +47,12 @@ class Settings:
     seconds: float | None = None  # as many steps as the base makes in this time
     match: Match = "none"
     search_rates: bool = False
-    rates: Mapping[str, float] = field(default_factory=dict)  # factors of rows' learning rates that are known already
     metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
     max_time: float | None = None
     each: bool = False  # `seconds` are those of every row, each at its own speed
     base_seeds: int | None = None  # None: three times as many as a row has
     texts: bool = False  # what was said in the end is kept
+    rates: Mapping[str, float] = field(default_factory=dict)  # factors of rows' learning rates that are known already
 
     def check(self) -> None:
         """Refuse what cannot be meant, before any text is read."""
