@@ -3,8 +3,8 @@
 PYTHONPATH=src python docs/results/ladder.py DATA [--seconds 60] [--seeds 3] [--out runs/ladder-multi30k] [--write DIR]
 
 DATA holds multi30k/tok/ (recipes/README.md). Runs that are done are never repeated: stopped at any time, by hand or by
---max-time, the same command goes on, and the page has what is there. Rates were searched on val beforehand, so that the
-test set is met once: regard ladder recipes/ladder.toml --search-rates, with val as its held-out text.
+--max-time, the same command goes on, and the page has what is there. The learning rate of every rung is searched first,
+on val and with the same effort, so that the test set is met once.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.ablation.experiment import Settings
-from regard.ablation.ladder import Ladder, ladder
+from regard.ablation.ladder import Ladder, ladder, rates
 from regard.ablation.runner import Machine
 from regard.ablation.view import View
 from regard.errors import RegardError
@@ -23,7 +23,6 @@ from regard.session import asked_for
 HERE = Path(__file__).parent
 RECIPE = HERE.parent.parent / "recipes" / "ladder.toml"
 RUNGS = "rnn,rnn_attention,convs2s,bytenet"
-RATES: dict[str, float] = {}  # factors of the recipe's rate that were best on val, of those that were tried: 0.5, 1, 2
 
 
 def page(found: Ladder) -> str:
@@ -59,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rungs", default=RUNGS)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, every run")
     parser.add_argument("--steps", type=int, help="instead of seconds")
+    parser.add_argument("--search", type=int, default=500, help="steps of each run that looks for a rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", default="runs/ladder-multi30k", help="the folder of the runs")
     parser.add_argument("--write", type=Path, default=HERE, help="where ladder.md and ladder.jsonl go")
@@ -70,28 +70,35 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Climb, then write."""
+    """Search rates, climb, then write."""
     given = arguments()
     text = given.data / "multi30k" / "tok"
-    files: dict[str, Any] = {
-        "source": str(text / "train.lc.norm.tok.en.gz"),
-        "target": str(text / "train.lc.norm.tok.de.gz"),
-        "valid_source": str(text / "test_2016_flickr.lc.norm.tok.en.gz"),
-        "valid_target": str(text / "test_2016_flickr.lc.norm.tok.de.gz"),
-    }
-    seconds = None if given.steps else given.seconds
-    settings = Settings(seeds=given.seeds, steps=given.steps, seconds=seconds, rates=RATES, max_time=given.max_time)
-    view = View()
+
+    def wanted(held_out: str) -> Any:
+        parts = {"source": ("train", "en"), "target": ("train", "de")}
+        parts |= {"valid_source": (held_out, "en"), "valid_target": (held_out, "de")}
+        files: dict[str, Any] = {
+            name: str(text / f"{part}.lc.norm.tok.{language}.gz") for name, (part, language) in parts.items()
+        }
+        return asked_for(**files, recipe=RECIPE, changes=given.set)
+
+    view, out = View(), Path(given.out)
+    how = (Machine(given.device, given.jobs), view.note)
     try:
-        wanted = asked_for(**files, recipe=RECIPE, changes=given.set)
-        found = ladder(wanted, given.out, given.rungs, settings, Machine(given.device, given.jobs), view.note)
+        factors = rates(wanted("val"), out / "rates", given.rungs, Settings(steps=given.search), *how)
+        print(f"rates: {factors}", file=sys.stderr)
+        seconds = None if given.steps else given.seconds
+        settings = Settings(
+            seeds=given.seeds, steps=given.steps, seconds=seconds, max_time=given.max_time, rates=factors
+        )
+        found = ladder(wanted("test_2016_flickr"), out / "runs", given.rungs, settings, *how)
     except RegardError as error:
         sys.exit(str(error))
     finally:
         view.close()
     given.write.mkdir(parents=True, exist_ok=True)
     (given.write / "ladder.md").write_text(page(found), encoding="utf-8")
-    (given.write / "ladder.jsonl").write_text("\n".join(lines(Path(given.out), found)) + "\n", encoding="utf-8")
+    (given.write / "ladder.jsonl").write_text("\n".join(lines(out / "runs", found)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

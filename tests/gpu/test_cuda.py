@@ -10,6 +10,7 @@ from regard.errors import KernelError
 from regard.nn import kernels
 from regard.nn.core import Terms, View
 from regard.nn.kernels import attend
+from regard.nn.linear import _Dense, rectified
 from regard.nn.mask import Mask
 from regard.nn.norm import _PlainLayerNorm
 from regard.nn.sight import Window
@@ -229,3 +230,44 @@ def test_our_layer_norm_is_that_of_torch(D: int) -> None:
         assert mine is not None
         assert theirs is not None
         assert (mine.double() - theirs).abs().max() < 0.01 * theirs.abs().max()
+
+
+@pytest.mark.parametrize(("tokens", "D", "F"), [(2400, 64, 256), (1001, 48, 200), (7, 512, 2048)])
+def test_our_relu_inside_a_product_is_that_of_torch(tokens: int, D: int, F: int) -> None:
+    """Outputs and gradients in bfloat16, against torch's own in float64."""
+    rng = torch.Generator().manual_seed(0)
+    x, wide = (torch.randn(tokens, n, generator=rng).bfloat16().cuda() for n in (D, F))
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        projection = _Dense(D, F).cuda()
+        with torch.no_grad():
+            projection.weight.copy_(torch.randn(F, D, generator=torch.Generator().manual_seed(2)).bfloat16())
+            projection.bias.copy_(torch.linspace(-1, 1, F).bfloat16())
+        projection.to(torch.float64 if dtype is torch.float64 else torch.float32)
+        own = x.detach().to(dtype, copy=True).requires_grad_()
+        y = rectified(projection, own)
+        assert y.dtype is dtype
+        (y * wide.to(dtype)).sum().backward()
+        found.append([y.detach(), own.grad, *(parameter.grad for parameter in projection.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert mine.shape == theirs.shape
+        assert (mine.double() - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_keys_and_values_that_lie_side_by_side_make_no_difference(causal: bool, dropout: float) -> None:
+    qkv = torch.randn(2, 16, 3, 4, 32, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    view = View(packed(causal=causal), 16, 16, qkv.device)
+    found = []
+    for joint in (None, qkv):
+        torch.manual_seed(3)
+        q, k, v = qkv.transpose(1, 3).unbind(2)
+        with kernels.use("segments"):
+            y = attend(q, k, v, view, scale=0.25, dropout=dropout, joint=joint)
+        (gradient,) = torch.autograd.grad(y.square().sum(), qkv)
+        found.append((y, gradient))
+    for mine, its in zip(*found, strict=True):
+        assert torch.equal(mine, its)

@@ -202,20 +202,11 @@ class Experiment:
 
     def run(self) -> Report:
         """The table of all rows."""
-        settings, complete = self.settings, True
-        rates = dict(settings.rates)
+        settings, complete, rates = self.settings, True, dict(self.settings.rates)
         with Pool(self.folder, self.machine) as pool:
-            steps = settings.steps
-            if settings.seconds is not None:
-                steps = self._steps(pool, self.base, settings.seconds)
-                if settings.each:
-                    self.rows = [self._paced(pool, row, settings.seconds) for row in self.rows]
-            self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
-            left = [row for row in self.rows if row.model is not None]
+            left = self._budgeted(pool)
             if settings.search_rates:
-                searches = plan.searches([self.base, *left], self.recipe, self.text)
-                complete = self._make(pool, searches, "learning rates")
-                rates = self._rates(searches)
+                complete, rates = self._searched(pool, left)
             # Without all searches done, rates may still change: only the rows whose search is whole go on.
             ready = [row for row in left if not settings.search_rates or row.name in rates]
             many = settings.base_seeds
@@ -226,6 +217,26 @@ class Experiment:
         found = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
         found.complete = complete
         return found
+
+    def rates(self) -> dict[str, float]:
+        """The factor of the learning rate at which each row does best, and nothing more."""
+        with Pool(self.folder, self.machine) as pool:
+            return self._searched(pool, self._budgeted(pool))[1]
+
+    def _budgeted(self, pool: Pool) -> list[Row]:
+        """The rows that can be trained, after the steps that they and the base are worth have been settled."""
+        settings, steps = self.settings, self.settings.steps
+        if settings.seconds is not None:
+            steps = self._steps(pool, self.base, settings.seconds)
+            if settings.each:
+                self.rows = [self._paced(pool, row, settings.seconds) for row in self.rows]
+        self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
+        return [row for row in self.rows if row.model is not None]
+
+    def _searched(self, pool: Pool, rows: list[Row]) -> tuple[bool, dict[str, float]]:
+        """Whether the search for rates is whole, and what it found."""
+        searches = plan.searches([self.base, *rows], self.recipe, self.text)
+        return self._make(pool, searches, "learning rates"), self._rates(searches)
 
     def _make(self, pool: Pool, jobs: list[Job], what: str) -> bool:
         """Make the runs that were not made before; whether all are made."""

@@ -6,7 +6,8 @@ same steps or the same seconds of training. It is an ablation whose rows may be 
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,30 @@ def ladder(
 
     Of the settings, `rows` and `match` are the ladder's own; `seconds` are those of every rung.
     """
+    with _planned(wanted, out, rungs, settings, machine, watch) as experiment:
+        found = _climbed(experiment, experiment.run())
+        found.save(Path(out))
+        return found
+
+
+def rates(
+    wanted: Asked | Callable[[], Asked],
+    out: str | Path,
+    rungs: str = "all",
+    settings: Settings = Settings(),
+    machine: Machine = Machine(),
+    watch: Watch = lambda _: None,
+) -> dict[str, float]:
+    """The factor of the learning rate at which each rung does best: to be found on one text and used on another."""
+    with _planned(wanted, out, rungs, settings, machine, watch) as experiment:
+        return experiment.rates()
+
+
+@contextmanager
+def _planned(
+    wanted: Asked | Callable[[], Asked], out: str | Path, rungs: str, settings: Settings, machine: Machine, watch: Watch
+) -> Iterator[Experiment]:
+    """The experiment of a ladder, in its folder."""
     names, named = chosen(rungs)
     if settings.metric is not None and settings.metric not in METRIC:
         raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, METRIC)}")
@@ -116,10 +141,7 @@ def ladder(
         rows = Rows(recipe, text.data, "none")
         base = replace(rows.vanilla, name=FULL)
         planned = [_rung(rows, base, name, name in named) for name in names]
-        experiment = Experiment(Path(out), settings, machine, watch, text, recipe, base, planned)
-        found = _climbed(experiment, experiment.run())
-        found.save(Path(out))
-        return found
+        yield Experiment(Path(out), settings, machine, watch, text, recipe, base, planned)
 
 
 def _rung(rows: Rows, base: Row, name: str, named: bool) -> Row:

@@ -90,6 +90,11 @@ class Terms:
     content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
     context: Callable[[Tensor], Tensor] | None = None  # values that depend on distance: weights -> (B, H, T, V)
 
+    @property
+    def changes(self) -> bool:
+        """Whether queries, keys or values are no longer what was projected."""
+        return self.rotation is not None or self.offset is not None
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -195,6 +200,14 @@ def stream(x: Tensor) -> Tensor:
     if x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16:
         return x.bfloat16()
     return x
+
+
+def own_kernels(x: Tensor) -> bool:
+    """Whether kernels of our own are there for x: on a GPU, in half precision, and where gradients are wanted.
+
+    An operator of ours takes the host longer to call than one of torch's, so steps of decoding do without.
+    """
+    return TRITON and x.is_cuda and x.dtype in HALVES and torch.is_grad_enabled()
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

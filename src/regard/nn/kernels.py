@@ -36,6 +36,7 @@ class Call(NamedTuple):
     view: View
     scale: float
     dropout: float
+    joint: Float[Tensor, "B T 3 H K"] | None = None  # q, k and v, where they lie side by side
 
 
 def factor(scale: Scale, d_head: int) -> float:
@@ -65,9 +66,13 @@ def attend(
     *,
     scale: float,
     dropout: float = 0.0,
+    joint: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """softmax(scale * q k' + terms, over visible keys) v, with dropout on the weights."""
-    call = Call(q, k, v, view, scale, dropout)
+    """softmax(scale * q k' + terms, over visible keys) v, with dropout on the weights.
+
+    `joint` is said by who has q, k and v side by side and changed nothing in them: a kernel may take them together.
+    """
+    call = Call(q, k, v, view, scale, dropout, joint)
     return KERNELS[choose(call)](call)
 
 
@@ -184,7 +189,7 @@ def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
 
 def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     """torch's scaled_dot_product_attention; the default everywhere."""
-    q, k, v, view, scale, dropout = call
+    q, k, v, view, scale, dropout, _ = call
     terms, plain = view.terms, view.mask.is_plain(view.T, view.S)
     if terms is not None and terms.content is not None:
         rest = additive(view, q.dtype)
@@ -219,7 +224,7 @@ def _empty(view: View) -> Tensor:
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
     """The formula, step by step: any mask, any term, any precision."""
-    q, k, v, view, scale, dropout = call
+    q, k, v, view, scale, dropout, _ = call
     return mix(scores(q, k, view, scale), v, view, dropout=dropout)
 
 
@@ -268,7 +273,7 @@ def spread(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
     """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, explicit on the CPU."""
-    q, k, v, view, scale, _ = call
+    q, k, v, view, scale, *_ = call
     block_mask = once(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
     kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
@@ -301,7 +306,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     """Flash attention over segments laid end to end: packed rows cost what their segments cost."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
-    q, k, v, view, scale, _ = call
+    q, k, v, view, scale, *_ = call
     B, H, T, _ = q.shape
     mask = view.mask
     q_ends, k_ends, hidden = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
@@ -327,13 +332,13 @@ def segments(call: Call) -> Float[Tensor, "B H T V"]:
     """Our own kernel for packed rows: no mask is made, and dropout costs next to nothing."""
     from regard.nn import segments as own  # noqa: PLC0415  # needs Triton
 
-    q, k, v, view, scale, dropout = call
+    q, k, v, view, scale, dropout, joint = call
     mask, H = view.mask, q.shape[1]
     assert mask.q_seg is not None
     assert mask.k_seg is not None
     # Positions count along a segment, so that within one the order of the places is that of the positions.
     layout = once(view.shared, "layout", partial(own.lay_out, mask.q_seg, mask.k_seg, mask.causal))
-    return own.attend(q, spread(k, H), spread(v, H), layout, scale, dropout)
+    return own.attend(q, spread(k, H), spread(v, H), layout, scale, dropout, joint)
 
 
 def _lengths(view: View, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:

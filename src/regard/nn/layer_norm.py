@@ -92,24 +92,20 @@ def _(x, gain, bias, eps):  # noqa: ARG001
 
 
 @torch.library.custom_op("regard::layer_norm_backward", mutates_args=())
-def normed_backward(dy: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, gain and bias."""
+def normed_backward(dy: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and those of gain and bias (2, D)."""
     x, dy = x.contiguous(), dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     dx, tile = torch.empty_like(x), _tile(D)
     programs = min(PROGRAMS, triton.cdiv(N, tile["ROWS"]))
     sums = x.new_empty(2, programs, D, dtype=torch.float32)
     _backward[(programs,)](x, gain, dy, dx, sums[0], sums[1], N, D, eps, **tile)
-    return dx, sums[0].sum(0).to(gain.dtype), sums[1].sum(0).to(gain.dtype)
+    return dx, sums.sum(1).to(gain.dtype)
 
 
 @normed_backward.register_fake
 def _(dy, x, gain, eps):  # noqa: ARG001
-    return (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        torch.empty_like(gain),
-        torch.empty_like(gain),
-    )
+    return torch.empty_like(x, memory_format=torch.contiguous_format), gain.new_empty(2, *gain.shape)
 
 
 def _remember(ctx, inputs, output) -> None:  # noqa: ARG001
@@ -119,7 +115,8 @@ def _remember(ctx, inputs, output) -> None:  # noqa: ARG001
 
 def _gradients(ctx, dy):
     x, gain = ctx.saved_tensors
-    return (*normed_backward(dy, x, gain, ctx.eps), None)
+    dx, (d_gain, d_bias) = normed_backward(dy, x, gain, ctx.eps)
+    return dx, d_gain, d_bias, None
 
 
 normed.register_autograd(_gradients, setup_context=_remember)

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Role, Site
+from regard.nn.core import Role, Site, own_kernels
 from regard.nn.packed import Packable
 from regard.tree import Spec
 
@@ -51,3 +52,12 @@ class _Dense(nn.Linear, Packable):
 def is_plain(projection: nn.Module) -> bool:
     """Whether a projection is x W' + b and nothing else, so that a fused kernel may take its weights."""
     return type(projection) is _Dense
+
+
+def rectified(projection: nn.Module, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+    """relu of a projection; where a GPU trains in half precision, relu is made inside the product."""
+    if own_kernels(x) and type(projection) is _Dense and projection.bias is not None:
+        from regard.nn.linear_relu import linear_relu  # noqa: PLC0415  # needs Triton
+
+        return linear_relu(x, projection.weight, projection.bias)
+    return F.relu(projection(x))

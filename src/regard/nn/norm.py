@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import HALVES, TRITON, Site, widen
+from regard.nn.core import Site, own_kernels, widen
 from regard.tree import Spec
 
 
@@ -51,15 +51,11 @@ class LayerNorm(Norm):
 
 
 class _PlainLayerNorm(nn.LayerNorm):
-    """torch's, but for training in half precision, where our own kernel takes less time.
-
-    An operator of ours takes the host longer to call than one of torch's, so single steps of decoding do without.
-    """
+    """torch's, but for training in half precision, where our own kernel takes less time."""
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
         x, gain, bias = input, self.weight, self.bias
-        ours = TRITON and x.is_cuda and x.dtype in HALVES and torch.is_grad_enabled()
-        if ours and gain is not None and bias is not None:
+        if own_kernels(x) and gain is not None and bias is not None:
             from regard.nn.layer_norm import WIDEST, layer_norm  # noqa: PLC0415  # needs Triton
 
             if x.shape[-1] <= WIDEST:

@@ -10,6 +10,7 @@ Imported only where a GPU is: Triton comes with the CUDA builds of torch.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -195,6 +196,11 @@ def _readable(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
+def _apart(qkv: Float[Tensor, "B T 3 H K"]) -> tuple[Float[Tensor, "B H T K"], ...]:
+    """Queries, keys and values that lie side by side."""
+    return qkv.transpose(1, 3).unbind(2)
+
+
 def _strides(*tensors: Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:3]]
 
@@ -211,20 +217,48 @@ def _sizes(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
     }
 
 
+def _attended(
+    y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor,
+    causal: bool, scale: float, dropout: float,
+) -> Tensor:  # fmt: skip
+    """Writes the context of q, k and v to y; log2 of the sums of exponentials (B, H, T)."""
+    q, k, v = parts
+    B, H, T, _ = q.shape
+    top = q.new_empty(B, H, T, dtype=torch.float32)
+    _forward[(triton.cdiv(T, BLOCK), B * H)](
+        q, k, v, y, top, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y), H, T, k.shape[2], scale * LOG2_E, dropout,
+        **_sizes(q, causal, dropout),
+    )  # fmt: skip
+    return top
+
+
+def _went_back(
+    gradients: Sequence[Tensor], parts: Sequence[Tensor], dy: Tensor, y: Tensor, top: Tensor,
+    q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    causal: bool, scale: float, dropout: float,
+) -> None:  # fmt: skip
+    """Writes the gradients of q, k and v."""
+    (dq, dk, dv), (q, k, v) = gradients, parts
+    B, H, T, _ = q.shape
+    S, fall, sizes = k.shape[2], torch.empty_like(top), _sizes(q, causal, dropout)
+    _backward_q[(triton.cdiv(T, BLOCK), B * H)](
+        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y, dy, dq),
+        H, T, S, scale * LOG2_E, dropout, **sizes,
+    )  # fmt: skip
+    _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
+        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, seed, k_reach, *_strides(q, k, v, dy, dk, dv),
+        H, T, S, scale * LOG2_E, dropout, **sizes,
+    )  # fmt: skip
+
+
 @torch.library.custom_op("regard::attend_segments", mutates_args=())
 def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
-    B, H, T, _ = q.shape
-    q, k, v = _readable(q, k, v)
-    y, top = _like(q), q.new_empty(B, H, T, dtype=torch.float32)
-    _forward[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, top, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y), H, T, k.shape[2], scale * LOG2_E, dropout,
-        **_sizes(q, causal, dropout),
-    )  # fmt: skip
-    return y, top
+    y = _like(q)
+    return y, _attended(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
 
 
 @attend_segments.register_fake
@@ -238,20 +272,11 @@ def attend_segments_backward(
     q_reach: Tensor, k_reach: Tensor, seed: Tensor, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    q, k, v, y, dy = _readable(q, k, v, y, dy)
-    dq, dk, dv, fall = _like(q), _like(k), _like(v), torch.empty_like(top)
-    sizes = _sizes(q, causal, dropout)
-    _backward_q[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y, dy, dq),
-        H, T, S, scale * LOG2_E, dropout, **sizes,
-    )  # fmt: skip
-    _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
-        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, seed, k_reach, *_strides(q, k, v, dy, dk, dv),
-        H, T, S, scale * LOG2_E, dropout, **sizes,
-    )  # fmt: skip
-    return dq, dk, dv
+    found = _like(q), _like(k), _like(v)
+    dy, y = _readable(dy, y)
+    how = (causal, scale, dropout)
+    _went_back(found, _readable(q, k, v), dy, y, top, q_seg, k_seg, q_reach, k_reach, seed, *how)
+    return found
 
 
 @attend_segments_backward.register_fake
@@ -270,6 +295,54 @@ def _gradients(ctx, dy, _):
 
 
 attend_segments.register_autograd(_gradients, setup_context=_remember)
+
+
+@torch.library.custom_op("regard::attend_joint", mutates_args=())
+def attend_joint(
+    qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    causal: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same of queries, keys and values that lie side by side (B, T, 3, H, K): so does their gradient."""
+    parts = _apart(qkv)
+    y = _like(parts[0])
+    return y, _attended(y, parts, seg, seg, q_reach, seed, causal, scale, dropout)
+
+
+@attend_joint.register_fake
+def _(qkv, *_):
+    q = _apart(qkv)[0]
+    return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("regard::attend_joint_backward", mutates_args=())
+def attend_joint_backward(
+    dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    causal: bool, scale: float, dropout: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of all three."""
+    found = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    dy, y = _readable(dy, y)
+    how = (causal, scale, dropout)
+    _went_back(_apart(found), _apart(qkv), dy, y, top, seg, seg, q_reach, k_reach, seed, *how)
+    return found
+
+
+@attend_joint_backward.register_fake
+def _(dy, qkv, *_):
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format)
+
+
+def _remember_joint(ctx, inputs, output) -> None:
+    qkv, *rest, ctx.causal, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(qkv, *output, *rest)
+
+
+def _joint_gradient(ctx, dy, _):
+    found = attend_joint_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
+    return (found, *[None] * 7)
+
+
+attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 
 
 def reach(
@@ -318,8 +391,14 @@ def attend(
     layout: Layout,
     scale: float,
     dropout: float,
+    joint: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T K"]:
-    """softmax(scale q k') v over the keys of a query's segment, up to itself if causal; zeros for padding (0)."""
-    *tensors, causal = layout
+    """softmax(scale q k') v over the keys of a query's segment, up to itself if causal; zeros for padding (0).
+
+    If all three are parts of `joint`, so are their gradients, which need not be put together then.
+    """
+    q_seg, k_seg, q_reach, k_reach, causal = layout
     seed = torch.randint(2**62, (1,), device=q.device) if dropout > 0.0 else q.new_zeros(1, dtype=torch.int64)
-    return attend_segments(q, k, v, *tensors, seed, causal, scale, dropout)[0]
+    if joint is not None:
+        return attend_joint(joint, q_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
+    return attend_segments(q, k, v, q_seg, k_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]

@@ -10,6 +10,7 @@ from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Branch, Context, Site, drop
+from regard.nn.linear import rectified
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,11 @@ class _FeedForward(Branch):
         self.up = site.linear(site.d_model, {"up": F}, bias=spec.bias)
         self.down = site.linear(F, {"down": site.d_model}, bias=spec.bias)
         self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+        self.rectifies = spec.activation == "relu"
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
-        return self.down(drop(self.activate(self.up(x)), self.dropout, self.training))
+        hidden = rectified(self.up, x) if self.rectifies else self.activate(self.up(x))
+        return self.down(drop(hidden, self.dropout, self.training))
 
 
 class _Gated(Branch):

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, output_projection, split_heads
-from regard.nn.core import Branch, Context, Site, Trace, View
+from regard.nn.core import Branch, Context, Site, Trace, View, own_kernels
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.base import Position, places
@@ -63,6 +63,7 @@ class _SelfAttention(Branch):
         super().__init__()
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.groups = H, groups
+        self.alike = groups == H and K == V and isinstance(spec.query_key_norm, NoNorm)
         self.widths = (H * K, groups * K, groups * V)
         self.qkv = site.linear(site.d_model, {"query": H * K, "key": groups * K, "value": groups * V}, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
@@ -88,7 +89,8 @@ class _SelfAttention(Branch):
     ) -> Float[Tensor, "B T W"]:
         """Attention of the stream to itself and to its past, as the stack's view says."""
         view = stack.at(self.heads) if self.position is None else self.own_view(stack)
-        q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
+        qkv = self.qkv(x)
+        q, k, v = qkv.split_with_sizes(self.widths, -1)
         if view.terms is not None and view.terms.offset is not None:
             q, k, v = q + view.terms.offset, k + view.terms.offset, v + view.terms.offset
         q, k, v = split_heads(q, self.heads), split_heads(k, self.groups), split_heads(v, self.groups)
@@ -103,7 +105,9 @@ class _SelfAttention(Branch):
                 assert view.mask.k_pos is not None
                 weights = state.apart(weights, view.mask.k_pos)
             trace.add(self.name, weights)
-        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        changed = state is not None or (view.terms is not None and view.terms.changes)
+        joint = qkv.unflatten(-1, (3, self.heads, -1)) if self.alike and own_kernels(x) and not changed else None
+        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0, joint=joint)
         return self.output(merge_heads(y))
 
     def own_view(self, stack: View) -> View:
