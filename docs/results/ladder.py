@@ -35,7 +35,9 @@ def page(found: Ladder) -> str:
             "",
             "Written by `python docs/results/ladder.py`; the command that made it, and that completes it, is "
             f"`make ladder`. English to German, test_2016, tokenised BLEU of greedy translations; {budget} a run on "
-            f"{', '.join(found.devices) or 'nothing yet'}, {found.seeds} seeds, equal parameters. What the columns "
+            f"{', '.join(found.devices) or 'nothing yet'}, {found.seeds} seeds, equal parameters; a learning rate for "
+            "each rung, searched on val with the same effort. A run's steps are what its rung makes in that time when "
+            "it has the GPU for itself; where several runs shared it (`--jobs`), the clock said more. What the columns "
             "mean and how to read them: [docs/ladder.md](../ladder.md); every run: `ladder.jsonl`.",
             table,
         ]

@@ -74,7 +74,9 @@ def main() -> None:
             run = Path(scratch) / f"seed{seed}"
             rows.append(trained(given.folder, run, seed, given.changes))
             (into / f"log-{seed}.jsonl").write_text((run / "log.jsonl").read_text())
-            (into / "environment.json").write_text((run / "environment.json").read_text())
+            machine = json.loads((run / "environment.json").read_text())
+            del machine["command"]  # where things lie here is nobody's business
+            (into / "environment.json").write_text(json.dumps(machine, indent=2) + "\n")
             print(json.dumps(rows[-1]), flush=True)
     seconds = statistics.mean(row["seconds"] for row in rows)
     test = statistics.mean(row["test_2016_flickr"]["bleu"] for row in rows)
