@@ -169,7 +169,12 @@ def test_files_are_named_for_a_concept() -> None:
         assert path.stem not in {"utils", "util", "common", "helpers", "helper", "misc"}, name
 
 
-KERNELS = {"regard.nn.segments", "regard.nn.layer_norm", "regard.nn.linear_relu"}  # need Triton, and hold no specs
+KERNELS = {
+    "regard.nn.chance",
+    "regard.nn.segments",
+    "regard.nn.layer_norm",
+    "regard.nn.linear_relu",
+}  # need Triton, and hold no specs
 
 
 def specs() -> list[type[Spec]]:

@@ -12,7 +12,7 @@ from regard.nn.core import Terms, View
 from regard.nn.kernels import attend
 from regard.nn.linear import _Dense, rectified
 from regard.nn.mask import Mask
-from regard.nn.norm import _PlainLayerNorm
+from regard.nn.norm import _PlainLayerNorm, norm_of_sum
 from regard.nn.sight import Window
 from regard.testing import tiny
 
@@ -209,27 +209,49 @@ def test_a_captured_decode_step_equals_the_eager_one() -> None:
         assert torch.equal(out, model.advance(ids, eager))
 
 
+def norm_and_gradients(D: int, dtype: torch.dtype, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Outputs and gradients of a norm of x, or of x and what is added to it; the last of the tensors weighs outputs."""
+    norm = _PlainLayerNorm(D).cuda()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.linspace(0.5, 1.5, D))
+    norm.to(torch.float64 if dtype is torch.float64 else torch.float32)
+    *given, weights = [x.detach().to(dtype, copy=True) for x in tensors]
+    given = [x.requires_grad_() for x in given]
+    y = norm_of_sum(norm, *given, 0.0) if len(given) > 1 else norm(given[0])  # type: ignore[reportArgumentType]
+    assert y.dtype is dtype
+    (y * weights).sum().backward()
+    found = [y.detach(), *(x.grad for x in (*given, *norm.parameters()))]
+    return [x for x in found if x is not None]
+
+
 @pytest.mark.parametrize("D", [16, 100, 512, 3000])
-def test_our_layer_norm_is_that_of_torch(D: int) -> None:
-    """Outputs and gradients in bfloat16, against torch's own in float64."""
+@pytest.mark.parametrize("count", [1, 2])
+def test_our_layer_norm_is_that_of_torch(D: int, count: int) -> None:
+    """Outputs and gradients in bfloat16, against torch's own in float64; of a sum, too."""
     rng = torch.Generator().manual_seed(0)
-    x, weights = (torch.randn(40, 60, D, generator=rng).bfloat16().cuda() for _ in range(2))
-    made = [_PlainLayerNorm(D).cuda() for _ in range(2)]
-    found = []
-    for norm, dtype in zip(made, (torch.bfloat16, torch.float64), strict=True):
-        with torch.no_grad():
-            for parameter in norm.parameters():
-                parameter.copy_(torch.linspace(0.5, 1.5, D))
-        norm.to(torch.float64 if dtype is torch.float64 else torch.float32)
-        own = x.detach().to(dtype, copy=True).requires_grad_()
-        y = norm(own)
-        assert y.dtype is dtype
-        (y * weights.to(dtype)).sum().backward()
-        found.append([y.detach(), own.grad, *(parameter.grad for parameter in norm.parameters())])
+    tensors = [torch.randn(40, 60, D, generator=rng).bfloat16().cuda() for _ in range(count + 1)]
+    found = [norm_and_gradients(D, dtype, tensors) for dtype in (torch.bfloat16, torch.float64)]
+    assert len(found[0]) == count + 3
     for mine, theirs in zip(*found, strict=True):
-        assert mine is not None
-        assert theirs is not None
         assert (mine.double() - theirs).abs().max() < 0.01 * theirs.abs().max()
+
+
+def test_dropout_inside_a_layer_norm_is_dropout() -> None:
+    """What it kept is seen by the gradient, and explains the output; another call keeps something else."""
+    D, share = 512, 0.3
+    x, added, weights = (torch.randn(40, 60, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    norm, kept = _PlainLayerNorm(D).cuda(), []
+    for _ in range(2):
+        given = [t.clone().requires_grad_() for t in (x, added)]
+        y = norm_of_sum(norm, given[0], given[1], share)
+        dx, d_added = torch.autograd.grad((y * weights).sum(), given)
+        kept.append(d_added != 0)
+        torch.testing.assert_close(d_added.float(), dx.float() * kept[-1] / (1 - share), rtol=0.02, atol=0.01)
+        explained = torch.nn.functional.layer_norm(x.float() + added.float() * kept[-1] / (1 - share), (D,))
+        torch.testing.assert_close(y.float(), explained, rtol=0.03, atol=0.05)
+        assert abs(float(kept[-1].float().mean()) - (1 - share)) < 0.005
+    assert abs(float((kept[0] == kept[1]).float().mean()) - (share**2 + (1 - share) ** 2)) < 0.005
 
 
 @pytest.mark.parametrize(("tokens", "D", "F"), [(2400, 64, 256), (1001, 48, 200), (7, 512, 2048)])

@@ -4,7 +4,8 @@
 
 torch makes norms in float32 under autocast, with a copy before and one after, and its compiler reads a vector three
 times for the gradients. Here a program keeps whole vectors, finds their mean and deviation again on the way back, and
-adds up the gradients of gain and bias over all that it meets.
+adds up the gradients of gain and bias over all that it meets. What a residual branch adds, with dropout, is added on
+the way, so that the sum is never stored.
 
 Imported only where a GPU is: Triton comes with the CUDA builds of torch.
 """
@@ -15,7 +16,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-WIDEST = 4096  # a program holds a whole vector
+from regard.nn.chance import drawn, kept
+
 HELD = 2048  # numbers of a tile: several short vectors, or one long one
 PROGRAMS = 1024  # of a backward pass: each leaves a row of gradients to be added up
 
@@ -29,13 +31,30 @@ def _centred(x, inside, D, eps):
 
 
 @triton.jit
-def _forward(x_ptr, gain_ptr, bias_ptr, y_ptr, N, D, eps, ROWS: tl.constexpr, WIDE: tl.constexpr):
+def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
+    """The vectors to be normed, x or x + drop(added), as they would be stored; and what `added` was multiplied by."""
+    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.full(x.shape, 1.0, tl.float32)
+    if JOINS:
+        added = tl.load(added_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            factor = tl.where(kept(seed, places, share), 1.0 / (1.0 - share), 0.0)
+        x = (x + added * factor).to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x, factor
+
+
+@triton.jit
+def _forward(
+    x_ptr, added_ptr, gain_ptr, bias_ptr, y_ptr, seed_ptr, N, D, eps, share,
+    JOINS: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)
     there = column < D
     inside = (row < N)[:, None] & there[None, :]
     places = row[:, None] * D + column[None, :]
-    centred, scale = _centred(tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32), inside, D, eps)
+    x, _ = _summed(x_ptr, added_ptr, tl.load(seed_ptr), places, inside, share, JOINS, DROPS)
+    centred, scale = _centred(x, inside, D, eps)
     gain = tl.load(gain_ptr + column, mask=there, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)
     y = centred * scale[:, None] * gain[None, :] + bias[None, :]
@@ -44,18 +63,20 @@ def _forward(x_ptr, gain_ptr, bias_ptr, y_ptr, N, D, eps, ROWS: tl.constexpr, WI
 
 @triton.jit
 def _backward(
-    x_ptr, gain_ptr, dy_ptr, dx_ptr, d_gain_ptr, d_bias_ptr, N, D, eps, ROWS: tl.constexpr, WIDE: tl.constexpr
-):
+    x_ptr, added_ptr, gain_ptr, dy_ptr, dx_ptr, d_added_ptr, d_gain_ptr, d_bias_ptr, seed_ptr, N, D, eps, share,
+    JOINS: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     column = tl.arange(0, WIDE)
     there = column < D
     gain = tl.load(gain_ptr + column, mask=there, other=0.0).to(tl.float32)
+    seed = tl.load(seed_ptr)
     d_gain = tl.zeros((ROWS, WIDE), tl.float32)
     d_bias = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         inside = (row < N)[:, None] & there[None, :]
         places = row.to(tl.int64)[:, None] * D + column[None, :]
-        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        x, factor = _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS, DROPS)
         dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
         centred, scale = _centred(x, inside, D, eps)
         normal = centred * scale[:, None]
@@ -66,6 +87,8 @@ def _backward(
         level = tl.sum(d_normal, 1) / D
         dx = (d_normal - level[:, None] - normal * along[:, None]) * scale[:, None]
         tl.store(dx_ptr + places, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if DROPS:
+            tl.store(d_added_ptr + places, (dx * factor).to(dx_ptr.dtype.element_ty), mask=inside)
     sums = tl.program_id(0) * D + column
     tl.store(d_gain_ptr + sums, tl.sum(d_gain, 0), mask=there)
     tl.store(d_bias_ptr + sums, tl.sum(d_bias, 0), mask=there)
@@ -77,53 +100,75 @@ def _tile(D: int) -> dict[str, int]:
 
 
 @torch.library.custom_op("regard::layer_norm", mutates_args=())
-def normed(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * gain + bias."""
-    x = x.contiguous()
+def normed(
+    x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor, eps: float, dropout: float
+) -> Tensor:
+    """(s - mean) / sqrt(var + eps) * gain + bias, where s is x, or x + drop(added)."""
+    x, other = _whole(x, added)
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     y, tile = torch.empty_like(x), _tile(D)
-    _forward[(triton.cdiv(N, tile["ROWS"]),)](x, gain, bias, y, N, D, eps, **tile)
+    how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
+    _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, seed, N, D, eps, dropout, **how, **tile)
     return y
 
 
 @normed.register_fake
-def _(x, gain, bias, eps):  # noqa: ARG001
+def _(x, *_):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("regard::layer_norm_backward", mutates_args=())
-def normed_backward(dy: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and those of gain and bias (2, D)."""
-    x, dy = x.contiguous(), dy.contiguous()
+def normed_backward(
+    dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor, eps: float, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of s; that of `added`, if dropout makes it another one; those of gain and bias (2, D)."""
+    x, other = _whole(x, added)
+    dy = dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     dx, tile = torch.empty_like(x), _tile(D)
+    d_added = torch.empty_like(x) if dropout > 0.0 else x.new_empty(0)
     programs = min(PROGRAMS, triton.cdiv(N, tile["ROWS"]))
     sums = x.new_empty(2, programs, D, dtype=torch.float32)
-    _backward[(programs,)](x, gain, dy, dx, sums[0], sums[1], N, D, eps, **tile)
-    return dx, sums.sum(1).to(gain.dtype)
+    how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
+    _backward[(programs,)](
+        x, other, gain, dy, dx, d_added, sums[0], sums[1], seed, N, D, eps, dropout, **how, **tile
+    )  # fmt: skip
+    return dx, d_added, sums.sum(1).to(gain.dtype)
 
 
 @normed_backward.register_fake
-def _(dy, x, gain, eps):  # noqa: ARG001
-    return torch.empty_like(x, memory_format=torch.contiguous_format), gain.new_empty(2, *gain.shape)
+def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return dx, torch.empty_like(dx) if dropout > 0.0 else x.new_empty(0), gain.new_empty(2, *gain.shape)
+
+
+def _whole(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both as kernels read them; x itself stands where there is nothing to add."""
+    x = x.contiguous()
+    return x, x if added is None else added.contiguous()
 
 
 def _remember(ctx, inputs, output) -> None:  # noqa: ARG001
-    x, gain, _, ctx.eps = inputs
-    ctx.save_for_backward(x, gain)
+    x, added, gain, _, seed, ctx.eps, ctx.dropout = inputs
+    ctx.save_for_backward(x, added, gain, seed)
 
 
 def _gradients(ctx, dy):
-    x, gain = ctx.saved_tensors
-    dx, (d_gain, d_bias) = normed_backward(dy, x, gain, ctx.eps)
-    return dx, d_gain, d_bias, None
+    dx, dropped, (d_gain, d_bias) = normed_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.dropout)
+    d_added = None if ctx.saved_tensors[1] is None else dropped if ctx.dropout > 0.0 else dx
+    return dx, d_added, d_gain, d_bias, None, None, None
 
 
 normed.register_autograd(_gradients, setup_context=_remember)
 
 
 def layer_norm(
-    x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], bias: Float[Tensor, " D"], eps: float
+    x: Float[Tensor, "*n D"],
+    gain: Float[Tensor, " D"],
+    bias: Float[Tensor, " D"],
+    eps: float,
+    added: Float[Tensor, "*n D"] | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "*n D"]:
-    """Layer norm in the type of x, whatever autocast says."""
-    return normed(x, gain, bias, eps)
+    """Layer norm of x, or of x + drop(added), in the type of x, whatever autocast says."""
+    return normed(x, added, gain, bias, drawn(dropout, x.device), eps, dropout)

@@ -11,8 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, own_kernels, widen
+from regard.nn.core import Site, drop, own_kernels, widen
 from regard.tree import Spec
+
+WIDEST = 4096  # our own kernel holds whole vectors
 
 
 class Norm(Spec):
@@ -54,13 +56,28 @@ class _PlainLayerNorm(nn.LayerNorm):
     """torch's, but for training in half precision, where our own kernel takes less time."""
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
-        x, gain, bias = input, self.weight, self.bias
-        if own_kernels(x) and gain is not None and bias is not None:
-            from regard.nn.layer_norm import WIDEST, layer_norm  # noqa: PLC0415  # needs Triton
+        return self.own(input) if self.takes(input) else super().forward(input)
 
-            if x.shape[-1] <= WIDEST:
-                return layer_norm(x, gain, bias, self.eps)
-        return super().forward(x)
+    def takes(self, x: Float[Tensor, "*n D"]) -> bool:
+        """Whether our own kernel computes it."""
+        return own_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
+
+    def own(
+        self, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"] | None = None, dropout: float = 0.0
+    ) -> Float[Tensor, "*n D"]:
+        """The norm of x, or of x + drop(added), by our own kernel."""
+        from regard.nn.layer_norm import layer_norm  # noqa: PLC0415  # needs Triton
+
+        return layer_norm(x, self.weight, self.bias, self.eps, added, dropout)
+
+
+def norm_of_sum(
+    norm: nn.Module, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"], dropout: float
+) -> Float[Tensor, "*n D"]:
+    """norm(x + drop(added)), in the type of x: where a GPU trains in half precision, without storing the sum."""
+    if isinstance(norm, _PlainLayerNorm) and norm.takes(x) and added.dtype == x.dtype:
+        return norm.own(x, added, dropout)
+    return norm(x + drop(added, dropout, training=True)).type_as(x)  # autocast makes norms in float32
 
 
 class _LayerNorm(nn.Module):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.core import Branch, Context, Site, drop
-from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.norm import LayerNorm, NoNorm, Norm, norm_of_sum
 from regard.nn.state import Rows, State
 from regard.tree import Spec
 
@@ -76,7 +76,7 @@ class PostNorm(Residual):
 
 class _PostNorm(Joined):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.norm(x + self.read(x, ctx, state)).type_as(x)  # autocast makes norms in float32
+        return norm_of_sum(self.norm, x, self.branch(x, ctx, state), self.dropout if self.training else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.nn.chance import drawn, kept
+
 BLOCK = 64  # queries and keys of a program
 LOG2_E = 1.0 / math.log(2.0)
 LN_2: tl.constexpr = tl.constexpr(math.log(2.0))
@@ -46,9 +48,9 @@ def _reach(reach_ptr, b):
 
 
 @triton.jit
-def _kept(seed, head, rows, columns, S, share):
+def _kept(seed, head, rows, columns, T, S, share):
     """Which weights dropout keeps: the same for the same seed, in whatever blocks they are computed."""
-    return tl.rand(seed + head, rows[:, None] * S + columns[None, :]) >= share
+    return kept(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
 @triton.jit
@@ -86,7 +88,7 @@ def _forward(
         fade = tl.exp2(highest - safe)
         total = total * fade + tl.sum(p, 1)
         if DROPS:
-            p = tl.where(_kept(seed, head, rows, columns, S, share), p / (1.0 - share), 0.0)
+            p = tl.where(_kept(seed, head, rows, columns, T, S, share), p / (1.0 - share), 0.0)
         y = y * fade[:, None] + tl.dot(p.to(v.dtype), v)
         highest = new
     some = total > 0.0
@@ -133,7 +135,7 @@ def _backward_q(
         p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
         dp = tl.dot(dy, tl.trans(v))
         if DROPS:
-            dp = tl.where(_kept(seed, head, rows, columns, S, share), dp / (1.0 - share), 0.0)
+            dp = tl.where(_kept(seed, head, rows, columns, T, S, share), dp / (1.0 - share), 0.0)
         ds = p * (dp - fall[:, None])
         dq += tl.dot(ds.to(k.dtype), k)
     dq *= scale * LN_2  # scale has log2(e) in it
@@ -174,9 +176,9 @@ def _backward_kv(
         dp = tl.dot(dy, tl.trans(v))
         dropped = p
         if DROPS:
-            kept = _kept(seed, head, rows, columns, S, share)
-            dropped = tl.where(kept, p / (1.0 - share), 0.0)
-            dp = tl.where(kept, dp / (1.0 - share), 0.0)
+            stays = _kept(seed, head, rows, columns, T, S, share)
+            dropped = tl.where(stays, p / (1.0 - share), 0.0)
+            dp = tl.where(stays, dp / (1.0 - share), 0.0)
         dv += tl.dot(tl.trans(dropped.to(dy.dtype)), dy)
         ds = p * (dp - fall[:, None])
         dk += tl.dot(tl.trans(ds.to(q.dtype)), q)
@@ -398,7 +400,7 @@ def attend(
     If all three are parts of `joint`, so are their gradients, which need not be put together then.
     """
     q_seg, k_seg, q_reach, k_reach, causal = layout
-    seed = torch.randint(2**62, (1,), device=q.device) if dropout > 0.0 else q.new_zeros(1, dtype=torch.int64)
+    seed = drawn(dropout, q.device)
     if joint is not None:
         return attend_joint(joint, q_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
     return attend_segments(q, k, v, q_seg, k_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
