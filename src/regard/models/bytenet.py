@@ -13,15 +13,13 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import (
     Decoding,
-    Inputs,
-    LanguageModel,
     ModelSpec,
-    Tables,
     check_types,
     check_vocab,
     decoding_rows,
     refuse,
 )
+from regard.models.sides import TwoSided, sides
 from regard.nn.core import Memory, Site, Trace, View, drop
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
@@ -120,49 +118,21 @@ class ByteNet(ModelSpec):
         return ByteNetModel(self, init)
 
 
-class ByteNetModel(LanguageModel):
+class ByteNetModel(TwoSided):
     """The module of a ByteNet."""
 
     def __init__(self, spec: ByteNet, init: Init) -> None:
         super().__init__()
         self.spec, self.estimate, self.estimates = spec, spec.estimate, spec.estimates
-        source = Site(
-            d_model=spec.d_model,
-            heads=1,
-            d_head=spec.d_model,
-            d_value=spec.d_model,
-            side="encoder",
-            causal=False,
-            layer=0,
-            depth=spec.encoder_blocks,
-            encoder_depth=spec.encoder_blocks,
-            decoder_depth=spec.decoder_blocks,
-            branches=spec.encoder_blocks + spec.decoder_blocks,
-            dropout=spec.dropout,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            linear_=spec.linear,
-            init_=init,
-        )
-        target = replace(source, side="decoder", causal=True, depth=spec.decoder_blocks)
-        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
-        owner = "source" if spec.sharing.source_target else "target"
-        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
-        if spec.head.needs_table:
-            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, spec.d_model)
-        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
-        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        depths = (spec.encoder_blocks, spec.decoder_blocks)
+        source, target = sides(spec, init, depths, sum(depths))
+        vocab = self.tables_and_inputs(spec, source, target)
         self.filler = source.parameter(1, spec.d_model, role="embedding")
         self.encoder = _Stack(spec, source.inside("encoder"))
         self.join = target.linear(2 * spec.d_model, {"other": spec.d_model})
         self.decoder = _Stack(spec, target.inside("decoder"))
         self.norm = spec.norm.build(target.inside("norm"))
         self.head = spec.head.build(vocab, target.inside("head"))
-
-    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """The first stream of a side."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch) -> Memory:
         """One column for every token that the target may have by the estimate; zeros behind those of shorter rows."""

@@ -13,10 +13,7 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import (
     Decoding,
-    Inputs,
-    LanguageModel,
     ModelSpec,
-    Tables,
     check_types,
     check_vocab,
     decoding_rows,
@@ -24,6 +21,7 @@ from regard.models.base import (
     padding_mask,
     refuse,
 )
+from regard.models.sides import TwoSided, sides
 from regard.nn.core import Context, Memory, Site, Trace, View, drop
 from regard.nn.init import ConvS2SInit, Init
 from regard.nn.input import InputSpec, Tokens
@@ -102,47 +100,19 @@ class ConvS2S(ModelSpec):
         return ConvS2SModel(self, init)
 
 
-class ConvS2SModel(LanguageModel):
+class ConvS2SModel(TwoSided):
     """The module of a ConvS2S."""
 
     def __init__(self, spec: ConvS2S, init: Init) -> None:
         super().__init__()
         self.spec = spec
-        source = Site(
-            d_model=spec.d_model,
-            heads=1,
-            d_head=spec.d_model,
-            d_value=spec.d_model,
-            side="encoder",
-            causal=False,
-            layer=0,
-            depth=len(spec.encoder),
-            encoder_depth=len(spec.encoder),
-            decoder_depth=len(spec.decoder),
-            branches=len(spec.encoder) + 2 * len(spec.decoder),
-            dropout=spec.dropout,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            linear_=spec.linear,
-            init_=init,
-        )
-        target = replace(source, side="decoder", causal=True, depth=len(spec.decoder))
-        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
+        depths = (len(spec.encoder), len(spec.decoder))
+        source, target = sides(spec, init, depths, depths[0] + 2 * depths[1])
         d_out = spec.d_out or spec.d_model
-        owner = "source" if spec.sharing.source_target else "target"
-        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
-        if spec.head.needs_table:
-            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, d_out)
-        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
-        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        vocab = self.tables_and_inputs(spec, source, target, d_out)
         self.encoder = _Encoder(spec, source.inside("encoder"))
         self.decoder = _Decoder(spec.decoder, d_out, target.inside("decoder"))
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
-
-    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """Words and positions of the source or the target side."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch) -> Memory:
         """What the decoder looks for in the source, z, and what it finds there, (z + e) sqrt(1/2)."""

@@ -12,10 +12,7 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import (
     Decoding,
-    Inputs,
-    LanguageModel,
     ModelSpec,
-    Tables,
     check_sizes,
     check_types,
     check_vocab,
@@ -25,6 +22,7 @@ from regard.models.base import (
     refuse,
     site_of,
 )
+from regard.models.sides import TwoSided
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
@@ -34,7 +32,6 @@ from regard.nn.core import Context, Memory, Trace, View
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec
@@ -83,7 +80,7 @@ class EncoderDecoder(ModelSpec):
         return EncoderDecoderModel(self, init)
 
 
-class EncoderDecoderModel(LanguageModel):
+class EncoderDecoderModel(TwoSided):
     """The module of an encoder-decoder."""
 
     def __init__(self, spec: EncoderDecoder, init: Init) -> None:
@@ -93,23 +90,12 @@ class EncoderDecoderModel(LanguageModel):
         branches = spec.encoder.residual_branches() + spec.decoder.residual_branches()
         source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
         target = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
-        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
-        owner = "source" if spec.sharing.source_target else "target"
-        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
-        if spec.head.needs_table:
-            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, spec.d_model)
-        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
-        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        vocab = self.tables_and_inputs(spec, source, target)
         self.encoder = spec.encoder.build(source.inside("encoder"))
         self.bridge = spec.bridge.build(depths[0] + 1, depths[1], source.inside("bridge"))
         self.decoder = spec.decoder.build(target.inside("decoder"))
         self.head = spec.head.build(vocab, target.inside("head"))
         self.keep_layers = spec.bridge.needs_layers
-
-    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """The first stream of the source or the target side, at the positions of the mask."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
         """What the decoder will see of the source."""

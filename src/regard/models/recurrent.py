@@ -13,10 +13,7 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import (
     Decoding,
-    Inputs,
-    LanguageModel,
     ModelSpec,
-    Tables,
     check_types,
     check_vocab,
     decoding_rows,
@@ -24,6 +21,7 @@ from regard.models.base import (
     padding_mask,
     refuse,
 )
+from regard.models.sides import TwoSided, sides
 from regard.nn.core import Site, Trace, View, drop
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
@@ -243,29 +241,6 @@ class Recurrent(ModelSpec):
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_types(self.input)
-
-    def site(self, init: Init, side: Literal["encoder", "decoder"]) -> Site:
-        """The site of one side."""
-        d_head = self.d_model // self.heads
-        depths = (self.encoder.depth, self.decoder.depth)
-        return Site(
-            d_model=self.d_model,
-            heads=self.heads,
-            d_head=d_head,
-            d_value=d_head,
-            side=side,
-            causal=side == "decoder",
-            layer=0,
-            depth=depths[0] if side == "encoder" else depths[1],
-            encoder_depth=depths[0],
-            decoder_depth=depths[1],
-            branches=sum(depths),
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=0.0,
-            linear_=self.linear,
-            init_=init,
-        )
 
     def build(self, init: Init) -> "RecurrentModel":
         return RecurrentModel(self, init)
@@ -508,28 +483,18 @@ class Shown(nn.Module):
             looks.trace.add(self.name, torch.cat([F.pad(w, (0, S - w.shape[3])) for w in weighed], 2))
 
 
-class RecurrentModel(LanguageModel):
+class RecurrentModel(TwoSided):
     """The module of a recurrent encoder-decoder."""
 
     def __init__(self, spec: Recurrent, init: Init) -> None:
         super().__init__()
         self.spec = spec
-        source, target = spec.site(init, "encoder"), spec.site(init, "decoder")
-        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
-        owner = "source" if spec.sharing.source_target else "target"
-        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
-        if spec.head.needs_table:
-            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, spec.d_model)
-        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
-        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        depths = (spec.encoder.depth, spec.decoder.depth)
+        source, target = sides(spec, init, depths, sum(depths), spec.heads, spec.attention_dropout)
+        vocab = self.tables_and_inputs(spec, source, target)
         self.encoder = spec.encoder.build(source.inside("encoder"))
         self.decoder = spec.decoder.build(self.encoder.width, self.encoder.shapes, target.inside("decoder"))
         self.head = spec.head.build(vocab, target.inside("head"))
-
-    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """The first stream of the source or the target side, at the positions of the mask."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
         """The source as states: after every token, and of every layer after the last."""

@@ -25,8 +25,6 @@ def kept(seed, index, share):
     return (h ^ (h >> 16)).to(tl.float32) >= share * 4294967296.0
 
 
-def drawn(dropout: float, device: torch.device) -> Int[Tensor, " 1"]:
-    """A seed for `kept`, from the generator of the device; without dropout any number will do."""
-    if dropout > 0.0:
-        return torch.randint(2**62, (1,), device=device)
-    return torch.zeros(1, dtype=torch.int64, device=device)
+def drawn(dropout: float, device: torch.device) -> Int[Tensor, " 1"] | None:
+    """A seed for `kept`, from the generator of the device; None where nothing is dropped."""
+    return torch.randint(2**62, (1,), device=device) if dropout > 0.0 else None

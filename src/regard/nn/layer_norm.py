@@ -53,7 +53,8 @@ def _forward(
     there = column < D
     inside = (row < N)[:, None] & there[None, :]
     places = row[:, None] * D + column[None, :]
-    x, _ = _summed(x_ptr, added_ptr, tl.load(seed_ptr), places, inside, share, JOINS, DROPS)
+    seed = tl.load(seed_ptr) if DROPS else 0
+    x, _ = _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS, DROPS)
     centred, scale = _centred(x, inside, D, eps)
     gain = tl.load(gain_ptr + column, mask=there, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)
@@ -69,7 +70,7 @@ def _backward(
     column = tl.arange(0, WIDE)
     there = column < D
     gain = tl.load(gain_ptr + column, mask=there, other=0.0).to(tl.float32)
-    seed = tl.load(seed_ptr)
+    seed = tl.load(seed_ptr) if DROPS else 0
     d_gain = tl.zeros((ROWS, WIDE), tl.float32)
     d_bias = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
@@ -101,14 +102,14 @@ def _tile(D: int) -> dict[str, int]:
 
 @torch.library.custom_op("regard::layer_norm", mutates_args=())
 def normed(
-    x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor, eps: float, dropout: float
+    x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> Tensor:
     """(s - mean) / sqrt(var + eps) * gain + bias, where s is x, or x + drop(added)."""
-    x, other = _whole(x, added)
+    x, other, chance = _whole(x, added, seed)
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     y, tile = torch.empty_like(x), _tile(D)
     how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
-    _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, seed, N, D, eps, dropout, **how, **tile)
+    _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, chance, N, D, eps, dropout, **how, **tile)
     return y
 
 
@@ -119,10 +120,10 @@ def _(x, *_):
 
 @torch.library.custom_op("regard::layer_norm_backward", mutates_args=())
 def normed_backward(
-    dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor, eps: float, dropout: float
+    dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of s; that of `added`, if dropout makes it another one; those of gain and bias (2, D)."""
-    x, other = _whole(x, added)
+    x, other, chance = _whole(x, added, seed)
     dy = dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     dx, tile = torch.empty_like(x), _tile(D)
@@ -131,7 +132,7 @@ def normed_backward(
     sums = x.new_empty(2, programs, D, dtype=torch.float32)
     how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
     _backward[(programs,)](
-        x, other, gain, dy, dx, d_added, sums[0], sums[1], seed, N, D, eps, dropout, **how, **tile
+        x, other, gain, dy, dx, d_added, sums[0], sums[1], chance, N, D, eps, dropout, **how, **tile
     )  # fmt: skip
     return dx, d_added, sums.sum(1).to(gain.dtype)
 
@@ -142,10 +143,10 @@ def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
     return dx, torch.empty_like(dx) if dropout > 0.0 else x.new_empty(0), gain.new_empty(2, *gain.shape)
 
 
-def _whole(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both as kernels read them; x itself stands where there is nothing to add."""
+def _whole(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What kernels read; x itself stands where there is nothing to add, or to draw from."""
     x = x.contiguous()
-    return x, x if added is None else added.contiguous()
+    return x, x if added is None else added.contiguous(), x if seed is None else seed
 
 
 def _remember(ctx, inputs, output) -> None:  # noqa: ARG001

@@ -48,6 +48,21 @@ def _reach(reach_ptr, b):
 
 
 @triton.jit
+def _seen(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
+    """Which keys each query of a block may look at."""
+    seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
+    if CAUSAL:
+        seen &= rows[:, None] >= columns[None, :]
+    return seen
+
+
+@triton.jit
+def _weights(q, k, seen, top, scale):
+    """What a block of queries gave to a block of keys, found again from the sums of exponentials."""
+    return tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+
+
+@triton.jit
 def _kept(seed, head, rows, columns, T, S, share):
     """Which weights dropout keeps: the same for the same seed, in whatever blocks they are computed."""
     return kept(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
@@ -78,9 +93,7 @@ def _forward(
         k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
         k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
         v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
-        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
-        if CAUSAL:
-            seen &= rows[:, None] >= columns[None, :]
+        seen = _seen(q_seg, k_seg, rows, columns, CAUSAL)
         s = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         new = tl.maximum(highest, tl.max(s, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen nothing yet
@@ -129,10 +142,7 @@ def _backward_q(
         k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
         k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
         v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
-        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
-        if CAUSAL:
-            seen &= rows[:, None] >= columns[None, :]
-        p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+        p = _weights(q, k, _seen(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
         dp = tl.dot(dy, tl.trans(v))
         if DROPS:
             dp = tl.where(_kept(seed, head, rows, columns, T, S, share), dp / (1.0 - share), 0.0)
@@ -169,10 +179,7 @@ def _backward_kv(
         dy = _read(dy_ptr, b, h, rows, real, dy_b, dy_h, dy_t, K)
         top = tl.load(top_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
         fall = tl.load(fall_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
-        seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
-        if CAUSAL:
-            seen &= rows[:, None] >= columns[None, :]
-        p = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+        p = _weights(q, k, _seen(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
         dp = tl.dot(dy, tl.trans(v))
         dropped = p
         if DROPS:
@@ -220,43 +227,44 @@ def _sizes(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
 
 
 def _attended(
-    y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor,
+    y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
     """Writes the context of q, k and v to y; log2 of the sums of exponentials (B, H, T)."""
     q, k, v = parts
     B, H, T, _ = q.shape
-    top = q.new_empty(B, H, T, dtype=torch.float32)
+    top, chance = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # without dropout not read
     _forward[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, top, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y), H, T, k.shape[2], scale * LOG2_E, dropout,
-        **_sizes(q, causal, dropout),
+        q, k, v, y, top, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y), H, T, k.shape[2],
+        scale * LOG2_E, dropout, **_sizes(q, causal, dropout),
     )  # fmt: skip
     return top
 
 
 def _went_back(
     gradients: Sequence[Tensor], parts: Sequence[Tensor], dy: Tensor, y: Tensor, top: Tensor,
-    q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> None:  # fmt: skip
     """Writes the gradients of q, k and v."""
     (dq, dk, dv), (q, k, v) = gradients, parts
     B, H, T, _ = q.shape
     S, fall, sizes = k.shape[2], torch.empty_like(top), _sizes(q, causal, dropout)
+    chance = q if seed is None else seed
     _backward_q[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, seed, q_reach, *_strides(q, k, v, y, dy, dq),
+        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y, dy, dq),
         H, T, S, scale * LOG2_E, dropout, **sizes,
     )  # fmt: skip
     _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
-        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, seed, k_reach, *_strides(q, k, v, dy, dk, dv),
+        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, chance, k_reach, *_strides(q, k, v, dy, dk, dv),
         H, T, S, scale * LOG2_E, dropout, **sizes,
     )  # fmt: skip
 
 
 @torch.library.custom_op("regard::attend_segments", mutates_args=())
 def attend_segments(
-    q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
-    causal: bool, scale: float, dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor,
+    seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
     y = _like(q)
@@ -271,7 +279,7 @@ def _(q, *_):
 @torch.library.custom_op("regard::attend_segments_backward", mutates_args=())
 def attend_segments_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, top: Tensor, q_seg: Tensor, k_seg: Tensor,
-    q_reach: Tensor, k_reach: Tensor, seed: Tensor, causal: bool, scale: float, dropout: float,
+    q_reach: Tensor, k_reach: Tensor, seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
     found = _like(q), _like(k), _like(v)
@@ -301,7 +309,7 @@ attend_segments.register_autograd(_gradients, setup_context=_remember)
 
 @torch.library.custom_op("regard::attend_joint", mutates_args=())
 def attend_joint(
-    qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same of queries, keys and values that lie side by side (B, T, 3, H, K): so does their gradient."""
@@ -318,7 +326,7 @@ def _(qkv, *_):
 
 @torch.library.custom_op("regard::attend_joint_backward", mutates_args=())
 def attend_joint_backward(
-    dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor,
+    dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
     """The gradient of all three."""

@@ -1,0 +1,93 @@
+"""What models of a source and a target have in common: where their sides are built, their tables and their inputs."""
+
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.models.base import Inputs, LanguageModel, Tables
+from regard.nn.core import Site
+from regard.nn.init import Init
+from regard.nn.input import InputSpec
+from regard.nn.linear import Linear
+from regard.nn.mask import Mask
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.tables import Sharing, TableSpec
+
+
+@runtime_checkable
+class TwoSidedSpec(Protocol):
+    """The fields that describe both sides."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def target_vocab(self) -> int | None: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def table(self) -> TableSpec: ...
+    @property
+    def output_table(self) -> TableSpec | None: ...
+    @property
+    def sharing(self) -> Sharing: ...
+    @property
+    def input(self) -> InputSpec: ...
+    @property
+    def head(self) -> HeadSpec: ...
+    @property
+    def linear(self) -> Linear: ...
+
+
+def sides(
+    spec: TwoSidedSpec,
+    init: Init,
+    depths: tuple[int, int],
+    branches: int,
+    heads: int = 1,
+    attention_dropout: float = 0.0,
+) -> tuple[Site, Site]:
+    """The sites of encoder and decoder of a model without blocks: its attention, if it has one, is of few heads."""
+    d_head = spec.d_model // heads
+    source = Site(
+        d_model=spec.d_model,
+        heads=heads,
+        d_head=d_head,
+        d_value=d_head,
+        side="encoder",
+        causal=False,
+        layer=0,
+        depth=depths[0],
+        encoder_depth=depths[0],
+        decoder_depth=depths[1],
+        branches=branches,
+        dropout=spec.dropout,
+        attention_dropout=attention_dropout,
+        activation_dropout=0.0,
+        linear_=spec.linear,
+        init_=init,
+    )
+    return source, replace(source, side="decoder", causal=True, depth=depths[1])
+
+
+class TwoSided(LanguageModel):
+    """Abstract: a model that reads a source and says a target."""
+
+    def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
+        """Make the tables and inputs of both sides; returns how many ids can be said, from vectors of width d_out."""
+        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
+        owner = "source" if spec.sharing.source_target else "target"
+        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
+        if spec.head.needs_table:
+            uses["output"] = (owner if spec.sharing.input_output else "output", vocab, d_out or spec.d_model)
+        self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
+        self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
+        return vocab
+
+    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
+        """The first stream of the source or the target side, at the positions of the mask."""
+        positions = mask.queries(ids.shape[1], ids.device)
+        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
