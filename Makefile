@@ -63,10 +63,11 @@ test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, c
 	OMP_NUM_THREADS=1 REGARD_KILLS=20 $(PYTEST) tests/e2e/test_resume.py -k killed $(PYTEST_ARGS)
 
 # cython first: fairseq builds in this environment, see requirements-oracles.txt. Old code warns; that is not our error.
+# Triton has to know that it interprets when it is first imported, which may be by somebody else.
 test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
 	@$(PIP) install --no-deps cython
 	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
-	$(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
 
 # Needs $REGARD_DATA (recipes/README.md). Runs that are done are never repeated, so it may be stopped at any time.
 table: $(STAMP) ## train the 52 rows on Multi30k and write docs/results/table.md (a GPU; about an hour on one)
