@@ -19,7 +19,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-th:last-child, td:last-child { text-align: left; white-space: normal; min-width: 12rem; }
+.judged th:last-child, .judged td:last-child { text-align: left; white-space: normal; min-width: 12rem; }
 thead th { border-bottom: 2px solid var(--soft); }
 .better { color: var(--better); } .worse { color: var(--worse); } .base { color: var(--base); }
 svg { width: 100%; height: auto; max-width: 60rem; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
@@ -68,7 +68,7 @@ def ladder(
         bars(rows, metric),
         f"<h2>{escape(metric)} by source length</h2>",
         lengths(rows, [bucket["name"] for bucket in record["buckets"]], metric),
-        _table(by_length, [""] * (len(by_length) - 1)),
+        _table(by_length),
         "<h2>Validation loss</h2>",
         curves(rows),
     ]
@@ -143,11 +143,13 @@ def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -
     return _svg(900, bottom + 44, f"{metric} by source length", drawn)
 
 
-def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str]) -> str:
+def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str] | None = None) -> str:
+    """A table; with verdicts, its last column says them."""
     head, *rows = cells
-    found = ['<div class="wide"><table><thead><tr>', *(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
+    kind = "" if verdicts is None else ' class="judged"'
+    found = [f'<div class="wide"><table{kind}><thead><tr>', *(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
     found.append("</tr></thead><tbody>")
-    for row, verdict in zip(rows, verdicts, strict=True):
+    for row, verdict in zip(rows, verdicts or [""] * len(rows), strict=True):
         first, *rest, last = (escape(cell) for cell in row)
         found.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest))
         found.append(f'<td class="{verdict}">{last}</td></tr>')
