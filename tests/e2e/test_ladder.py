@@ -1,6 +1,7 @@
 """regard ladder: a ladder of a few seconds, climbed once, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from regard.ablation import plan
 from regard.ablation.experiment import Settings
 from regard.ablation.ladder import ladder, rates
 from regard.ablation.runner import Machine
+from regard.errors import SpecError
 from regard.session import asked_for
 
 from .conftest import complaint, regard, write
@@ -82,6 +84,9 @@ def test_rates_are_found_on_one_text_and_used_on_another(
     made = [json.loads(line) for line in (tmp_path / "runs" / "results.jsonl").read_text().splitlines()]
     assert {one["row"]: one["factor"] for one in made} == {"no_norm": 2.0, "transformer": 1.0}
     assert "rate x 2" in climbed.rungs[0].note
+    for wrong in (replace(known, search_rates=True), replace(known, rates={"no_nrm": 2.0})):
+        with pytest.raises(SpecError, match="rates"):
+            ladder(wanted, tmp_path / "runs", "no_norm", wrong, Machine("cpu", 1))
 
 
 def test_what_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:

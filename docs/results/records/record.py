@@ -75,7 +75,7 @@ def main() -> None:
             rows.append(trained(given.folder, run, seed, given.changes))
             (into / f"log-{seed}.jsonl").write_text((run / "log.jsonl").read_text())
             machine = json.loads((run / "environment.json").read_text())
-            del machine["command"]  # where things lie here is nobody's business
+            del machine["command"]  # it has the paths of this machine
             (into / "environment.json").write_text(json.dumps(machine, indent=2) + "\n")
             print(json.dumps(rows[-1]), flush=True)
     seconds = statistics.mean(row["seconds"] for row in rows)

@@ -62,6 +62,8 @@ class Settings:
             raise SpecError("--steps", f"must be at least {plan.EARLY}, not {self.steps}")
         if self.steps is not None and self.seconds is not None:
             raise SpecError("--time", "says how many steps are made, and so does --steps; give one of them")
+        if self.search_rates and self.rates:
+            raise SpecError("rates", "are known, and are to be searched; give one of rates and search_rates")
         chosen(self.rows)
 
 
@@ -195,6 +197,10 @@ class Experiment:
         self.metric = metric_of(text.data.objective, settings.metric, recipe.train.decode)
         self.results = Results(folder, self.metric, settings.texts)
         self.jobs: list[Job] = []
+        names = [row.name for row in (base, *rows)]
+        for name in settings.rates:
+            if name not in names:
+                raise SpecError("rates", f"{name!r} is no row here; {nearest(name, names)}")
         for row in rows:
             if row.left_out:
                 self._say(f"{row.name} is left out: {row.left_out}")

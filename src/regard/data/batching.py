@@ -111,7 +111,7 @@ class Packing(Batching):
     packed = True
     tokens: int | None = None
     length: int = 512
-    pool: int = 4096  # examples that are fitted together: more leave fewer gaps, and take longer
+    pool: int = 4096  # at most so many examples are fitted together: more leave fewer gaps, and take longer
 
     def check(self) -> None:
         for name in ("length", "pool"):
