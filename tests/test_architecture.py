@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard import catalogue, recipe
+from regard.nn import operators
 from regard.tree import Spec
 
 ROOT = Path(regard.__path__[0])
@@ -153,6 +154,18 @@ def test_one_door_to_attention_kernels() -> None:
     for name, tree in TREES.items():
         used = KERNELS & set(names(tree))
         assert name == "regard.nn.kernels" or not used, f"{name} calls {used} itself"
+
+
+def test_torch_compile_is_told_of_every_operator() -> None:
+    declared = [
+        ast.literal_eval(decorator.args[0])
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith(("operator", "custom_op"))
+    ]
+    assert sorted(declared) == sorted(f"regard::{name}" for name in operators.NAMES)
 
 
 def test_only_the_command_line_prints() -> None:

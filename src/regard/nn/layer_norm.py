@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.chance import drawn, kept
+from regard.nn.operators import operator
 
 HELD = 2048  # numbers of a tile: several short vectors, or one long one
 PROGRAMS = 1024  # of a backward pass: each leaves a row of gradients to be added up
@@ -100,7 +101,7 @@ def _tile(D: int) -> dict[str, int]:
     return {"ROWS": max(1, HELD // wide), "WIDE": wide, "num_warps": 4 if wide <= HELD else 8}
 
 
-@torch.library.custom_op("regard::layer_norm", mutates_args=())
+@operator("regard::layer_norm")
 def normed(
     x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> Tensor:
@@ -118,7 +119,7 @@ def _(x, *_):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("regard::layer_norm_backward", mutates_args=())
+@operator("regard::layer_norm_backward")
 def normed_backward(
     dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.nn.operators import operator
+
 TILE = {"ROWS": 16, "WIDE": 256, "num_warps": 4}
 PROGRAMS = 128  # for each tile of columns: each leaves a row of gradients to be added up
 
@@ -35,7 +37,7 @@ def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl
     tl.store(sums_ptr + tl.program_id(0) * D + column, tl.sum(total, 0), mask=there)
 
 
-@torch.library.custom_op("regard::linear_relu", mutates_args=())
+@operator("regard::linear_relu")
 def rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x W' + b), by one product of cuBLAS."""
     y = torch.ops.aten._addmm_activation(bias.to(x.dtype), x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=False)
@@ -47,7 +49,7 @@ def _(x, weight, bias):  # noqa: ARG001
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.custom_op("regard::relu_backward", mutates_args=())
+@operator("regard::relu_backward")
 def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before relu, and its sum over all tokens in float32."""
     y, dy = y.contiguous(), dy.contiguous()

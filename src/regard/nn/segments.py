@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.nn.chance import drawn, kept
+from regard.nn.operators import operator
 
 BLOCK = 64  # queries and keys of a program
 LOG2_E = 1.0 / math.log(2.0)
@@ -261,7 +262,7 @@ def _went_back(
     )  # fmt: skip
 
 
-@torch.library.custom_op("regard::attend_segments", mutates_args=())
+@operator("regard::attend_segments")
 def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor,
     seed: Tensor | None, causal: bool, scale: float, dropout: float,
@@ -276,7 +277,7 @@ def _(q, *_):
     return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("regard::attend_segments_backward", mutates_args=())
+@operator("regard::attend_segments_backward")
 def attend_segments_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, top: Tensor, q_seg: Tensor, k_seg: Tensor,
     q_reach: Tensor, k_reach: Tensor, seed: Tensor | None, causal: bool, scale: float, dropout: float,
@@ -307,7 +308,7 @@ def _gradients(ctx, dy, _):
 attend_segments.register_autograd(_gradients, setup_context=_remember)
 
 
-@torch.library.custom_op("regard::attend_joint", mutates_args=())
+@operator("regard::attend_joint")
 def attend_joint(
     qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
@@ -324,7 +325,7 @@ def _(qkv, *_):
     return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("regard::attend_joint_backward", mutates_args=())
+@operator("regard::attend_joint_backward")
 def attend_joint_backward(
     dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,

@@ -21,7 +21,7 @@ from regard.batch import Batch
 from regard.data import cache
 from regard.errors import RegardError
 from regard.models.base import Loss, Model
-from regard.nn import graphs
+from regard.nn import graphs, operators
 from regard.training.optim import Optimizer, clip
 
 RECENT = 8  # shapes that are remembered until one is met again
@@ -61,6 +61,7 @@ class Update:
         given = os.environ.get(INDUCTOR, "")
         if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice, which a restart may lose
             os.environ[INDUCTOR] = str(cache.where() / cache.COMPILED)
+        operators.introduce()
         return replace(self, loss=torch.compile(self.model.loss, dynamic=dynamic, options=options()))
 
     def __call__(self, batches: Sequence[Batch], numbers: Numbers | Tensor) -> Tensor:
