@@ -69,20 +69,20 @@ test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
 	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
 	TRITON_INTERPRET=1 $(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
 
-# Needs $REGARD_DATA (recipes/README.md). Runs that are done are never repeated, so it may be stopped at any time.
-table: $(STAMP) ## train the 52 rows on Multi30k and write docs/results/table.md (a GPU; about an hour on one)
-	$(BIN)/regard ablate recipes/table.toml \
+# Needs $REGARD_DATA (recipes/README.md) and a GPU_PYTHON with a CUDA build of torch. Runs that are done are never repeated, so it may be stopped at any time.
+table: ## train the 52 rows on Multi30k and write docs/results/table.md, with GPU_PYTHON (about an hour)
+	PYTHONPATH=src $(GPU_PYTHON) -m regard ablate recipes/table.toml \
 	  --source $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.en.gz --target $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.de.gz \
 	  --valid-source $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.en.gz --valid-target $(REGARD_DATA)/multi30k/tok/val.lc.norm.tok.de.gz \
 	  --rows table --seeds 3 --out runs/table
-	$(BIN)/python docs/results/table.py runs/table
+	$(GPU_PYTHON) docs/results/table.py runs/table
 
 record: ## train the 60-second translator on Multi30k, three seeds, with GPU_PYTHON (docs/results/records)
 	PYTHONPATH=src $(GPU_PYTHON) docs/results/records/record.py $(REGARD_DATA)/multi30k/tok
 
 # Needs $REGARD_DATA, and goes on where it was stopped. GPU_PYTHON is a Python with a CUDA build of torch.
-ladder: ## what the Transformer replaced, on Multi30k, for docs/results/ladder.md (a GPU; about 20 minutes on one)
-	PYTHONPATH=src $(GPU_PYTHON) docs/results/ladder.py $(REGARD_DATA)
+ladder: ## what the Transformer replaced, on Multi30k, for docs/results/ladder.md (a GPU; about 15 minutes on one)
+	PYTHONPATH=src $(GPU_PYTHON) docs/results/ladder.py $(REGARD_DATA) --seconds 30 --search 300
 
 # Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
 test-gpu: ## tests that need CUDA, with GPU_PYTHON

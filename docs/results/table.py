@@ -47,7 +47,7 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
         "",
         "Losses are nats a token on held-out text, early ones after an eighth of the steps, ± the standard deviation "
         "over seeds. A verdict is on the final loss, paired by seed, at 5 % over all rows together (Holm); an effect "
-        f"of {table['detectable']:.3f} would be found with 80 % power.",
+        f"of {table['detectable']:.3f} would be found with 80 % power.{_apart(rows)}",
         "",
         f"| row | parameters | ops | steps/s | early loss | final loss | {metric} | effect | verdict "
         "| theirs: parameters | ops | steps/s | early | final | SuperGLUE | XSum | WebQ | WMT |",
@@ -58,6 +58,12 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
     lines += ["", "## Do the two tables agree?", ""]
     lines += _agreement(rows, published, metric)
     return "\n".join(lines) + "\n"
+
+
+def _apart(rows: dict[str, Any]) -> str:
+    """Which rows vary too much to be judged with the others."""
+    names = [f"`{name}`" for name, row in rows.items() if row["effect"] is not None and not row["effect"]["steady"]]
+    return f" Varying far more than the others, and judged by their own variance: {', '.join(names)}." if names else ""
 
 
 def _ours(row: dict[str, Any] | None) -> list[str]:

@@ -55,8 +55,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("train", "new", "test"):
         write(tmp_path / f"{name}.en", [source for source, _ in pairs[: 400 if name == "train" else 5]])
         write(tmp_path / f"{name}.de", [target for _, target in pairs[: 400 if name == "train" else 5]])
-    for name in ("pairs", "more"):
-        write(tmp_path / f"{name}.tsv", [f"{source}\t{target}" for source, target in pairs])
+    for name in ("pairs", "more"):  # another text, as a reader's own would be
+        write(tmp_path / f"{name}.tsv", [f"{source} yes\t{target} ja" for source, target in pairs])
     write(tmp_path / "novel.txt", [f"{source} {target}" for source, target in pairs])
     write(tmp_path / "reviews.tsv", [f"{'good' if 'one' in source else 'bad'}\t{source}" for source, _ in pairs])
     norm = next(block for block in blocks("docs/add-a-variant.md", "python") if "class AbsNorm" in block)

@@ -78,7 +78,8 @@ def _raced(
     settings = decode(SHAPES[shape], load, peers, rounds, device, tell)
     rows = [replace(row, name=f"{row.name} {s.batch}:{s.beams}") for s in settings for row in s.rows]
     lengths = f"sources of about {load.source} tokens, outputs of exactly {load.output}"
-    return rows, f"output tokens a {second}, at batch:beams, {lengths}"
+    kind = str(load.dtype).removeprefix("torch.")
+    return rows, f"output tokens a {second}, {kind} but where said otherwise, at batch:beams, {lengths}"
 
 
 def facts(device: torch.device) -> dict[str, Any]:

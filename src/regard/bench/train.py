@@ -13,7 +13,7 @@ from regard.batch import Batch
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer
 from regard.bench.peers.base import Trainee, count
-from regard.bench.shapes import Shape, labels, packed, padded, sentences
+from regard.bench.shapes import Pair, Shape, labels, packed, padded, sentences
 from regard.data.batching import Buckets
 from regard.models.base import Model, build
 from regard.training.optim import AdamW
@@ -35,17 +35,23 @@ class Work:
     shape: Shape
     smoothing: float
     device: torch.device
+    pairs: Sequence[Pair]
     batches: list[Batch]
     steps: int
 
     @classmethod
     def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
         """Token-budget batches of sorted sentences; on a GPU everybody makes those that suit them."""
+        pairs = sentences(shape, CORPUS if device.type == "cpu" else 3 * CORPUS, seed=0)
+        return cls.on(pairs, shape, smoothing, device, turns)
+
+    @classmethod
+    def on(cls, pairs: Sequence[Pair], shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
+        """The same with given sentences."""
         if device.type == "cpu":
-            pairs = sentences(shape, CORPUS, seed=0)
             batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps)
-            return cls(shape, smoothing, device, batches, shape.steps)
-        return cls(shape, smoothing, device, [], GPU_STEPS)
+            return cls(shape, smoothing, device, pairs, batches, shape.steps)
+        return cls(shape, smoothing, device, pairs, [], GPU_STEPS)
 
 
 def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Row]:
@@ -64,10 +70,9 @@ def our_contestants(work: Work, ours: Model) -> list[Contestant]:
     if work.device.type == "cpu":
         step = stepping(Eager(our_update(ours, work.device)))
         return [entered("regard", ours, step, counted(work.batches), work)]
-    pairs = sentences(work.shape, 3 * CORPUS, seed=0)
-    longest = max(max(len(source), len(target) + 1) for source, target in pairs)
+    longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
     batching = defaults.packed(Buckets(GPU_TOKENS[1]), longest)
-    fixed = [batch.pinned() for batch in packed(pairs, GPU_TOKENS[1], batching.length, seed=0)]
+    fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
     programs: dict[str, Callable[[Update], Program]] = {
         "regard (graph)": lambda update: Captured(update, _silent),
         "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
@@ -116,10 +121,9 @@ def their_contestants(work: Work, make: Callable[[], Trainee]) -> list[Contestan
         check_loss(work, trainee)
     if work.device.type == "cpu":
         return [_theirs(work, trainee, trainee.title, nullcontext)]
-    pairs = sentences(work.shape, 3 * CORPUS, seed=0)
     found = []
     for tokens in GPU_TOKENS:
-        sized = replace(work, batches=padded(pairs, tokens, seed=0))
+        sized = replace(work, batches=padded(work.pairs, tokens, seed=0))
         title = f"{trainee.title}, {tokens // 1024}k"
         found.append(_theirs(sized, make(), f"{title} (autocast)", lambda: autocast(work.device)))
         if trainee.pure_half:
@@ -186,7 +190,7 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def check_loss(work: Work, trainee: Trainee) -> None:
     """Refuse to compare what does not compute the same loss from the same weights."""
-    batch = padded(sentences(work.shape, CHECKED, seed=0), GPU_TOKENS[0], seed=0, most=1)[0]
+    batch = padded(work.pairs[:CHECKED], GPU_TOKENS[0], seed=0, most=1)[0]
     still = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
     trainee.model.eval()
     with torch.no_grad():
