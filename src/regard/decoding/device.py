@@ -40,7 +40,7 @@ from regard.decoding.stopping import (
     Stopping,
 )
 from regard.errors import DataError, SpecError
-from regard.nn import graphs
+from regard.nn import graphs, kernels
 
 if TYPE_CHECKING:
     from regard.decoding.beam import Beam
@@ -516,7 +516,8 @@ def machine_for(waiting: Waiting) -> Machine:
     held = _kept.setdefault(models[0], OrderedDict())
     # A captured step reads the weights where they were.
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
-    key = (weights, waiting.book, waiting.batch, waiting.width, waiting.room, waiting.device)
+    shape = (waiting.book, waiting.batch, waiting.width, waiting.room, waiting.device)
+    key = (weights, *shape, kernels.forced())  # and calls the kernels that it called
     made = held.pop(key, None)
     if made is None:
         decodings = waiting.start(0)

@@ -203,11 +203,12 @@ def stream(x: Tensor) -> Tensor:
 
 
 def own_kernels(x: Tensor) -> bool:
-    """Whether kernels of our own are there for x: on a GPU, in half precision, and where gradients are wanted.
+    """Whether kernels of our own are there for x: on a GPU, in bfloat16, and where gradients are wanted.
 
-    An operator of ours takes the host longer to call than one of torch's, so steps of decoding do without.
+    GPUs without bfloat16 are also without Triton. An operator of ours takes the host longer to call than one of
+    torch's, so steps of decoding do without.
     """
-    return TRITON and x.is_cuda and x.dtype in HALVES and torch.is_grad_enabled()
+    return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -24,6 +24,7 @@ from regard.nn.sight import Window
 
 Scale = float | Literal["sqrt", "none"]
 SHORT = 512  # tokens of a row or a segment
+GRID = 65_535  # programs of a kernel along its second axis, which CUDA limits
 _forced: list[str] = []  # what `use` asks for, innermost last; a plain list, because torch.compile can read it
 
 
@@ -58,6 +59,11 @@ def use(name: str) -> Iterator[None]:
         _forced.pop()
 
 
+def forced() -> str | None:
+    """What `use` asks for here."""
+    return _forced[-1] if _forced else None
+
+
 def attend(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
@@ -78,12 +84,12 @@ def attend(
 
 def choose(call: Call) -> str:
     """The kernel for this call: the forced one, or the fastest that can compute it. Refuses, never approximates."""
-    if _forced:
-        forced = _forced[-1]
-        reason = refusal(forced, call)
+    asked = forced()
+    if asked is not None:
+        reason = refusal(asked, call)
         if reason is not None:
-            raise KernelError(f"kernel {forced!r} refused: {reason}")
-        return forced
+            raise KernelError(f"kernel {asked!r} refused: {reason}")
+        return asked
     terms = call.view.terms
     if terms is not None and terms.context is not None:
         return "reference"
@@ -139,19 +145,21 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     return None
 
 
-def _no_segments(call: Call) -> str | None:
+def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
     """Why the kernel of segments cannot compute this call."""
     q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
     if not TRITON:
         return "Triton is not installed; use 'sdpa'"
-    if not q.is_cuda or q.dtype not in HALVES:
-        return f"segments needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
+    if not q.is_cuda or q.dtype != torch.bfloat16:  # GPUs without it are also without Triton
+        return f"segments needs CUDA and bfloat16, not {q.device.type} and {q.dtype}; use 'sdpa'"
     if not mask.packed or mask.q_seg is None or mask.k_seg is None:
         return "segments is for packed rows; use 'sdpa'"
     if terms is not None and (terms.bias is not None or terms.content is not None):
         return "segments takes no bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (16, 32, 64, 128):
         return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
+    if q.shape[0] * q.shape[1] > GRID:
+        return f"segments takes at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
     if mask.strict or mask.prefix is not None or mask.shown is not None or mask.sight is not None:
         return "segments knows no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):

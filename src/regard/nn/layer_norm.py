@@ -81,7 +81,7 @@ def _backward(
         x, factor = _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS, DROPS)
         dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
         centred, scale = _centred(x, inside, D, eps)
-        normal = centred * scale[:, None]
+        normal = tl.where(inside, centred * scale[:, None], 0.0)  # beyond N scale is infinite if eps is 0
         d_gain += dy * normal
         d_bias += dy
         d_normal = dy * gain[None, :]
@@ -110,7 +110,8 @@ def normed(
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     y, tile = torch.empty_like(x), _tile(D)
     how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
-    _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, chance, N, D, eps, dropout, **how, **tile)
+    with torch.cuda.device_of(x):
+        _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, chance, N, D, eps, dropout, **how, **tile)
     return y
 
 
@@ -132,9 +133,10 @@ def normed_backward(
     programs = min(PROGRAMS, triton.cdiv(N, tile["ROWS"]))
     sums = x.new_empty(2, programs, D, dtype=torch.float32)
     how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
-    _backward[(programs,)](
-        x, other, gain, dy, dx, d_added, sums[0], sums[1], chance, N, D, eps, dropout, **how, **tile
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _backward[(programs,)](
+            x, other, gain, dy, dx, d_added, sums[0], sums[1], chance, N, D, eps, dropout, **how, **tile
+        )  # fmt: skip
     return dx, d_added, sums.sum(1).to(gain.dtype)
 
 

@@ -56,7 +56,8 @@ def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     N, D = y.numel() // y.shape[-1], y.shape[-1]
     g, programs = torch.empty_like(y), min(PROGRAMS, triton.cdiv(N, TILE["ROWS"]))
     sums = y.new_empty(programs, D, dtype=torch.float32)
-    _backward[(programs, triton.cdiv(D, TILE["WIDE"]))](y, dy, g, sums, N, D, **TILE)
+    with torch.cuda.device_of(y):
+        _backward[(programs, triton.cdiv(D, TILE["WIDE"]))](y, dy, g, sums, N, D, **TILE)
     return g, sums.sum(0)
 
 

@@ -10,6 +10,7 @@ NAMES = (
 )  # fmt: skip
 
 # Declares a function on tensors, which it does not change, as an operator; kernels count on the strides they are given.
+# Whoever launches one does so on the device of its tensors (`torch.cuda.device_of`): Triton takes the current one.
 operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
 
 

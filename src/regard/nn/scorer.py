@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import merge_heads, split_heads
+from regard.nn.branches.base import beams_apart, beams_together, merge_heads, split_heads
 from regard.nn.core import Site, View
 from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
 from regard.tree import Spec
@@ -193,14 +193,8 @@ def look(
 ) -> Float[Tensor, "B T C"]:
     """What states find in a table, whose rows the beams of a source may share; `weighed` takes the weights."""
     B, T, _ = h.shape
-    q, beams = lookup.ask(h), B // k.shape[0]
-    if beams > 1:  # they ask as if they were more queries of one row, so its keys are never copied
-        q = q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
+    beams = B // k.shape[0]
+    q = beams_together(lookup.ask(h), beams)
     if weighed is not None:
-        weighed.append(apart(lookup.weights(q, k, view), beams, T))
-    return merge_heads(apart(lookup.answer(q, k, v, view), beams, T))
-
-
-def apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
-    """Queries of a source row back to one row per beam."""
-    return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)
+        weighed.append(beams_apart(lookup.weights(q, k, view), beams, T))
+    return merge_heads(beams_apart(lookup.answer(q, k, v, view), beams, T))

@@ -235,10 +235,11 @@ def _attended(
     q, k, v = parts
     B, H, T, _ = q.shape
     top, chance = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # without dropout not read
-    _forward[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, top, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y), H, T, k.shape[2],
-        scale * LOG2_E, dropout, **_sizes(q, causal, dropout),
-    )  # fmt: skip
+    with torch.cuda.device_of(q):
+        _forward[(triton.cdiv(T, BLOCK), B * H)](
+            q, k, v, y, top, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y), H, T, k.shape[2],
+            scale * LOG2_E, dropout, **_sizes(q, causal, dropout),
+        )  # fmt: skip
     return top
 
 
@@ -252,14 +253,15 @@ def _went_back(
     B, H, T, _ = q.shape
     S, fall, sizes = k.shape[2], torch.empty_like(top), _sizes(q, causal, dropout)
     chance = q if seed is None else seed
-    _backward_q[(triton.cdiv(T, BLOCK), B * H)](
-        q, k, v, y, dy, dq, top, fall, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y, dy, dq),
-        H, T, S, scale * LOG2_E, dropout, **sizes,
-    )  # fmt: skip
-    _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
-        q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, chance, k_reach, *_strides(q, k, v, dy, dk, dv),
-        H, T, S, scale * LOG2_E, dropout, **sizes,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):
+        _backward_q[(triton.cdiv(T, BLOCK), B * H)](
+            q, k, v, y, dy, dq, top, fall, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y, dy, dq),
+            H, T, S, scale * LOG2_E, dropout, **sizes,
+        )  # fmt: skip
+        _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
+            q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, chance, k_reach, *_strides(q, k, v, dy, dk, dv),
+            H, T, S, scale * LOG2_E, dropout, **sizes,
+        )  # fmt: skip
 
 
 @operator("regard::attend_segments")

@@ -28,6 +28,7 @@ from regard.training.spec import TrainSpec
 
 Metrics = dict[str, float]
 Event = Mapping[str, Any]
+SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
 HIGHER_IS_BETTER = {"loss": False, "bleu": True, "chrf": True, "exact_match": True, "accuracy": True}
 
 
@@ -93,13 +94,17 @@ class Window:
         self.padding += sum(item.padding for item in items)
         self.steps += 1
 
-    def metrics(self) -> Metrics:
-        """Means over the window."""
+    def metrics(self, scaled: bool) -> Metrics:
+        """Means over the window. Where losses are `scaled`, steps whose gradient overflowed were left out."""
         seconds = time.perf_counter() - self.began
+        norms = torch.stack(self.norm).double()
+        taken = norms[norms.isfinite()] if scaled else norms
+        left_out = len(norms) - len(taken)
         return {
             "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
             "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
-            "gradient": float(torch.stack(self.norm).double().mean()),
+            **({"gradient": float(taken.mean())} if len(taken) else {}),
+            **({"skipped": left_out} if left_out else {}),
             "tokens_per_second": self.labels / seconds,
             "padding": self.padding / self.places,
         }
@@ -230,11 +235,11 @@ class Trainer:
         if not self.window.steps:
             return
         waited = time.perf_counter()
-        metrics = self.window.metrics()  # waits for the device
+        metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
         counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
         if self.device.type == "cuda":
-            metrics["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         if self.flops_per_token and self.peak:
             metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
         told: dict[str, Any] = {
@@ -244,13 +249,16 @@ class Trainer:
         }
         self.tell("step", **counts | told | metrics)
         self.window = Window()
-        # A float16 gradient may overflow: that step is left out and the next one scaled down.
-        for name in ("loss",) if self.scaler.is_enabled() else ("loss", "gradient"):
-            if not math.isfinite(metrics[name]):
-                raise DivergedError(
-                    f"the {name} is {metrics[name]} at step {self.progress.step}: training diverged; lower "
-                    "train.optimizer.rate or lengthen train.schedule.warmup (the last checkpoint is intact)"
-                )
+        measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
+        wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
+        # A float16 gradient may overflow: that step is left out and the next one scaled down. But not for ever.
+        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
+            wrong.append("the gradient overflows float16 however small it is made")
+        if wrong:
+            raise DivergedError(
+                f"{wrong[0]} at step {self.progress.step}: training diverged; lower "
+                "train.optimizer.rate or lengthen train.schedule.warmup (the last checkpoint is intact)"
+            )
 
     def counts(self) -> dict[str, int | float]:
         """What the parts of the model counted since the last time, added up by name. The log's alone: no state."""
@@ -363,7 +371,8 @@ def precision(spec: TrainSpec, device: torch.device) -> torch.dtype | None:
     if spec.precision == "float32" or (spec.precision == "auto" and device.type != "cuda"):
         return None
     if spec.precision == "auto":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        real = torch.cuda.is_bf16_supported(including_emulation=False)  # an older GPU would imitate it, slowly
+        return torch.bfloat16 if real else torch.float16
     if device.type == "cpu":
         raise DataError(f"train.precision: a CPU trains in float32, not {spec.precision}; leave it at auto")
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}[spec.precision]

@@ -62,7 +62,7 @@ class Update:
         if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice, which a restart may lose
             os.environ[INDUCTOR] = str(cache.where() / cache.COMPILED)
         operators.introduce()
-        return replace(self, loss=torch.compile(self.model.loss, dynamic=dynamic, options=options()))
+        return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=options()))
 
     def __call__(self, batches: Sequence[Batch], numbers: Numbers | Tensor) -> Tensor:
         """Step. `numbers`: all labels of the step, the memory of the moving average, the share of each batch in them.
@@ -70,13 +70,11 @@ class Update:
         The gradient is that of the mean loss over all labels. Returns the fields of `Done` as one tensor.
         """
         labels, kept, *shares = numbers
-        losses = [
-            self._backward(batch, labels, share) for batch, share in zip(batches, shares[: len(batches)], strict=True)
-        ]
+        losses = [self._backward(batch, labels, share) for batch, share in zip(batches, shares, strict=True)]
         for part in self.optimizer.parts.values():
             self.scaler.unscale_(part)
         norm = clip(self.model.parameters(), self.clip)
-        self._change()
+        self._change(norm)
         if self.ema is not None:
             self._average(self.ema, kept)
         total = torch.stack([loss.total.detach() for loss in losses]).sum()
@@ -90,11 +88,12 @@ class Update:
         self.scaler.scale(loss.total / labels + loss.aux * share).backward()
         return loss
 
-    def _change(self) -> None:
-        """Step the optimizer, unless a float16 gradient overflowed."""
+    def _change(self, norm: Tensor) -> None:
+        """Step the optimizer, unless a float16 gradient overflowed: then none of its parts, for all were clipped."""
         if self.scaler.is_enabled():
-            for part in self.optimizer.parts.values():
-                self.scaler.step(part)
+            if bool(norm.isfinite()):
+                for part in self.optimizer.parts.values():
+                    self.scaler.step(part)
             self.scaler.update()
         else:
             self.optimizer.step()

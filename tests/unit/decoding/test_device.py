@@ -23,6 +23,7 @@ from regard.errors import DataError
 from regard.models import base
 from regard.models.base import Generator, LanguageModel, build
 from regard.models.recurrent import RecurrentDecoder
+from regard.nn import kernels
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.scorer import AdditiveScorer, GeneralScorer
@@ -203,6 +204,9 @@ def test_a_machine_is_kept_for_the_next_batch_of_its_shape() -> None:
         compare(model, rows, spec)
         made.append(machine(asked(model, rows), spec))
     assert made[0] is made[1] is made[2]
+    with kernels.use("reference"):  # a captured step would go on with the kernel that it knows
+        assert machine(asked(model, rows), spec) is not made[0]
+    assert machine(asked(model, rows), spec) is made[0]
     for parameter in model.parameters():
         parameter.data = parameter.data.clone() + 0.01
     assert machine(asked(model, rows), spec) is not made[0]

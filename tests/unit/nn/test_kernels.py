@@ -284,6 +284,7 @@ def on_cuda(
     mask: Mask,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    rows: int = 2,
     d_key: int = 16,
     d_value: int = 16,
     T: int = kernels.SHORT + 1,
@@ -294,9 +295,9 @@ def on_cuda(
     """A call with tensors that only claim to be on a GPU: choosing looks, it does not touch."""
     S = S or T
     with FakeTensorMode():
-        q = torch.empty(2, 4, T, d_key, dtype=dtype, device="cuda")
-        k = torch.empty(2, 4, S, d_key, dtype=dtype, device="cuda")
-        v = torch.empty(2, 4, S, d_value, dtype=dtype, device="cuda")
+        q = torch.empty(rows, 4, T, d_key, dtype=dtype, device="cuda")
+        k = torch.empty(rows, 4, S, d_key, dtype=dtype, device="cuda")
+        v = torch.empty(rows, 4, S, d_value, dtype=dtype, device="cuda")
     return kernels.Call(q, k, v, View(mask, T, S, q.device, terms), 1.0, dropout)
 
 
@@ -423,7 +424,10 @@ ROWS = replace(PACKED, q_seg=SEG, k_seg=SEG)
         (on_cuda(ROWS, T=1024), "varlen", None),
         (on_cuda(ROWS, T=1024, dropout=0.1), "segments", None),
         (on_cuda(PACKED, T=200), "sdpa", "segments is for packed rows"),
-        (on_cuda(ROWS, T=200, dtype=torch.float32), "sdpa", "half precision, not cuda and torch.float32"),
+        (on_cuda(ROWS, T=200, dtype=torch.float32), "sdpa", "bfloat16, not cuda and torch.float32"),
+        (on_cuda(ROWS, T=200, dtype=torch.float16), "sdpa", "bfloat16, not cuda and torch.float16"),
+        (on_cuda(ROWS, T=128, rows=16_384), "sdpa", "at most 65,535 rows times heads, not 16384 * 4"),
+        (on_cuda(ROWS, T=128, rows=16_383), "segments", None),
         (on_cuda(ROWS, T=200, terms=BIAS), "sdpa", "segments takes no bias"),
         (on_cuda(ROWS, T=200, d_value=32), "sdpa", "needs d_k = d_v of 16, 32, 64 or 128, not 16 and 32"),
         (on_cuda(ROWS, T=200, d_key=24, d_value=24), "sdpa", "not 24 and 24"),

@@ -625,6 +625,27 @@ def test_a_loss_that_is_no_number_ends_the_run(
     again.fit()
 
 
+def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None:
+    window = Window()
+    for norm in (1.0, math.inf, 3.0):
+        window.loss.append(torch.tensor(4.0))
+        window.nll.append(torch.tensor(4.0))
+        window.norm.append(torch.tensor(norm))
+    window.labels = window.places = 3
+    found = window.metrics(scaled=True)
+    assert (found["loss"], found["gradient"], found["skipped"]) == (4.0, 2.0, 1)
+    assert window.metrics(scaled=False)["gradient"] == math.inf
+    window.norm = [torch.tensor(math.inf)]
+    assert "gradient" not in window.metrics(scaled=True)
+
+
+def test_a_gradient_that_overflows_at_every_scale_ends_the_run(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(), spec_of(20, log_every=5), bucketed(), RunFolder(tmp_path))
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1e-5)
+    with pytest.raises(DivergedError, match="overflows float16 however small it is made at step 5"):
+        trainer.fit()
+
+
 # -- what is told
 
 
@@ -755,6 +776,14 @@ def test_a_cpu_trains_in_float32() -> None:
     assert precision(TrainSpec(precision="float16"), cuda) is torch.float16
     with pytest.raises(DataError, match=r"train\.precision: a CPU trains in float32, not bfloat16"):
         precision(TrainSpec(precision="bfloat16"), cpu)
+
+
+@pytest.mark.parametrize(("real", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_that_imitates_bfloat16_trains_in_float16(
+    real: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: real or including_emulation)
+    assert precision(TrainSpec(), torch.device("cuda")) is chosen
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from regard.batch import Batch, translation
 from regard.models.base import Model, build
 from regard.presets import preset
 from regard.training import mfu, program
-from regard.training.optim import AdamW, clip
+from regard.training.optim import AdamW, Optimizer, clip
 from regard.training.program import (
     Captured,
     Compiled,
@@ -350,3 +351,27 @@ def test_batches_that_are_alike_take_each_others_place() -> None:
 def test_utilisation_counts_three_forward_passes() -> None:
     assert mfu.utilisation(1e9, 1e5, 1e15) == pytest.approx(0.3)
     assert mfu.peak(CPU, torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("overflow", [math.inf, math.nan])
+def test_where_one_gradient_overflows_no_part_of_an_optimizer_steps(overflow: float) -> None:
+    """Clipping divides all gradients by one norm; a part that did not overflow would step with what that leaves."""
+    made = model()
+    table, *rest = made.parameters()
+    parts: dict[str, torch.optim.Optimizer] = {
+        "table": torch.optim.AdamW([table], lr=0.01),
+        "rest": torch.optim.AdamW(rest, lr=0.01),
+    }
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    step = Update(made, made.loss, Optimizer(made, parts), 1.0, CPU, None, scaler, None)
+    step([FIRST], numbers(FIRST))
+    before = weights(made)
+    hook = table.register_hook(lambda gradient: gradient.fill_(overflow))
+    norm = step([FIRST], numbers(FIRST))[-1]
+    assert not norm.isfinite()
+    assert step.scaler.get_scale() == 4.0
+    assert torch.equal(weights(made), before)
+    hook.remove()
+    step([FIRST], numbers(FIRST))
+    assert not torch.equal(weights(made), before)
+    assert weights(made).isfinite().all()

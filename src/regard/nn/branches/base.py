@@ -83,3 +83,13 @@ def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T W"]:
     """(B, H, T, K) -> (B, T, H * K)."""
     return x.transpose(1, 2).flatten(2)
+
+
+def beams_together(q: Float[Tensor, "B H T K"], beams: int) -> Float[Tensor, "b H N K"]:
+    """The beams of one source row ask as if they were more queries of it, so its keys are never copied."""
+    return q if beams == 1 else q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
+
+
+def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
+    """Queries of a source row back to one row per beam."""
+    return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, merge_heads, output_projection, split_heads
+from regard.nn.branches.base import (
+    BranchSpec,
+    attention_site,
+    beams_apart,
+    beams_together,
+    check_sizes,
+    merge_heads,
+    output_projection,
+    split_heads,
+)
 from regard.nn.core import Branch, Context, Site
 from regard.nn.kernels import Scale, attend, attention_weights, factor
 from regard.nn.norm import NoNorm, Norm
@@ -59,16 +68,13 @@ class _CrossAttention(Branch):
         assert ctx.cross is not None
         B, T, _ = x.shape
         k, v = (state.keys, state.values) if state is not None else self.keys_and_values(ctx)
-        q = self.query_norm(split_heads(self.query(x), self.heads))
-        # The beams of one source row ask as if they were more queries of it, so its keys are never copied.
         beams = B // k.shape[0]
-        if beams > 1:
-            q = q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)  # (b, H, beams * T, K)
+        q = beams_together(self.query_norm(split_heads(self.query(x), self.heads)), beams)
         if ctx.trace is not None:
             weights = attention_weights(q, k, ctx.cross, self.scale)
-            ctx.trace.add(self.name, unfold(weights, beams, T))
+            ctx.trace.add(self.name, beams_apart(weights, beams, T))
         y = attend(q, k, v, ctx.cross, scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.output(merge_heads(unfold(y, beams, T)))
+        return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
         """The memory as keys and values."""
@@ -78,8 +84,3 @@ class _CrossAttention(Branch):
 
     def start(self, rows: Rows, ctx: Context) -> StaticKV:  # noqa: ARG002
         return StaticKV(*self.keys_and_values(ctx))
-
-
-def unfold(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
-    """Queries of a source row back to one row per beam."""
-    return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)

@@ -11,7 +11,7 @@ from regard.nn.block import Block
 from regard.nn.core import Context, Site
 from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
 from regard.nn.state import Rows
 
 
@@ -68,13 +68,9 @@ class Plain(StackSpec):
         for i in range(self.unique or self.depth):
             where = f"pattern[{i % len(self.pattern)}]"
             blocks.append(self.block(i).build(site.inside(where, layer=i)))
-        position = None if self.position is None else self.position.build(site.inside("position"))
         last = self.block(self.depth - 1).rules()[-1]
-        more = {
-            str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
-            for i, other in enumerate(self.positions)
-        }
-        return _Plain(self, blocks, position, more, last.end(site.inside("pattern[-1].residual")))
+        shared = shared_positions(self.position, self.positions, site)
+        return _Plain(self, blocks, *shared, last.end(site.inside("pattern[-1].residual")))
 
 
 class _Plain(Stack):
@@ -83,12 +79,12 @@ class _Plain(Stack):
         spec: Plain,
         blocks: list[nn.Module],
         position: PositionTerms | None,
-        positions: dict[str, PositionTerms],
+        positions: nn.ModuleDict,
         end: nn.Module,
     ) -> None:
         super().__init__()
         self.position = position
-        self.positions = nn.ModuleDict(positions)
+        self.positions = positions
         self.blocks = nn.ModuleList(blocks)
         self.end = end
         self.plan = [call % len(blocks) for call in range(spec.depth)]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.cross_attention import CrossAttention, unfold
+from regard.nn.branches.base import beams_apart
+from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.core import Branch, Context, Memory, Site, Trace, View
 from regard.nn.mask import Mask
 from regard.nn.norm import RMSNorm
@@ -105,11 +106,11 @@ def test_beams_share_the_memory_of_their_source(spec: CrossAttention, beams: int
 
 def test_unfold_puts_beams_back_in_rows() -> None:
     y = torch.randn(2, 3, 4 * 5, 6)
-    rows = unfold(y, 4, 5)
+    rows = beams_apart(y, 4, 5)
     for b in range(2):
         for beam in range(4):
             assert torch.equal(rows[4 * b + beam], y[b, :, 5 * beam : 5 * beam + 5])
-    assert unfold(y, 1, 20) is y
+    assert beams_apart(y, 1, 20) is y
 
 
 def test_an_encoder_to_look_at_is_needed(site: MakeSite) -> None:
