@@ -121,6 +121,7 @@ class Chosen:
 
 
 GENTLE = 0.2  # of the usual rate, for a model that has learned something already
+FEWEST = 100  # batches of an epoch that a large model leaves of a small text
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,13 @@ def choose(
     size = next(size for size in known if labels <= size.labels)
     why = [f"model: {size.name}, for {labels:,} tokens to learn from"]
     if given.width is not None:
-        size = replace(size, rate=rate_of_width(known, given.width) * (GENTLE if given.trained else 1.0))
+        like = of_width(known, given.width)
+        room = 0 if on_cpu else int(labels / FEWEST) // 1024 * 1024
+        size = replace(
+            size,
+            rate=like.rate * (GENTLE if given.trained else 1.0),
+            tokens=max(size.tokens, min(like.tokens, room)),
+        )
     elif on_cpu and size.tokens > 4096:
         why.append("warning: a model of this size wants a GPU; --preset transformer_tiny trains on a CPU")
     tokens = getattr(batching, "tokens", None) or max(size.tokens, getattr(batching, "length", 0))
@@ -162,10 +169,10 @@ def choose(
     return Chosen(size.spec, batching, train, why)
 
 
-def rate_of_width(sizes: list[Size], width: int) -> float:
-    """The rate that suits a model of this width: wider ones want lower rates."""
-    fitting = [size.rate for size in sizes if width >= size.spec.d_model]  # type: ignore[reportAttributeAccessIssue]
-    return fitting[-1] if fitting else max(size.rate for size in sizes)
+def of_width(sizes: list[Size], width: int) -> Size:
+    """The size whose rate and batches suit a model of this width: wider ones want lower rates and larger batches."""
+    fitting = [size for size in sizes if width >= size.spec.d_model]  # type: ignore[reportAttributeAccessIssue]
+    return fitting[-1] if fitting else max(sizes, key=lambda size: size.rate)
 
 
 def _resolve(train: TrainSpec, size: Size, epoch: int, why: list[str]) -> TrainSpec:

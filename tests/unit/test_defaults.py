@@ -242,6 +242,29 @@ def test_a_model_that_is_given_gets_the_rate_of_its_width(width: int, rate: floa
     assert found(defaults.Given()) == 3e-3  # that of the model which is chosen
 
 
+@pytest.mark.parametrize(
+    ("labels", "width", "on_cpu", "tokens"),
+    [
+        (7_000_000, 512, False, 16384),  # Europarl's 250,000 pairs with base: as base is trained elsewhere
+        (7_000_000, 512, True, 8192),  # a CPU would take minutes for a step
+        (7_000_000, 1024, False, 32768),
+        (7_000_000, 128, False, 8192),  # what suits the text
+        (1_000_000, 512, False, 9216),  # 100 batches of an epoch are left
+        (400_000, 512, False, 4096),
+        (50_000_000, 256, False, 16384),
+    ],
+)
+def test_a_model_that_is_given_gets_the_batches_of_its_width(
+    labels: int, width: int, on_cpu: bool, tokens: int
+) -> None:
+    text = survey("target", labels)
+    found = defaults.choose(Translation(), text, Buckets(), TrainSpec(), on_cpu, defaults.Given(width))
+    assert found.batching == Buckets(tokens)
+    assert f"batches: {tokens:,} tokens" in found.why
+    asked = defaults.choose(Translation(), text, Buckets(512), TrainSpec(), on_cpu, defaults.Given(width))
+    assert asked.batching == Buckets(512)
+
+
 def test_a_model_that_is_given_is_not_warned_of() -> None:
     large = survey("target", 10**8)
     assert any("GPU" in why for why in defaults.choose(Translation(), large, Buckets(), TrainSpec(), True).why)
