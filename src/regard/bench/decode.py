@@ -12,6 +12,7 @@ from regard.bench.peers import Peer, ctranslate2
 from regard.bench.peers.base import Ids, Speaker, count
 from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
+from regard.decoding.device import captured
 from regard.decoding.hypothesis import Ends, Limits
 from regard.decoding.search import find
 from regard.models.base import Generator, LanguageModel, Model, build
@@ -62,6 +63,8 @@ def decode(
         contestants = [entered(speaker, shape, load, batch, beams) for speaker in speakers]
         check_sizes(count(ours), contestants)
         settings.append(Setting(batch, beams, race(contestants, rounds, device, tell)))
+        if device.type == "cuda" and not captured(ours):
+            raise UnfairError("regard: its search was not captured; the logger regard.decoding says why")
     return settings
 
 

@@ -510,6 +510,11 @@ def forget() -> None:
     _kept.clear()
 
 
+def captured(model: object) -> bool:
+    """Whether a machine that is kept for a model has a step that runs as a CUDA graph."""
+    return any(machine.graphs for machine in _kept.get(model, {}).values())
+
+
 def machine_for(waiting: Waiting) -> Machine:
     """A machine of this shape: one that is kept, or a new one."""
     models = waiting.models.models

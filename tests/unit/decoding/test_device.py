@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -207,6 +207,11 @@ def test_a_machine_is_kept_for_the_next_batch_of_its_shape() -> None:
     with kernels.use("reference"):  # a captured step would go on with the kernel that it knows
         assert machine(asked(model, rows), spec) is not made[0]
     assert machine(asked(model, rows), spec) is made[0]
+    assert not device.captured(model)
+    made[0].graphs[32] = cast(Any, "a graph")
+    assert device.captured(model)
+    assert not device.captured(translator(VOCAB))
+    made[0].graphs.clear()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone() + 0.01
     assert machine(asked(model, rows), spec) is not made[0]
