@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode speed docs test-kills test-oracles test-gpu table ladder record clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-text speed docs test-kills test-oracles test-gpu table ladder record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ bench-decode: $(STAMP) ## beam search against the peers that are installed, smal
 
 speed: $(STAMP) ## every race on this device, for docs/results/speed.md (a CPU: about half an hour)
 	$(BIN)/python docs/results/speed.py
+
+bench-text: ## regard train on real text (Europarl of REGARD_DATA) against Hugging Face, with GPU_PYTHON
+	PYTHONPATH=src $(GPU_PYTHON) bench/text.py $(REGARD_DATA)/europarl-de-en/train.en.xz \
+	  $(REGARD_DATA)/europarl-de-en/train.de.xz --tokens 0 32768
 
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py
