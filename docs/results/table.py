@@ -62,7 +62,8 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
 
 def _apart(rows: dict[str, Any]) -> str:
     """Which rows vary too much to be judged with the others."""
-    names = [f"`{name}`" for name, row in rows.items() if row["effect"] is not None and not row["effect"]["steady"]]
+    effects = {name: row.get("effect") for name, row in rows.items()}
+    names = [f"`{name}`" for name, effect in effects.items() if effect is not None and not effect["steady"]]
     return f" Varying far more than the others, and judged by their own variance: {', '.join(names)}." if names else ""
 
 

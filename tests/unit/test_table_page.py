@@ -49,10 +49,12 @@ def test_a_page_of_a_table_that_is_not_complete(tmp_path: Path) -> None:
         row | {"name": name, "final": {"value": value, "sd": None}, "verdict": "better", "note": ""}
         for name, value in (("base", 2.0), ("swiglu", 1.9), ("elu", 2.2))
     ]
+    rows[1]["effect"], rows[2]["effect"] = {"effect": -0.1, "steady": True}, {"effect": 0.2, "steady": False}
     rows.append({"name": "gelu", "final": None, "verdict": "diverged"})
     facts = {"rows": rows, "metric": "bleu", "steps": 500, "seeds": 3, "base_seeds": 9, "detectable": 0.05}
     page = table.page(json.loads(json.dumps(facts | {"devices": ["cuda"]})), published())
     assert "| `swiglu` | 10.0M | 1.00G | 20.0 | 2.000 ± 0.100 | 1.900 |" in page
+    assert "judged by their own variance: `elu`." in page
     assert "over the 3 rows that both have" in page
     assert "| final loss | final loss | +1.00 |" in page
     gelu = next(line for line in page.splitlines() if line.startswith("| `gelu`"))
