@@ -73,7 +73,8 @@ test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
 	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
 	TRITON_INTERPRET=1 $(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
 
-# Needs $REGARD_DATA (recipes/README.md) and a GPU_PYTHON with a CUDA build of torch. Runs that are done are never repeated, so it may be stopped at any time.
+# Needs $REGARD_DATA (recipes/README.md) and a GPU_PYTHON with a CUDA build of torch. Runs that are done are never
+# repeated, so it may be stopped at any time.
 table: ## train the 52 rows on Multi30k and write docs/results/table.md, with GPU_PYTHON (about an hour)
 	PYTHONPATH=src $(GPU_PYTHON) -m regard ablate recipes/table.toml \
 	  --source $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.en.gz --target $(REGARD_DATA)/multi30k/tok/train.lc.norm.tok.de.gz \

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from regard.bench.contest import WARM_UP
 from regard.bench.peers import chosen
 from regard.bench.shapes import EOS, LONGEST, SHAPES, Pair
 from regard.bench.train import CORPUS, Work, train
@@ -32,28 +33,20 @@ SMOOTHING = 0.1
 def trained(given: argparse.Namespace, run: Path, tokens: int) -> dict[str, Any]:
     """A run of `regard train`: tokens a second by its log, median over what it noted since its program was settled."""
     words = ["--source", given.source, "--target", given.target, "--preset", f"transformer_{given.shape}"]
-    words += [
-        "--out",
-        str(run),
-        "--max-time",
-        given.max_time,
-        "--device",
-        given.device,
-        "--set",
-        f"train.log_every={given.log_every}",
-    ]
-    words += ["--set", f"model.head.smoothing={SMOOTHING}"]
-    words += ["--set", f"data.batching.tokens={tokens}"] if tokens else []
+    words += ["--out", str(run), "--max-time", given.max_time, "--device", given.device]
+    changes = [f"train.log_every={given.log_every}", f"model.head.smoothing={SMOOTHING}"]
+    changes += [f"data.batching.tokens={tokens}"] if tokens else []
+    words += [word for change in changes for word in ("--set", change)]
     subprocess.run([sys.executable, "-m", "regard", "train", *words], check=True, stdout=sys.stderr)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    settled = max((event["step"] for event in log if event["event"] == "program"), default=0)
+    programs = [event for event in log if event["event"] == "program"]
+    settled = max((event["step"] for event in programs), default=0)
     steps = [event for event in log if event["event"] == "step" and event["step"] >= settled + given.log_every]
-    programs = [event["program"] for event in log if event["event"] == "program"]
     return {
         "tokens": tokens,
         "tokens_per_second": median(event["tokens_per_second"] for event in steps) if steps else None,
         "noted": len(steps),
-        "programs": programs,
+        "programs": [event["program"] for event in programs],
         "mfu": steps[-1].get("mfu") if steps else None,
     }
 
@@ -88,7 +81,7 @@ def main() -> None:
         pairs, vocab = read(given, Path(scratch) / f"run{given.tokens[0]}", 3 * CORPUS)
     torch.manual_seed(0)
     shape = replace(SHAPES[given.shape], vocab=vocab)
-    work = Work.on(pairs, shape, SMOOTHING, device, given.rounds + 2)
+    work = Work.on(pairs, shape, SMOOTHING, device, WARM_UP + given.rounds)
     rows = train(work, peers, given.rounds, lambda said: print(said, file=sys.stderr, flush=True))
     for row in rows:
         print(json.dumps(row.record()))

@@ -73,6 +73,7 @@ class Asked:
     variants: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the model
     start: str | None = None  # a run whose weights and tokenizer are taken
+    laid: bool = False  # it says how rows are laid out (data.batching), and not only how many tokens are a batch
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class Asked:
             "variants": list(self.variants),
             "changes": dict(self.changes),
             "start": self.start,
+            "laid": self.laid,
         }
 
     @classmethod
@@ -98,6 +100,7 @@ class Asked:
             variants=tuple(record["variants"]),
             changes=record["changes"],
             start=record["start"],
+            laid=record.get("laid", record["data"].get("batching") is not None),  # folders of before do not say
             trust_code=trust_code,
         )
 
@@ -146,6 +149,8 @@ def asked(
         variants=tuple(variants),
         changes=sections["model"],
         start=record.get("start"),
+        laid=record["data"].get("batching") is not None
+        or any(path.startswith("batching") and path != "batching.tokens" for path in sections["data"]),
         trust_code=trust_code,
     )
     if wanted.model is not None:

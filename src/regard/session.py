@@ -271,9 +271,12 @@ def resolve(
         why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
     check_family(model, data.objective)
     batching = chosen.batching
-    if packs and device.type == "cuda" and wanted.data.batching is None and defaults.packs(model, data.objective):
-        batching = defaults.packed(batching, longest_laid(data))
-        why.append(f"rows: texts packed into rows of {batching.length}, so that a GPU sees one shape")
+    if packs and device.type == "cuda" and not wanted.laid and defaults.packs(model, data.objective):
+        rows = defaults.packed(batching, longest_laid(data))
+        budget = getattr(wanted.data.batching, "tokens", None)
+        if budget is None or budget == rows.tokens:  # one that is given is kept
+            batching = rows
+            why.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
     spec = replace(wanted.data, objective=data.objective, batching=batching)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.why}")

@@ -153,6 +153,23 @@ def test_batching_can_be_edited_before_it_is_chosen(kind: str, objective: str, b
     assert asked({"data": data}, edits).data.batching == batching
 
 
+@pytest.mark.parametrize(
+    ("batching", "edits", "laid"),
+    [
+        (None, [], False),
+        (None, ["data.batching.tokens=77"], False),
+        (None, ["data.batching=buckets"], True),
+        (None, ["data.batching=packing", "data.batching.length=64", "data.batching.tokens=640"], True),
+        ({"kind": "buckets", "tokens": 77}, [], True),
+        ({"kind": "buckets"}, ["data.batching.tokens=77"], True),
+    ],
+)
+def test_a_number_of_tokens_does_not_say_how_rows_are_laid(batching: Any, edits: list[str], laid: bool) -> None:
+    found = asked({"data": DATA | ({} if batching is None else {"batching": batching})}, edits)
+    assert found.laid == laid
+    assert Asked.of(found.record()) == found
+
+
 def test_decoding_may_be_of_another_kind() -> None:
     assert asked({"data": DATA, "decode": "sample"}).decode == Sample()
     assert asked({"data": DATA, "decode": {"kind": "sample", "temperature": 0.5}}).decode == Sample(temperature=0.5)

@@ -341,4 +341,7 @@ def test_a_gpu_gets_packed_rows_unless_told_otherwise(tmp_path: Path) -> None:
     assert any(f"packed into rows of {found.length}" in sentence for sentence in said)
     assert isinstance(resolve(free, text.data, cuda, said.append, packs=False).data.batching, Buckets)
     assert isinstance(resolve(free, text.data, torch.device("cpu"), said.append).data.batching, Buckets)
-    assert isinstance(resolve(wanted(tmp_path), text.data, cuda, said.append).data.batching, Buckets)
+    assert resolve(wanted(tmp_path), text.data, cuda, said.append).data.batching == Packing(200, found.length)
+    for more in ("data.batching.tokens=50", "data.batching=buckets"):  # too few for a row; said
+        asked = wanted(tmp_path, more)
+        assert isinstance(resolve(asked, text.data, cuda, said.append).data.batching, Buckets)

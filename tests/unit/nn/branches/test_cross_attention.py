@@ -104,7 +104,7 @@ def test_beams_share_the_memory_of_their_source(spec: CrossAttention, beams: int
     torch.testing.assert_close(folded_trace.weights["decoder.cross"], repeated_trace.weights["decoder.cross"])
 
 
-def test_unfold_puts_beams_back_in_rows() -> None:
+def test_beams_come_back_as_rows() -> None:
     y = torch.randn(2, 3, 4 * 5, 6)
     rows = beams_apart(y, 4, 5)
     for b in range(2):
