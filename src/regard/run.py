@@ -33,7 +33,7 @@ from regard.training.checkpoint import (
     read_tensors,
     weights_digest,
 )
-from regard.training.loop import Metrics, chosen
+from regard.training.loop import Metrics, newest_best
 
 
 @dataclass
@@ -291,9 +291,9 @@ def _weights(
             raise DataError(f"--average {average}: {folder.path} keeps {len(saved)} checkpoints (train.keep)")
         steps = saved[-average:]
         return steps, {}, mean(read_tensors(folder.weights(s)) for s in steps)
-    steps = chosen(recipe.train, latest.state["saved"], latest.state["best"]) or [latest.step]
-    scores = latest.state["scores"].get(str(steps[0]), {}) if len(steps) == 1 else {}
-    return steps, scores, mean(read_tensors(folder.weights(s)) for s in steps)
+    scores = latest.state["scores"]
+    step = newest_best(recipe.train, latest.step, latest.state["best"], [int(each) for each in scores])
+    return [step], scores.get(str(step), {}), read_tensors(folder.weights(step))
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:

@@ -21,6 +21,7 @@ from regard.data.stream import Examples, Stream
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
+from regard.evaluation import target_text
 from regard.evaluation.validation import HeldOut, validate
 from regard.models.base import Classifier, LanguageModel, Model, build
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
@@ -28,10 +29,9 @@ from regard.run import Run, choose_device, load, read_recipe
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.loop import Metrics, Outcome, Trainer, Watcher
+from regard.training.spec import TrainSpec
 from regard.training.view import View
 from regard.tree import to_record
-
-CRITERIA = {Translation: "bleu", LanguageModelling: "loss", Classification: "accuracy"}
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,9 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     """Data and resolved recipe, as an earlier session left them or made now."""
     if folder.recipe.exists():
         recipe = read_recipe(folder, session.trust_code)
-        return opened(recipe.data, folder.data), recipe
+        data = opened(recipe.data, folder.data)
+        # Runs of before the metric was chosen from the text have none in their recipe.
+        return data, replace(recipe, train=choose_metric(recipe.train, data, []))
     wanted = _wanted(folder, session.trust_code)
     parent = load(wanted.start, "cpu", trust_code=session.trust_code) if wanted.start is not None else None
     tokenizers = parent.tokenizers if parent is not None else None
@@ -278,11 +280,12 @@ def resolve(
             batching = rows
             why.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
     spec = replace(wanted.data, objective=data.objective, batching=batching)
+    train = choose_metric(chosen.train, data, why)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.why}")
     for sentence in why:
         say(sentence)
-    return Recipe(model, spec, chosen.train, wanted.decode)
+    return Recipe(model, spec, train, wanted.decode)
 
 
 def longest_laid(data: Prepared) -> int:
@@ -329,7 +332,7 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     examples = Examples(data.train, data.weights, data.objective)
     stream = Stream(examples, recipe.data.batching, recipe.train.seed)
     stream.plan(0)  # what cannot be batched is said before anything else
-    criterion = _criterion(recipe, data)
+    criterion = check_criterion(recipe.train, data)
     latest = folder.latest()
     step = latest.step if latest else 0
     watchers: list[Watcher] = [Log(folder.log, step), view]
@@ -341,7 +344,7 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}{threads}")
     flops = _flops(recipe, data) if device.type == "cuda" else None
-    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data), watchers, criterion, flops)
+    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data, criterion), watchers, criterion, flops)
 
 
 def _flops(recipe: Recipe, data: Prepared) -> float:
@@ -357,23 +360,35 @@ def _flops(recipe: Recipe, data: Prepared) -> float:
     return per_token * usual if isinstance(data.objective, Classification) else per_token
 
 
-def _criterion(recipe: Recipe, data: Prepared) -> str:
-    """What tells the better of two checkpoints."""
-    criterion = recipe.train.criterion
-    if criterion != "auto":
-        known = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
-            type(data.objective), set()
-        )
-        if criterion not in known:
-            raise SpecError("train.criterion", f"{criterion!r} is not measured for {data.objective.kind}")
-        if criterion not in ("loss", "accuracy") and not recipe.train.decode:
-            raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
-        return criterion
-    usual = CRITERIA[type(data.objective)]
-    return "loss" if usual == "bleu" and not recipe.train.decode else usual
+def choose_metric(train: TrainSpec, data: Prepared, why: list[str]) -> TrainSpec:
+    """Choose the metric that ranks checkpoints, and the tokenizer of BLEU, by what the target text is."""
+    if not isinstance(data.objective, Translation) or not data.valid_texts:
+        return train  # the metric is that of the objective, and nothing is decoded
+    choice = target_text.choose([record[1] for record in data.valid_texts])
+    if train.bleu_tokenize == "auto":
+        train = replace(train, bleu_tokenize=choice.tokenize)
+    if train.criterion == "auto" and train.decode:
+        train = replace(train, criterion=choice.criterion)
+        why.append(f"best checkpoint: by {choice.reason}")
+    return train
 
 
-def _measure(recipe: Recipe, data: Prepared) -> Callable[[Model], Metrics] | None:
+def check_criterion(train: TrainSpec, data: Prepared) -> str:
+    """The metric that ranks checkpoints; one that is not measured is refused."""
+    criterion = train.criterion
+    if criterion == "auto":
+        return "accuracy" if isinstance(data.objective, Classification) else "loss"
+    known = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
+        type(data.objective), set()
+    )
+    if criterion not in known:
+        raise SpecError("train.criterion", f"{criterion!r} is not measured for {data.objective.kind}")
+    if criterion not in ("loss", "accuracy") and not train.decode:
+        raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
+    return criterion
+
+
+def _measure(recipe: Recipe, data: Prepared, criterion: str) -> Callable[[Model], Metrics] | None:
     if data.valid is None or not data.valid.rows:
         return None
     batching = recipe.data.batching
@@ -390,7 +405,9 @@ def _measure(recipe: Recipe, data: Prepared) -> Callable[[Model], Metrics] | Non
         recipe.data.max_len,
     )
     train = recipe.train
-    return lambda model: validate(model, held_out, Beam(beams=1), train.decode, train.bleu_tokenize)
+    return lambda model: validate(
+        model, held_out, Beam(beams=1), train.decode, train.bleu_tokenize, criterion=criterion
+    )
 
 
 def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> tuple[Run, Outcome]:

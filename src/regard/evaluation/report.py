@@ -13,6 +13,7 @@ from regard.errors import DataError, SpecError
 from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
 from regard.evaluation.significance import Comparison, paired_bootstrap
+from regard.evaluation.target_text import bleu_tokenizer
 
 if TYPE_CHECKING:
     from regard.run import Run
@@ -99,7 +100,9 @@ def evaluate_run(
         return _classified(run, test, warn) if classifies else _translated(run, test, search_of(run), warn)
 
     one = answers(name, first)
-    tokenize = test.tokenize or (first.recipe.train.bleu_tokenize if first is not None else "13a")
+    tokenize = test.tokenize or (first.recipe.train.bleu_tokenize if first is not None else "auto")
+    if tokenize == "auto":
+        tokenize = "13a" if classifies else bleu_tokenizer(wanted)
     report = {"run": one.name} | _scores(one.said, wanted, tokenize, classifies) | one.facts
     if against is None:
         return report

@@ -1,5 +1,6 @@
 """Is one output better than another, or did it only meet easier lines? The paired bootstrap (Koehn, 2004)."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,31 @@ def _interval(
             drawn.append(float(np.mean([score(totals[which][row]) for which in chosen[len(drawn)]])))
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     return Interval(value, low, high, lines)
+
+
+def standard_error(
+    outputs: Sequence[str], references: References, metric: str, resamples: int = 200, seed: int = SEED, **settings: Any
+) -> float:
+    """Standard error of a score in percent: how far it would vary with other lines of the same kind.
+
+    By the bootstrap for `bleu`, `chrf` and `ter`, by the binomial distribution for `exact_match`. A single line says
+    nothing of how much others vary: 100.
+    """
+    if metric == "exact_match":
+        matches = line_matches(outputs, references)
+        return proportion_error(sum(matches), len(matches))
+    scorer = corpus_metric(metric, **settings)
+    counts = _counts(scorer, outputs, references)
+    if len(counts) < 2:
+        return 100.0
+    totals = np.concatenate([times @ counts for times in _draws(len(counts), resamples, seed)])
+    return float(np.std([scorer._compute_score_from_stats(total.tolist()).score for total in totals], ddof=1))
+
+
+def proportion_error(right: int, lines: int) -> float:
+    """Standard error of `right` out of `lines`, in percent; of (right + 1) / (lines + 2), so that 0 has one too."""
+    share = (right + 1) / (lines + 2)
+    return 100 * math.sqrt(share * (1 - share) / lines)
 
 
 def compare_lines(

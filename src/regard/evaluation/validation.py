@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from regard.data.batching import Batching
 from regard.data.objectives import Classification, Objective, Translation
@@ -13,9 +14,11 @@ from regard.decoding.search import Search
 from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
+from regard.evaluation.significance import proportion_error, standard_error
 from regard.models.base import Classifier, Generator, Model
 
 Values = dict[str, float]
+ERROR = "standard_error"
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
@@ -40,15 +43,22 @@ def validate(
     tokenize: str,
     rouge: bool = False,
     said: list[str] | None = None,
+    criterion: str = "loss",
 ) -> Values:
     """All that is measured during training, by name; `decode` records are translated with `search`.
 
-    `rouge` adds ROUGE, for summaries; `said` is given the translations.
+    `rouge` adds ROUGE, for summaries; `said` is given the translations. `standard_error` is that of the `criterion` on
+    these records.
     """
     found = likelihood(model, held_out.table, held_out.objective, held_out.batching)
     values = {"loss": found.loss}
     if isinstance(held_out.objective, Translation):
-        values |= translated(model, held_out, search, decode, tokenize, rouge, said)
+        outputs = [] if said is None else said
+        values |= translated(model, held_out, search, decode, tokenize, rouge, outputs)
+        if criterion in values and criterion != "loss":
+            settings: dict[str, Any] = {"tokenize": tokenize} if criterion == "bleu" else {}
+            references = [record[1] for record in held_out.texts[:decode]]
+            values[ERROR] = standard_error(outputs, references, criterion, **settings)
     elif isinstance(held_out.objective, Classification):
         values |= classified(model, held_out)
     else:
@@ -90,11 +100,13 @@ def translated(
 
 
 def classified(model: Model, held_out: HeldOut) -> Values:
-    """Accuracy."""
+    """Accuracy, and its standard error."""
     objective = held_out.objective
     assert isinstance(objective, Classification)
     assert isinstance(model, Classifier)
     device = next(model.parameters()).device
     texts = [text for _, text in held_out.texts]
     guesses = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
-    return {"accuracy": metrics.accuracy([g.label for g in guesses], [label for label, _ in held_out.texts]).value}
+    labels = [label for label, _ in held_out.texts]
+    accuracy = metrics.accuracy([guess.label for guess in guesses], labels).value
+    return {"accuracy": accuracy, ERROR: proportion_error(round(accuracy * len(labels) / 100), len(labels))}

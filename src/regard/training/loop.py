@@ -24,12 +24,12 @@ from regard.nn.core import Reporting
 from regard.training.checkpoint import RunFolder, mean, read_tensors, weights_digest
 from regard.training.mfu import peak, utilisation
 from regard.training.program import Done, Eager, Program, Update, choose
+from regard.training.selection import Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
-Metrics = dict[str, float]
 Event = Mapping[str, Any]
+MEAN = -1  # stands for the mean of checkpoints where steps are ranked; it precedes them where all else is equal
 SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
-HIGHER_IS_BETTER = {"loss": False, "bleu": True, "chrf": True, "exact_match": True, "accuracy": True}
 
 
 @runtime_checkable
@@ -56,7 +56,8 @@ class Progress:
     saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
     scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
     best: list[int] = field(default_factory=list)  # validated steps, best first
-    stale: int = 0  # validations since the last improvement
+    reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
+    stale: int = 0  # validations since the last improvement of either
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
 
     def record(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class Progress:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Progress":
         """From JSON."""
-        values = {name: record[name] for name in cls.__dataclass_fields__}
+        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
         scores = {int(step): scores for step, scores in values["scores"].items()}
         return cls(**values | {"place": Place(**values["place"]), "scores": scores})
 
@@ -171,6 +172,8 @@ class Trainer:
         self.model.load_state_dict(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
+        for metrics in self.progress.scores.values():  # a no-op but for checkpoints from before `reached` was kept
+            self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
         return True
@@ -281,22 +284,18 @@ class Trainer:
             self.window = Window()  # whose time begins now: validating and saving is not training
 
     def validate(self) -> None:
-        """Measure the model, and note whether it is the best so far."""
+        """Measure the model, and note whether it is the best so far and whether training still improves it."""
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
         self.model.eval()
         with self.averaged(), torch.no_grad():
             metrics = self.measure(self.model)
         progress.scores[progress.step] = metrics
-        before = progress.best[0] if progress.best else None
-        progress.best = sorted(progress.scores, key=self.rank)[: self.spec.average]
-        progress.stale = 0 if progress.best[0] != before else progress.stale + 1
+        better = improvements(progress.reached, metrics, self.criterion)
+        progress.reached |= better
+        progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
+        progress.stale = 0 if better else progress.stale + 1
         self.tell("valid", best=progress.best[0], seconds=time.perf_counter() - began, **metrics)
-
-    def rank(self, step: int) -> tuple[float, int]:
-        """Orders validated steps, the best first; of equals the earlier is better, and no number is the worst."""
-        score = self.progress.scores[step][self.criterion] * (-1 if HIGHER_IS_BETTER[self.criterion] else 1)
-        return (math.inf if math.isnan(score) else score), step
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -336,18 +335,33 @@ class Trainer:
 
     def finish(self) -> None:
         """Write the weights that the run is for."""
-        progress = self.progress
-        steps = chosen(self.spec, progress.saved, progress.best)
-        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
-        scores = progress.scores.get(steps[0], {})
-        if len(steps) > 1 and self.measure is not None:
-            self.model.load_state_dict(weights)
-            self.model.eval()
-            with torch.no_grad():
-                scores = self.measure(self.model)
-            self.tell("final", steps=steps, **scores)
+        steps, weights, scores = self.final_weights()
         about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
         self.folder.save_final(weights, about)
+
+    def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
+        """Return steps, weights and scores of the run: a mean of checkpoints, or the best of them if that is better.
+
+        While training still changes a lot, the mean of checkpoints is far worse than the last of them.
+        """
+        progress = self.progress
+        steps = chosen(self.spec, progress.saved, progress.best)
+        measured = {step: progress.scores[step] for step in steps if step in progress.scores}
+        if len(steps) == 1:
+            return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
+        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
+        if self.measure is None:
+            return steps, weights, {}
+        self.model.load_state_dict(weights)
+        self.model.eval()
+        with torch.no_grad():
+            scores = self.measure(self.model)
+        reached = progress.reached | improvements(progress.reached, scores, self.criterion)
+        best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
+        self.tell("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
+        if best == MEAN:
+            return steps, weights, scores
+        return [best], read_tensors(self.folder.weights(best)), measured[best]
 
     def tell(self, event: str, **values: Any) -> None:
         """Tell all watchers."""
@@ -359,6 +373,14 @@ class Trainer:
 def chosen(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
     """The checkpoints whose mean the run is for: the best, or the last."""
     return best if spec.choose == "best" and best else saved[-spec.average :]
+
+
+def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
+    """The checkpoint that an unfinished run is used by: the latest, unless validation has found an earlier one better.
+
+    No mean of several, which has not been measured: while training still changes a lot, it is far worse than the last.
+    """
+    return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -30,11 +30,14 @@ class TrainSpec(Spec):
     log_every: int = 50
     keep: int = 5  # how many of the last checkpoints keep their weights
     choose: Literal["best", "last"] = "best"  # which checkpoints make the final weights: by validation, or by age
-    average: int = 1  # how many of them are averaged
-    criterion: Criterion = "auto"  # auto: bleu for translation, accuracy for classification, loss otherwise
+    average: int = 1  # how many of them are averaged, where their mean is at least as good as the best of them
+    # What ranks checkpoints; within the noise of the validation set, the loss does. auto: for translation bleu, or chrf
+    # where targets are too short for it; accuracy for classification; loss otherwise.
+    criterion: Criterion = "auto"
     decode: int = 500  # how many validation records are translated each time
-    bleu_tokenize: str = "13a"  # sacreBLEU's: "none" for text that is tokenised already, "zh", "ja-mecab", "char", ...
-    patience: int | None = None  # validations without improvement after which training stops; 0: never stops early
+    bleu_tokenize: str = "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, by script
+    # Early stopping after so many validations in which neither the criterion nor the loss improved; 0: never.
+    patience: int | None = None
     compile: bool | None = None  # torch.compile; None: on CUDA, where batches have one shape and it pays in the run
 
     def check(self) -> None:

@@ -57,7 +57,8 @@ class View:
 
     def on_step(self, event: Event) -> None:
         """Refresh the facts of the live line."""
-        facts = [f"loss {event['loss']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
+        # Without label smoothing and auxiliary losses, so that it compares with the validation loss.
+        facts = [f"training loss {event['nll']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
             facts.append(f"{event['memory_gb']:.1f} GB")
         if "mfu" in event:
@@ -70,14 +71,14 @@ class View:
 
     def on_valid(self, event: Event) -> None:
         """A line that stays."""
-        star = " *" if event["best"] == event["step"] else ""
-        shown = "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
-        self.say(f"step {event['step']:>7,}  {_time(event['time']):>8}  validation: {shown}{star}")
+        best = "  (best so far)" if event["best"] == event["step"] else ""
+        self.say(f"step {event['step']:>7,}  {_time(event['time']):>8}  {_validation(event)}{best}")
 
     def on_final(self, event: Event) -> None:
         """What the mean of several checkpoints is worth."""
-        shown = "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
-        self.say(f"mean of {len(event['steps'])} checkpoints: {shown}")
+        steps, kept = event["steps"], event["kept"]
+        worse = "" if kept == steps else f"; worse than step {kept[0]:,}, which is used instead"
+        self.say(f"mean of {len(steps)} checkpoints: {_validation(event)}{worse}")
 
     def on_end(self, event: Event) -> None:
         """The last line."""
@@ -89,6 +90,11 @@ class View:
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+
+def _validation(event: Event) -> str:
+    """The metrics of a validation."""
+    return "validation " + "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
 
 
 def _number(value: Any) -> str:

@@ -15,7 +15,7 @@ from sacrebleu.significance import PairedTest, Result
 from regard.errors import DataError, SpecError
 from regard.evaluation import significance
 from regard.evaluation.metrics import exact_match
-from regard.evaluation.significance import compare_lines, paired_bootstrap
+from regard.evaluation.significance import compare_lines, paired_bootstrap, standard_error
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "house", "red", "big", "small", "ran", "away", "home", "."]
 METRICS: dict[str, Callable[[], Any]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
@@ -154,3 +154,26 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare_lines([1, 0], [1, 0], "accuracy", resamples=99)
     with pytest.raises(SpecError, match="seed: must be 0 or more"):
         compare_lines([1, 0], [1, 0], "accuracy", seed=-1)
+
+
+# -- the standard error of one score
+
+
+def test_the_standard_error_of_a_proportion_is_that_of_the_binomial() -> None:
+    lines = ["a"] * 40 + ["b"] * 60
+    assert standard_error(lines, ["a"] * 100, "exact_match") == pytest.approx(4.89, abs=0.02)  # 100 sqrt(.4 .6 / 100)
+    assert 0 < standard_error(["b"] * 100, ["a"] * 100, "exact_match") < 1.1  # none right does not mean none ever
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_the_standard_error_falls_with_the_square_root_of_the_lines(metric: str) -> None:
+    rng = np.random.default_rng(0)
+    words = np.array("the a cat dog sat ran on under mat tree big small red".split())
+    references = [" ".join(rng.choice(words, 12)) for _ in range(1600)]
+    outputs = [" ".join(w if rng.random() < 0.7 else "x" for w in line.split()) for line in references]
+    few, many = (standard_error(outputs[:n], references[:n], metric) for n in (100, 1600))
+    assert 2.8 < few / many < 5.6  # 4, and the chance of which lines
+
+
+def test_one_line_says_nothing_of_the_others() -> None:
+    assert standard_error(["a b c d e"], ["a b c d f"], "bleu") == 100.0

@@ -24,9 +24,10 @@ from regard.presets import preset
 from regard.training import loop
 from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest
 from regard.training.log import Log
-from regard.training.loop import DivergedError, Metrics, Progress, Trainer, Window, precision, step_seed
+from regard.training.loop import DivergedError, Metrics, Progress, Trainer, Window, newest_best, precision, step_seed
 from regard.training.optim import AdamW
 from regard.training.schedule import Constant, InverseSqrt
+from regard.training.selection import ERROR
 from regard.training.spec import TrainSpec
 
 Weights = dict[str, Tensor]
@@ -361,7 +362,8 @@ SCORES = [5.0, 3.0, 4.0, 2.0, 6.0, 3.0, 4.5]  # in order: steps 4, 2, 6 (as good
 def test_the_final_weights_are_those_chosen(
     tmp_path: Path, settings: dict[str, Any], criterion: str, steps: list[int]
 ) -> None:
-    trainer, judge = judged(tmp_path, [*SCORES, 1.25], criterion, **settings | {"steps": 7})
+    of_mean = 1.25 if criterion == "loss" else 7.0  # better than each
+    trainer, judge = judged(tmp_path, [*SCORES, of_mean], criterion, **settings | {"steps": 7})
     final = read_tensors(trainer.folder.final)
     wanted = mean([judge.seen[step - 1] for step in steps])
     assert same(final, wanted)
@@ -375,9 +377,103 @@ def test_the_final_weights_are_those_chosen(
     else:  # the mean is measured
         assert len(judge.seen) == 8
         assert same(judge.seen[7], wanted)
-        assert scores[criterion] == 1.25
+        assert scores[criterion] == of_mean
     kept = {*range(8 - trainer.spec.keep, 8), *trainer.progress.best} - {0, -1, -2, -3}
     assert trainer.folder.steps() == sorted(step for step in kept if step > 0)
+
+
+class Prints:
+    """A judge with whole metrics: (BLEU, loss) of each validation."""
+
+    def __init__(self, *found: tuple[float, float], error: float = 0.0) -> None:
+        self.found, self.error = iter(found), error
+
+    def __call__(self, model: Model) -> Metrics:
+        bleu, loss = next(self.found)
+        return {"bleu": float(bleu), "loss": float(loss), ERROR: self.error}
+
+
+def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[list[int], Metrics, int]:
+    """Steps and scores of the final weights, and where training ended."""
+    path.mkdir(exist_ok=True)
+    spec = spec_of(**{"steps": steps, "validate_every": 1} | settings)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(path), judge, (), "bleu")
+    outcome = trainer.fit()
+    about = read_about(trainer.folder.final)
+    return json.loads(about["steps"]), json.loads(about["scores"]), outcome.step
+
+
+def test_a_tie_with_a_falling_loss_is_progress(tmp_path: Path) -> None:
+    """One-word targets have no 4-gram: BLEU stays 0 while the loss falls, and the least trained weights were shipped."""
+    judge = Prints(*((0.0, 5.0 - 0.1 * step) for step in range(12)))
+    assert shipped(tmp_path, judge, 12, patience=2, average=1)[::2] == ([12], 12)
+
+
+def test_training_stops_when_neither_score_nor_loss_improves(tmp_path: Path) -> None:
+    judge = Prints((1, 5), (2, 4), (2, 3), (3, 3.5), (3, 3.5), (2, 3.2), (9, 1))
+    assert shipped(tmp_path, judge, 7, patience=2)[2] == 6
+
+
+def test_noise_of_the_score_is_no_reason_to_keep_early_weights(tmp_path: Path) -> None:
+    found = [(4.0, 6.0), (9.0, 5.0), (6.9, 2.0), (8.5, 3.0)]
+    assert shipped(tmp_path / "a", Prints(*found), 4, patience=0)[0] == [2]
+    assert shipped(tmp_path / "b", Prints(*found, error=4.0), 4, patience=0)[0] == [4]
+
+
+@pytest.mark.parametrize("choose", ["best", "last"])
+@pytest.mark.parametrize(
+    ("of_mean", "error", "kept"),
+    [
+        ((86.7, 0.9), 0.0, [3]),  # as found on one-word targets: 97.4 was there
+        ((97.5, 0.9), 0.0, "mean"),
+        ((97.4, 0.5), 0.0, "mean"),  # as good, with as low a loss
+        ((97.4, 0.6), 0.0, [3]),
+        ((97.0, 0.4), 1.0, "mean"),  # no worse than chance, and a lower loss
+        ((96.0, 0.4), 1.0, [3]),
+    ],
+)
+def test_a_mean_of_checkpoints_is_kept_only_if_it_is_as_good_as_the_best_of_them(
+    tmp_path: Path, choose: str, of_mean: tuple[float, float], error: float, kept: Any
+) -> None:
+    judge = Prints((20.0, 3.0), (60.0, 1.0), (97.4, 0.5), of_mean, error=error)
+    steps, scores, _ = shipped(tmp_path, judge, 3, patience=0, average=3, choose=choose)
+    if kept == "mean":
+        assert sorted(steps) == [1, 2, 3]
+        assert (scores["bleu"], scores["loss"]) == of_mean
+    else:
+        assert steps == kept
+        assert scores["bleu"] == 97.4
+        assert same(read_tensors(RunFolder(tmp_path).final), read_tensors(RunFolder(tmp_path).weights(3)))
+
+
+@pytest.mark.parametrize(
+    ("choose", "latest", "best", "validated", "used"),
+    [
+        ("best", 477, [450, 425], [425, 450], 477),  # still improving: the newest weights
+        ("best", 477, [425, 450], [425, 450], 425),
+        ("best", 450, [450], [450], 450),
+        ("best", 30, [], [], 30),
+        ("last", 477, [425], [425, 450], 477),
+    ],
+)
+def test_an_unfinished_run_is_used_by_a_single_checkpoint(
+    choose: Any, latest: int, best: list[int], validated: list[int], used: int
+) -> None:
+    assert newest_best(TrainSpec(choose=choose, average=5), latest, best, validated) == used
+
+
+def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) -> None:
+    found = [(5.0, 3.0), (9.0, 2.0), (1.0, 2.5)]
+    spec = spec_of(4, validate_every=1, patience=0)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints(*found), (), "bleu")
+    trainer.fit(lambda: "enough" if trainer.progress.step == 3 else None)
+    path = trainer.folder.trainer(3, "json")
+    state = json.loads(path.read_text())
+    del state["reached"]
+    path.write_text(json.dumps(state))
+    again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), "bleu")
+    assert again.resume()
+    assert (again.progress.reached["bleu"], again.progress.reached["loss"]) == (9.0, 2.0)
 
 
 def test_without_validation_the_last_weights_are_final(tmp_path: Path) -> None:
@@ -572,7 +668,8 @@ def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
 
 def test_progress_comes_back_from_json() -> None:
     progress = Progress(
-        *(7, Place(2, 3), 99, 1.5, [3, 6], {3: {"loss": 2.0}, 6: {"loss": 1.0}}, [6, 3], 1, {"scale": 2.0})
+        *(7, Place(2, 3), 99, 1.5, [3, 6], {3: {"loss": 2.0}, 6: {"loss": 1.0}}, [6, 3], {"loss": 1.0}),
+        *(1, {"scale": 2.0}),
     )
     assert Progress.of(json.loads(json.dumps(progress.record()))) == progress
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from regard.training.view import View
 
 START = {"event": "start", "step": 0, "time": 0.0, "steps": 200}
-STEP = {"event": "step", "step": 50, "time": 5.0, "loss": 2.3456, "tokens_per_second": 12345.6}
+STEP = {"event": "step", "step": 50, "time": 5.0, "loss": 2.6543, "nll": 2.3456, "tokens_per_second": 12345.6}
 VALID = {"event": "valid", "step": 100, "time": 65.0, "best": 100, "loss": 1.23456, "bleu": 31.4159, "chrf": 50.0}
 END = {"event": "end", "step": 200, "time": 130.0, "finished": True, "why": "all 200 steps done"}
 
@@ -28,8 +28,8 @@ def test_a_file_gets_a_line_for_what_matters() -> None:
     again = VALID | {"step": 150, "time": 3725.4, "best": 100, "bleu": 9.5}
     lines = told(START, STEP, VALID, {"event": "save", "step": 100}, again, END).splitlines()
     assert lines == [
-        "step     100      1:05  validation: loss 1.235  BLEU 31.42  chrF 50.00 *",
-        "step     150   1:02:05  validation: loss 1.235  BLEU 9.500  chrF 50.00",
+        "step     100      1:05  validation loss 1.235  BLEU 31.42  chrF 50.00  (best so far)",
+        "step     150   1:02:05  validation loss 1.235  BLEU 9.500  chrF 50.00",
         "done at step 200: all 200 steps done",
     ]
 
@@ -43,8 +43,11 @@ def test_going_on_and_stopping_are_said() -> None:
 
 
 def test_a_mean_of_checkpoints_is_said() -> None:
-    final = {"event": "final", "step": 200, "time": 1.0, "steps": [100, 150], "loss": 0.5, "accuracy": 97.0}
-    assert told(final) == "mean of 2 checkpoints: loss 0.500  accuracy 97.00\n"
+    final: dict[str, Any] = {"event": "final", "step": 200, "time": 1.0, "steps": [1000, 150], "kept": [1000, 150]}
+    final |= {"loss": 0.5, "accuracy": 97.0}
+    line = "mean of 2 checkpoints: validation loss 0.500  accuracy 97.00"
+    assert told(final) == f"{line}\n"
+    assert told(final | {"kept": [1000]}) == f"{line}; worse than step 1,000, which is used instead\n"
 
 
 def test_a_terminal_shows_progress_and_takes_it_away() -> None:
@@ -56,7 +59,7 @@ def test_a_terminal_shows_progress_and_takes_it_away() -> None:
     view.live.refresh()
     shown = file.getvalue()
     assert "50/200" in shown
-    assert "loss 2.346  12,346 tokens/s  1.3 GB" in shown
+    assert "training loss 2.346  12,346 tokens/s  1.3 GB" in shown
     view.note(VALID)
     view.note(END)
     assert view.live is None

@@ -1,0 +1,53 @@
+"""Choose the validation metric and sacreBLEU's tokenizer from what the target text is."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.evaluation.metrics import bleu_metric
+
+# Scripts that are written without spaces between words. Korean and Vietnamese have spaces.
+HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+KANA = r"\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9d"
+OTHERS = r"\u0e01-\u0e5b\u0e81-\u0edf\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Tibetan, Burmese, Khmer
+SAMPLE = 1000  # lines that are looked at
+ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A metric to rank checkpoints by, the tokenizer of BLEU, and the reason."""
+
+    criterion: Literal["bleu", "chrf"]
+    tokenize: str
+    reason: str
+
+
+def choose(targets: Sequence[str]) -> Choice:
+    """Choose BLEU where most targets have a 4-gram, else chrF; with the tokenizer that suits the script."""
+    tokenize = bleu_tokenizer(targets)
+    split = bleu_metric(tokenize).tokenizer
+    sample = _sample(targets)
+    typical = statistics.median(len(split(line).split()) for line in sample) if sample else ORDER
+    if typical < ORDER:
+        unit = "one word" if typical == 1 else f"{typical:g} {'words' if tokenize == '13a' else 'characters'}"
+        return Choice("chrf", tokenize, f"chrF: a typical target has {unit}, and BLEU needs {ORDER}")
+    why = "" if tokenize == "13a" else ": the target script has no spaces between words"
+    return Choice("bleu", tokenize, f"BLEU, tokenizer {tokenize}{why}")
+
+
+def bleu_tokenizer(targets: Sequence[str]) -> str:
+    """Choose sacreBLEU's tokenizer by script: zh for Chinese, char for others without spaces, else 13a."""
+    text = "".join(_sample(targets))
+    letters = sum(character.isalpha() for character in text)
+    han, kana, others = (len(re.findall(f"[{script}]", text)) for script in (HAN, KANA, OTHERS))
+    if han + kana + others <= letters / 2:
+        return "13a"
+    # Japanese has kana in every sentence; its own tokenizer (ja-mecab) needs a package and a dictionary.
+    return "zh" if han > 10 * (kana + others) else "char"
+
+
+def _sample(lines: Sequence[str]) -> Sequence[str]:
+    return lines[:: max(1, len(lines) // SAMPLE)][:SAMPLE]

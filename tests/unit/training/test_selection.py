@@ -1,0 +1,70 @@
+"""Which checkpoint is best, and whether training still makes progress."""
+
+import math
+from typing import Any
+
+import pytest
+
+from regard.training.selection import ERROR, Metrics, improvements, order
+
+
+def ranked(metrics: list[Metrics], criterion: str = "bleu") -> list[int]:
+    """The order after validating steps 1, 2, ... with these metrics."""
+    reached: Metrics = {}
+    for each in metrics:
+        reached |= improvements(reached, each, criterion)
+    return order(dict(enumerate(metrics, start=1)), criterion, reached)
+
+
+def metrics(bleu: float, loss: float, error: float = 0.0) -> Metrics:
+    return {"bleu": float(bleu), "loss": float(loss), ERROR: error}
+
+
+def test_without_noise_the_criterion_decides_and_the_loss_breaks_ties() -> None:
+    assert ranked([metrics(10, 3), metrics(12, 4), metrics(12, 3.5), metrics(11, 1)]) == [3, 2, 4, 1]
+    assert ranked([{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 1.0}], "loss") == [2, 4, 3, 1]
+
+
+def test_while_nothing_is_right_the_loss_decides() -> None:
+    assert ranked([metrics(0, 5), metrics(0, 4), metrics(0, 3), metrics(0, 3.5)]) == [3, 4, 2, 1]
+
+
+def test_within_the_noise_of_the_highest_score_the_loss_decides() -> None:
+    found = [metrics(30.0, 2.0, 2.0), metrics(29.5, 1.0, 2.0), metrics(28.0, 0.5, 2.0)]  # half of 2.0 counts
+    assert ranked(found) == [2, 1, 3]
+    assert ranked([each | {ERROR: 0.5} for each in found]) == [1, 2, 3]
+    assert ranked([each | {ERROR: 8.0} for each in found]) == [3, 2, 1]
+
+
+def test_a_falling_loss_cannot_carry_the_choice_further_down_than_the_noise() -> None:
+    """Scores of steps whose weights are gone still count: best values are kept, not looked up."""
+    reached: Metrics = {}
+    scores: dict[int, Metrics] = {}
+    best = 0
+    for step, bleu in enumerate([30.0, 29.4, 28.8, 28.2, 27.6], start=1):
+        scores[step] = metrics(bleu, 5.0 - step, 2.0)
+        reached |= improvements(reached, scores[step], "bleu")
+        best = order(scores, "bleu", reached)[0]
+        scores = {kept: scores[kept] for kept in {best, step}}
+    assert best == 2  # 29.4 is within 1.0 of 30, all later ones are not
+
+
+@pytest.mark.parametrize(
+    ("reached", "found", "better"),
+    [
+        ({}, metrics(0, 5), {"bleu", "loss", ERROR}),
+        (metrics(0, 5), metrics(0, 4), {"loss"}),
+        (metrics(0, 5), metrics(1, 6), {"bleu", ERROR}),
+        (metrics(3, 5), metrics(3, 5), set()),
+        (metrics(3, 5), metrics(math.nan, math.nan), set()),
+        (metrics(3, 5), metrics(2, 6), set()),
+    ],
+)
+def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, found: Metrics, better: set[str]) -> None:
+    assert set(improvements(reached, found, "bleu")) == better
+
+
+@pytest.mark.parametrize("bad", [{"bleu": math.nan}, {"loss": math.nan}, {}])
+def test_what_is_not_a_number_is_worst(bad: dict[str, Any]) -> None:
+    assert ranked([bad, metrics(1, 9)]) == [2, 1]
+    assert ranked([metrics(1, 9), bad]) == [1, 2]
