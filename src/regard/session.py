@@ -364,9 +364,8 @@ def choose_metric(train: TrainSpec, data: Prepared, why: list[str]) -> TrainSpec
     """Choose the metric that ranks checkpoints, and the tokenizer of BLEU, by what the target text is."""
     if not isinstance(data.objective, Translation) or not data.valid_texts:
         return train  # the metric is that of the objective, and nothing is decoded
-    choice = target_text.choose([record[1] for record in data.valid_texts])
-    if train.bleu_tokenize == "auto":
-        train = replace(train, bleu_tokenize=choice.tokenize)
+    choice = target_text.choose([record[1] for record in data.valid_texts], train.bleu_tokenize)
+    train = replace(train, bleu_tokenize=choice.tokenize)
     if train.criterion == "auto" and train.decode:
         train = replace(train, criterion=choice.criterion)
         why.append(f"best checkpoint: by {choice.reason}")

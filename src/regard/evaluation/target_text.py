@@ -25,16 +25,17 @@ class Choice:
     reason: str
 
 
-def choose(targets: Sequence[str]) -> Choice:
-    """Choose BLEU where most targets have a 4-gram, else chrF; with the tokenizer that suits the script."""
-    tokenize = bleu_tokenizer(targets)
+def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
+    """Choose BLEU where most targets have a 4-gram, else chrF; with a tokenizer that suits the script, if none is given."""
+    given = tokenize != "auto"
+    tokenize = tokenize if given else bleu_tokenizer(targets)
     split = bleu_metric(tokenize).tokenizer
     sample = _sample(targets)
     typical = statistics.median(len(split(line).split()) for line in sample) if sample else ORDER
     if typical < ORDER:
         unit = "one word" if typical == 1 else f"{typical:g} {'words' if tokenize == '13a' else 'characters'}"
         return Choice("chrf", tokenize, f"chrF: a typical target has {unit}, and BLEU needs {ORDER}")
-    why = "" if tokenize == "13a" else ": the target script has no spaces between words"
+    why = "" if given or tokenize == "13a" else ": the target script has no spaces between words"
     return Choice("bleu", tokenize, f"BLEU, tokenizer {tokenize}{why}")
 
 

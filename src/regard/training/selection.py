@@ -8,7 +8,7 @@ Metrics = dict[str, float]
 HIGHER_IS_BETTER = {"loss": False, "bleu": True, "chrf": True, "exact_match": True, "accuracy": True}
 ERROR = "standard_error"  # in the metrics: the standard error of the criterion on this validation set
 # Two checkpoints are measured on the same sentences, so their difference varies less than either score: the paired
-# standard error was 0.4 to 0.6 of the standard error of one score in the runs of docs/decisions/013-selection.md.
+# standard error was 0.4 to 0.7 of the standard error of one score (docs/decisions/013-selection.md).
 PAIRED = 0.5
 
 

@@ -45,6 +45,11 @@ def test_a_partly_right_output_is_better_than_nothing_by_the_chosen_metric(lines
     assert score.value > 20
 
 
+def test_a_tokenizer_that_is_given_is_kept() -> None:
+    choice = choose(["她 买 了 三 本 书", "我 爱 你 们 吧"], "none")
+    assert (choice.criterion, choice.tokenize, choice.reason) == ("bleu", "none", "BLEU, tokenizer none")
+
+
 def test_a_long_text_is_sampled_throughout() -> None:
     lines = ["eins"] * 3000 + ["这是一个很长的中文句子而且没有空格"] * 9000
     assert choose(lines).tokenize == "zh"
