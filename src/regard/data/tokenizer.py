@@ -247,8 +247,8 @@ def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Toke
 class BPE(TokenizerSpec):
     """Sennrich et al. 2016 on bytes (Radford et al. 2019): the most frequent pair of pieces becomes a piece, and so on.
 
-    Lossless, and nothing is unknown: every byte is a piece. Where the size of the vocabulary is chosen, pairs that occur
-    fewer than `FREQUENT` times are not joined; where it is given, pairs that occur once.
+    Lossless, and nothing is unknown: every byte is a piece. Where the size of the vocabulary is chosen, pairs that
+    occur fewer than `FREQUENT` times are not joined; where it is given, pairs that occur once.
     """
 
     kind = "bpe"

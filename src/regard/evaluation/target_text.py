@@ -26,7 +26,7 @@ class Choice:
 
 
 def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
-    """Choose BLEU where most targets have a 4-gram, else chrF; with a tokenizer that suits the script, if none is given."""
+    """Choose BLEU where most targets have a 4-gram, else chrF; and BLEU's tokenizer by script, unless it is given."""
     given = tokenize != "auto"
     tokenize = tokenize if given else bleu_tokenizer(targets)
     split = bleu_metric(tokenize).tokenizer

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts in other scripts
 """The metric and the tokenizer that are chosen from a target text."""
 
 import pytest

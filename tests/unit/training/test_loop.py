@@ -404,7 +404,7 @@ def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[lis
 
 
 def test_a_tie_with_a_falling_loss_is_progress(tmp_path: Path) -> None:
-    """One-word targets have no 4-gram: BLEU stays 0 while the loss falls, and the least trained weights were shipped."""
+    """One-word targets have no 4-gram: BLEU stays 0 while the loss falls. The least trained weights were shipped."""
     judge = Prints(*((0.0, 5.0 - 0.1 * step) for step in range(12)))
     assert shipped(tmp_path, judge, 12, patience=2, average=1)[::2] == ([12], 12)
 
