@@ -26,7 +26,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Each layer may import itself and the layers before it. `data` stands beside the models and knows none of them.
 LAYERS = (
-    ("errors", "tree", "batch"),
+    ("errors", "files", "processes", "tree", "batch"),
     ("nn",),
     ("models",),
     ("catalogue", "cost", "presets", "variants"),
@@ -85,7 +85,9 @@ def test_imports_go_down(name: str) -> None:
         there = layer(module)
         assert there or here == "cli", f"{name} imports regard itself: name the module that has what it needs"
         if here == "data":
-            assert there in {"data", "batch", "tree", "errors"}, f"{name} imports {module}: data knows no models"
+            assert there in {"data", "batch", "tree", "errors", "files"}, (
+                f"{name} imports {module}: data knows no models"
+            )
         else:
             assert RANK.get(there, 0) <= RANK[here], f"{name} imports {module}, which stands above it"
 
@@ -175,6 +177,13 @@ def test_only_the_command_line_prints() -> None:
             for node in ast.walk(tree)
         )
         assert layer(name) == "cli" or not prints, f"{name} prints"
+
+
+def test_one_place_starts_python() -> None:
+    """So that no process imports from the working folder: neither `python -m`, nor what multiprocessing spawns."""
+    for name, tree in TREES.items():
+        assert name == "regard.processes" or "executable" not in names(tree), f"{name}: use regard.processes.python"
+        assert "multiprocessing" not in names(tree), f"{name}: use regard.processes.python"
 
 
 def test_files_are_named_for_a_concept() -> None:

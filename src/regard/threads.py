@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from regard.data import cache
 from regard.errors import SpecError
+from regard.processes import python
 
 Kind = Literal["train", "decode"]
 KINDS: tuple[Kind, ...] = ("train", "decode")
@@ -113,9 +114,7 @@ def _write(found: dict[Kind, dict[int, float]]) -> None:
 def _measured() -> dict[Kind, dict[int, float]] | None:
     """What a process of its own finds; None if it fails, for whatever reason."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "regard.threads"], capture_output=True, text=True, timeout=SECONDS, check=True
-        )
+        done = subprocess.run(python("regard.threads"), capture_output=True, text=True, timeout=SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return _parsed(done.stdout)

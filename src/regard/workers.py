@@ -22,6 +22,7 @@ from regard.decoding.api import AHEAD, Output, Texts, Wishes
 from regard.decoding.hypothesis import Limits
 from regard.decoding.search import Search
 from regard.errors import DataError, RegardError
+from regard.processes import python
 from regard.recipe import PARTS
 from regard.run import load, texts_of
 from regard.tree import read, to_record
@@ -86,7 +87,7 @@ class Work:
 class Workers:
     """Processes that translate, from `with` to its end; whatever ends it, none is left."""
 
-    command: ClassVar[Sequence[str]] = (sys.executable, "-m", "regard.workers")
+    command: ClassVar[Sequence[str]] = python("regard.workers")
 
     def __init__(self, count: int, task: Task) -> None:
         self.count, self.task = count, task

@@ -4,7 +4,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from regard.ablation.plan import Job, Text
 from regard.ablation.results import FAILED, Result
+from regard.processes import python
 from regard.run import choose_device
 from regard.training.checkpoint import write_json
 
@@ -82,9 +82,10 @@ class Worker:
         if self.process is not None and self.process.poll() is not None:
             self.kill()
         if self.process is None:
-            with open(self.errors, "w", encoding="utf-8") as errors:
+            self.errors.unlink(missing_ok=True)  # opened as a new file, so that nothing is written through a link
+            with open(self.errors, "x", encoding="utf-8") as errors:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "regard.ablation.work"],
+                    python("regard.ablation.work"),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
