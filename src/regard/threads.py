@@ -6,7 +6,6 @@ about a machine tells this, so `regard train` tries it out, in a process of its 
 nothing else to do is kept in the cache. Whoever says how many (--threads, OMP_NUM_THREADS) gets as many.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from regard.data import cache
 from regard.errors import SpecError
+from regard.files import replace_text
 from regard.processes import python
 
 Kind = Literal["train", "decode"]
@@ -79,7 +79,7 @@ def recorded(run: Path) -> int | None:
 def _file() -> Path:
     """Where the measurements of this machine are, by all that they depend on."""
     facts = (cpu(), cores(), platform.platform(), metadata.version("torch"))
-    return cache.where() / "threads" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    return cache.measured(repr(facts))
 
 
 def cpu() -> str:
@@ -104,9 +104,7 @@ def _write(found: dict[Kind, dict[int, float]]) -> None:
         if not cache.limit():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(found))
-        new.replace(path)
+        replace_text(path, json.dumps(found))
     except (OSError, SpecError):
         return
 

@@ -1,14 +1,14 @@
 """The cache of prepared data: what was made of the same bytes in the same way is linked into a run, not made again.
 
 An entry is a folder named by a hash of all that its content depends on. It appears by a rename, whole or not at all,
-and its files are compared with their checksums whenever it is used.
+and its files are compared with their checksums whenever it is used. The folder of the cache may hold other things, too:
+nothing is removed but what has a name that only we give, and no link is followed to remove what it points to.
 """
 
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -20,18 +20,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regard.errors import SpecError
+from regard.files import TEMPORARY, new_folder, remove, replace_text, temporary
 
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 MOST = "20GB"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 ABOUT = "entry.json"  # in an entry: what it holds; its time is when the entry was last used
-INDEX = "files.json"  # checksums of text files, by path and mark
+INDEX = "regard-files.json"  # checksums of text files, by path and mark
+ENTRY = re.compile(r"[0-9a-f]{64}")
 # A file may change twice within one tick of its clock, so what changed so recently is not taken for unchanged later.
 RECENT = 10 * 10**9  # nanoseconds
 STALE = 24 * 3600  # seconds after which a half-made entry is one that nobody goes on with
 KNOWN = 1000  # files in the index
-COMPILED = "compiled"  # what torch.compile has made
-BESIDE = ("threads", COMPILED)  # folders beside the data: what was measured of the machine, what was compiled for it
+MEASURED = re.compile(r"regard-[0-9a-f]{16}\.json")  # in `threads`, beside the data: what was measured of the machine
+MARK = ".regard"  # in `compiled`, beside the data, where torch.compile keeps things of any name: the folder is ours
 
 Mark = tuple[int, int, int, int, int]
 
@@ -56,6 +58,23 @@ def limit() -> int:
     if not found:
         raise SpecError(SIZE, f"{given!r} is no size; write 500MB or 20GB (0: keep nothing)")
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def measured(facts: str) -> Path:
+    """The file for what was measured of a machine that is described by `facts`."""
+    return where() / "threads" / f"regard-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+
+
+def compiled() -> Path | None:
+    """The folder for what torch.compile makes; None, if there can be none, or one of that name is somebody else's."""
+    folder = where() / "compiled"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            (folder / MARK).touch()
+        if (folder / MARK).is_file():
+            return folder
+    return None
 
 
 @dataclass(frozen=True)
@@ -104,28 +123,24 @@ class Cache:
 
     def fetch(self, key: Key, folder: Path) -> bool:
         """Link the files of an entry into a new folder, which appears whole; False if there is no such entry."""
-        entry, making = self.data / key.name, folder.with_name(f".{folder.name}-making")
+        entry = self.data / key.name
         about = _about(entry)
         if about is None:
             self.drop(key.name)
             return False
-        shutil.rmtree(making, ignore_errors=True)
         try:
-            for name, (size, digest) in about["content"].items():
-                _link(entry / name, making / name)  # first, so that who clears the cache now does no harm
-                if (making / name).stat().st_size != size or _digest(making / name) != digest:
-                    raise FileNotFoundError
-            os.utime(entry / ABOUT)
+            with new_folder(folder) as making:
+                for name, (size, digest) in about["content"].items():
+                    _link(entry / name, making / name)  # first, so that who clears the cache now does no harm
+                    if (making / name).stat().st_size != size or _digest(making / name) != digest:
+                        raise FileNotFoundError
+                os.utime(entry / ABOUT)
         except FileNotFoundError:  # damaged, or cleared a moment ago
             self.drop(key.name)
+            return False
         except OSError:  # not the entry's fault
-            pass
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            making.rename(folder)
-            return True
-        shutil.rmtree(making, ignore_errors=True)
-        return False
+            return False
+        return True
 
     def keep(self, key: Key, folder: Path, warn: Callable[[str], None] = lambda _: None) -> None:
         """Make an entry of what is in a folder, unless a file that it was made of has changed since."""
@@ -141,7 +156,7 @@ class Cache:
             warn(f"warning: the prepared data are not kept in the cache {self.folder}: {error.strerror or error}")
 
     def _keep(self, key: Key, folder: Path, paths: Sequence[Path]) -> None:
-        making = self.data / f".{key.name}-{secrets.token_hex(4)}"
+        making = temporary(self.data / key.name)
         making.mkdir(parents=True)
         try:
             content = {}
@@ -162,8 +177,8 @@ class Cache:
     def entries(self) -> list[Entry]:
         """What is there, the latest used first."""
         found = []
-        for path in _folders(self.data):
-            if not path.name.startswith(".") and (about := _about(path)) is not None:
+        for path in _named(self.data, ENTRY):
+            if (about := _about(path)) is not None:
                 size = sum(size for size, _ in about["content"].values())
                 with suppress(OSError):
                     used = (path / ABOUT).stat().st_mtime
@@ -177,26 +192,32 @@ class Cache:
             total += entry.size
             if total > self.most:
                 self.drop(entry.name)
-        for path in _folders(self.data):
+        for path in _named(self.data, TEMPORARY):
             with suppress(OSError):
-                if path.name.startswith(".") and time.time() - path.stat().st_mtime > STALE:
-                    shutil.rmtree(path, ignore_errors=True)
+                if time.time() - path.stat().st_mtime > STALE:
+                    remove(path)
 
     def clear(self) -> None:
-        """Remove everything. Runs keep their data: they have links or copies of their own."""
-        for path in _folders(self.data):
-            self.drop(path.name)
+        """Remove everything that is ours. Runs keep their data: they have links or copies of their own."""
+        for path in _named(self.data, ENTRY):
+            if (path / ABOUT).is_file():
+                self.drop(path.name)
+        threads, compiled = self.folder / "threads", self.folder / "compiled"
+        ours = [self.data / INDEX, *_named(self.data, TEMPORARY)]
+        ours += [*_named(threads, MEASURED), *_named(threads, TEMPORARY)]
+        for path in [*ours, compiled] if (compiled / MARK).is_file() else ours:
+            with suppress(OSError):
+                remove(path)
         with suppress(OSError):
-            (self.data / INDEX).unlink()
-        for name in BESIDE:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            threads.rmdir()  # unless it holds something else
 
     def drop(self, name: str) -> None:
         """Remove an entry, at once for whoever looks for it."""
-        gone = self.data / f".{secrets.token_hex(8)}"
+        gone = temporary(self.data / name)
         with suppress(OSError):
-            (self.data / name).rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            if not (self.data / name).is_symlink():
+                (self.data / name).rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
 
     def _digests(self, files: Sequence[str], marks: Sequence[Mark]) -> list[str] | None:
         """The checksum of every file; those that have not changed since they were last read are not read again."""
@@ -226,12 +247,10 @@ class Cache:
 
     def _remember(self, index: dict[str, Any]) -> None:
         """Write the index; of two processes that do so at once the later wins, and a file may be read once more."""
-        temporary = self.data / f".{INDEX}-{secrets.token_hex(4)}"
         with suppress(OSError):
             self.data.mkdir(parents=True, exist_ok=True)
             latest = dict(list(index.items())[-KNOWN:])
-            temporary.write_text(json.dumps(latest, ensure_ascii=False, indent=1), encoding="utf-8")
-            temporary.replace(self.data / INDEX)
+            replace_text(self.data / INDEX, json.dumps(latest, ensure_ascii=False, indent=1))
 
 
 def _mark(file: str) -> Mark:
@@ -273,9 +292,10 @@ def _inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _folders(folder: Path) -> Iterator[Path]:
+def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    """What in a folder has such a name, and is no link: what one points to belongs to somebody else."""
     try:
         found = sorted(folder.iterdir())
     except OSError:
         return
-    yield from (path for path in found if path.is_dir())
+    yield from (path for path in found if pattern.fullmatch(path.name) and not path.is_symlink())

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus
 from regard.data.tokenizer import BPE, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
+from regard.files import new_folder
 from regard.tree import Spec, to_record
 
 CHUNK = 8192  # records that are encoded at once
@@ -203,9 +203,19 @@ def _prepare(
     tokenizers: dict[str, Tokenizer] | None,
     say: Callable[[str], None],
 ) -> Prepared:
-    making = folder.with_name(f".{folder.name}-making")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
+    with new_folder(folder) as making:
+        spec = _fill(spec, making, seed, tokenizers, say)
+    return opened(spec, folder)
+
+
+def _fill(
+    spec: DataSpec,
+    making: Path,
+    seed: int,
+    tokenizers: dict[str, Tokenizer] | None,
+    say: Callable[[str], None],
+) -> DataSpec:
+    """Write the prepared data into a folder; the description of the data with its labels."""
     say("reading the text")
     found = _Reading(spec, seed)
     split = _split(spec, found)
@@ -238,9 +248,7 @@ def _prepare(
         tokenizer.save(making / f"tokenizer.{name}.json")
     labels = list(objective.labels) if isinstance(objective, Classification) else []
     (making / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    making.rename(folder)
-    return opened(spec, folder)
+    return spec
 
 
 def opened(spec: DataSpec, folder: Path) -> Prepared:

@@ -59,8 +59,9 @@ class Update:
     def compiled(self, dynamic: bool | None = False) -> "Update":
         """The same with its loss compiled by torch.compile, which keeps what it makes for the next run."""
         given = os.environ.get(INDUCTOR, "")
-        if not given or Path(given).name.startswith("torchinductor_"):  # torch's own choice, which a restart may lose
-            os.environ[INDUCTOR] = str(cache.where() / cache.COMPILED)
+        own = not given or Path(given).name.startswith("torchinductor_")  # torch's choice, which a restart may lose
+        if own and (kept := cache.compiled()) is not None:
+            os.environ[INDUCTOR] = str(kept)
         operators.introduce()
         return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=options()))
 

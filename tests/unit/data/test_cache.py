@@ -278,7 +278,7 @@ def test_a_damaged_entry_is_noticed_and_made_again(tmp_path: Path, cache: Cache,
     assert same(tmp_path / "3", tmp_path / "1")
     assert prepared(spec, tmp_path / "4", cache)[0].hit
     assert same(tmp_path / "4", tmp_path / "1")
-    assert not (tmp_path / ".3-making").exists()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
@@ -286,6 +286,7 @@ def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
     prepared(spec, tmp_path / "1", cache)
     _, data = prepared(spec, tmp_path / "2", cache)
     (cache.folder / "threads").mkdir()  # what `regard.threads` measured
+    (cache.folder / "threads" / "regard-0123456789abcdef.json").write_text("{}")
     (cache.folder / "mine").mkdir()
     cache.clear()
     assert sorted(path.name for path in cache.folder.iterdir()) == ["data", "mine"]
@@ -332,11 +333,63 @@ def test_the_oldest_goes_first(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_what_was_never_finished_is_removed(tmp_path: Path, cache: Cache) -> None:
-    for name, age in (("old", 2 * caching.STALE), ("new", 10)):
-        (cache.data / f".{name}").mkdir(parents=True)
-        os.utime(cache.data / f".{name}", (time.time() - age, time.time() - age))
+    old, new = f".old-making-{'0' * 16}", f".new-making-{'0' * 16}"
+    for name, age in ((old, 2 * caching.STALE), (new, 10), (".git", 2 * caching.STALE)):
+        (cache.data / name).mkdir(parents=True)
+        os.utime(cache.data / name, (time.time() - age, time.time() - age))
     prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", cache)
-    assert sorted(path.name for path in cache.data.iterdir() if path.name.startswith(".")) == [".new"]
+    assert sorted(path.name for path in cache.data.iterdir() if path.name.startswith(".")) == [".git", new]
+
+
+def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever somebody keeps in the folder that REGARD_CACHE names, and however old it is."""
+    monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
+    outside = tmp_path / "outside"
+    theirs = [
+        *("data/.git/config", "data/precious/a", "data/files.json", "data/.hidden", f"data/{'a' * 64}/mine"),
+        *(
+            "threads/mine.txt",
+            "threads/0123456789abcdef.json",
+            "compiled/main.o",
+            "mine/a",
+            f"data/{'b' * 63}/entry.json",
+        ),
+    ]
+    for path in [*(cache.folder / name for name in theirs), outside / "a", outside / ABOUT]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    links = {cache.data / ("c" * 64): outside, cache.data / f".x-making-{'0' * 16}": outside}
+    for path, to in links.items():
+        path.symlink_to(to)
+    for path in [*cache.folder.rglob("*"), outside]:
+        os.utime(path, (1, 1), follow_symlinks=False)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for n in range(3):
+        prepared(spec_of(pairs(tmp_path / "a.tsv", word=f"word{n}")), tmp_path / "1", Cache(cache.folder, 5000))
+    assert caching.compiled() is None
+    cache.fetch(Key("c" * 64, (), ()), tmp_path / "2")
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "a.tsv").unlink()
+    cache.clear()
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert all((cache.folder / name).read_text() == "precious" for name in theirs)
+
+
+def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for _ in range(2):
+        folder = caching.compiled()
+        assert folder == cache.folder / "compiled"
+        (folder / "fx").mkdir()
+        (folder / "link").symlink_to(outside)
+        (outside / "mine").touch()
+        cache.clear()
+        assert not folder.exists()
+        assert (outside / "mine").exists()
+    monkeypatch.setenv("REGARD_CACHE", str(outside / "mine" / "below-a-file"))
+    assert caching.compiled() is None
 
 
 def test_many_at_once(tmp_path: Path, cache: Cache) -> None:
@@ -366,12 +419,12 @@ def test_many_at_once(tmp_path: Path, cache: Cache) -> None:
 def test_of_two_that_keep_the_same_the_first_stays(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_text("1")
-    key = Key("k", (), ())
+    key = Key("0" * 64, (), ())
     cache.keep(key, tmp_path / "a")
     made = cache.entries()
     cache.keep(key, tmp_path / "a")
     assert cache.entries() == made
-    assert [path.name for path in cache.data.iterdir()] == ["k"]
+    assert [path.name for path in cache.data.iterdir()] == ["0" * 64]
 
 
 # -- where it is, and how large

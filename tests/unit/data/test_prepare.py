@@ -332,12 +332,12 @@ def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
     with pytest.raises(KilledError):
         prepare(spec, tmp_path / "run" / "data", 1, say=say)
     assert not (tmp_path / "run" / "data").exists()
-    (tmp_path / "run" / ".data-making" / "train-0").mkdir(exist_ok=True)
-    (tmp_path / "run" / ".data-making" / "train-7").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / ".data-making").symlink_to(tmp_path / "outside")
     prepared = prepare(spec, tmp_path / "run" / "data", 1)
     assert len(training(prepared)) == 19
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
-    assert not (tmp_path / "run" / "data" / "train-7").exists()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".data-making", "data"]
+    assert not list((tmp_path / "outside").iterdir())
 
 
 def test_data_appear_only_when_all_of_them_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

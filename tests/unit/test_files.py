@@ -1,0 +1,157 @@
+"""Folders that one process at a time writes to, and files that are never written through a link."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from regard import files
+from regard.errors import DataError
+from regard.files import LOCK, held, new_folder, remove, replace_text, temporary
+
+HOLDER = "import sys, time, pathlib\nfrom regard.files import held\nwith held(pathlib.Path(sys.argv[1])):\n"
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        held(tmp_path),
+        pytest.raises(DataError, match=f"{tmp_path} is being worked on by another process"),
+        held(tmp_path),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+    with held(tmp_path / "a" / "new"):
+        assert [path.name for path in (tmp_path / "a" / "new").iterdir()] == [LOCK]
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER + "    print('held', flush=True)\n    time.sleep(60)", str(tmp_path)],
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DataError, match="another process"), held(tmp_path):
+            pass
+        half = temporary(tmp_path / "recipe.json")
+        half.write_text("{")
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert (tmp_path / LOCK).exists()  # nobody was left to remove it
+    with held(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_who_waits_comes_next(tmp_path: Path) -> None:
+    """Many wait for the same folder, which each of them removes: none ever meets another."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(n: int) -> None:
+        for _ in range(20):
+            with held(tmp_path / "run", wait=True):
+                inside.append(n)
+                most.append(len(inside))
+                time.sleep(0.0005)
+                inside.remove(n)
+                if n == 0:
+                    remove(tmp_path / "run")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 120
+
+
+def test_a_link_in_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").mkdir()
+    for name in ("tensorboard", ".saving", "data", "log.jsonl"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
+        with (
+            pytest.raises(DataError, match=f"run/{name} is a link, and nothing is written through links"),
+            held(tmp_path / "run"),
+        ):
+            pass
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "outside" / "made")
+    with pytest.raises(DataError, match="cannot write to"), held(tmp_path / "run"):
+        pass
+    assert not list((tmp_path / "outside").iterdir())
+    (tmp_path / "run" / LOCK).unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "run")  # the folder itself may be one: whoever named it meant that
+    with held(tmp_path / "link"):
+        assert (tmp_path / "run" / LOCK).exists()
+
+
+def test_what_was_left_half_made_is_removed(tmp_path: Path) -> None:
+    for folder in (temporary(tmp_path / "data"), tmp_path / ".saving", tmp_path / ".data-making"):
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"half")
+    for name in (".log.jsonl-making", ".mine", "making", ".git"):
+        (tmp_path / name).write_text("")
+    with held(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", ".mine", "making"]
+
+
+def test_without_locks_nobody_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, or on a file system that has none."""
+
+    class Fake:
+        LOCK_EX = LOCK_NB = 0
+
+        @staticmethod
+        def flock(*_: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+    for fake in (None, Fake):
+        monkeypatch.setattr(files, "fcntl", fake)
+        with held(tmp_path), held(tmp_path):
+            pass
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot make the folder"), held(tmp_path / "file" / "run"):
+        pass
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    other.write_text("other")
+    path.symlink_to(other)
+    replace_text(path, "new\n")
+    assert (path.read_bytes(), path.is_symlink(), other.read_text()) == (b"new\n", False, "other")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_text(path, "newer")
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "b"]
+    assert path.read_text() == "new\n"
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "mine").write_text("")
+    (tmp_path / "data").symlink_to(tmp_path / "outside")
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "data"):
+        raise ZeroDivisionError
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "outside"]
+    with new_folder(tmp_path / "data") as making:
+        (making / "x").write_text("")
+    assert not (tmp_path / "data").is_symlink()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["x"]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["mine"]
