@@ -33,7 +33,7 @@ from regard.training.checkpoint import (
     read_tensors,
     weights_digest,
 )
-from regard.training.loop import Metrics, newest_best
+from regard.training.loop import Metrics, Progress, newest_best
 
 
 @dataclass
@@ -84,7 +84,10 @@ class Run:
 
     def exports(self, quantize: str | None = None) -> Path:
         """Where this run keeps an export of its own."""
-        return self.path / "exports" / f"{NAME}-{named(quantize)}"
+        folder = self.path / "exports"
+        if folder.is_symlink():
+            raise DataError(f"{folder} is a link, and nothing is written through links; give another folder with --out")
+        return folder / f"{NAME}-{named(quantize)}"
 
     def trained(self) -> Trained:
         """What an engine needs to know of this run."""
@@ -264,10 +267,15 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
     """The tokenizers of a run by what they encode."""
-    found = {path.stem.partition(".")[2]: Tokenizer.load(path) for path in sorted(folder.path.glob("tokenizer*.json"))}
-    if not found:
-        raise DataError(f"{folder.path} has lost its tokenizer.json; restore it from a copy")
-    return dict.fromkeys(objective.encoded, found[""]) if "" in found else found
+    joint = folder.path / "tokenizer.json"
+    if joint.exists():
+        return dict.fromkeys(objective.encoded, Tokenizer.load(joint))
+    apart = {name: folder.path / f"tokenizer.{name}.json" for name in objective.encoded}
+    lost = [path.name for path in apart.values() if not path.exists()]
+    if lost:
+        missing = joint.name if len(lost) == len(apart) else " and ".join(lost)
+        raise DataError(f"{folder.path} has lost its {missing}; restore it from a copy")
+    return {name: Tokenizer.load(path) for name, path in apart.items()}
 
 
 def _weights(
@@ -280,20 +288,32 @@ def _weights(
             raise DataError(f"{folder.path} keeps no weights of step {step}; it has {kept}")
         return [step], {}, read_tensors(folder.weights(step))
     if average is None and folder.final.exists():
-        about = read_about(folder.final)
-        return json.loads(about["steps"]), json.loads(about["scores"]), read_tensors(folder.final)
+        return *_about_final(folder), read_tensors(folder.final)
     latest = folder.latest()
     if latest is None:
         raise DataError(f"{folder.path} has no checkpoint yet; regard resume goes on training")
+    progress = Progress.read(folder, latest)
     if average is not None:
-        saved = latest.state["saved"]
+        saved = progress.saved
         if not 1 <= average <= len(saved):
             raise DataError(f"--average {average}: {folder.path} keeps {len(saved)} checkpoints (train.keep)")
         steps = saved[-average:]
         return steps, {}, mean(read_tensors(folder.weights(s)) for s in steps)
-    scores = latest.state["scores"]
-    step = newest_best(recipe.train, latest.step, latest.state["best"], [int(each) for each in scores])
-    return [step], scores.get(str(step), {}), read_tensors(folder.weights(step))
+    step = newest_best(recipe.train, latest.step, progress.best, list(progress.scores))
+    return [step], progress.scores.get(step, {}), read_tensors(folder.weights(step))
+
+
+def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
+    """The steps that the final weights are the mean of, and their scores."""
+    about = read_about(folder.final)
+    try:
+        steps, scores = json.loads(about["steps"]), json.loads(about["scores"])
+        whole = isinstance(scores, dict) and isinstance(steps, list) and all(type(step) is int for step in steps)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        whole, steps, scores = False, [], {}
+    if not whole or not steps:
+        raise DataError(f"{folder.final} does not tell the steps and scores of its weights; restore it from a copy")
+    return steps, scores
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:

@@ -1,6 +1,5 @@
 """A session of training: prepare, choose, train, save; or take up where an earlier session stopped."""
 
-import shutil
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
 from regard.evaluation import target_text
 from regard.evaluation.validation import HeldOut, validate
+from regard.files import LOCK, held, remove
 from regard.models.base import Classifier, LanguageModel, Model, build
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, read_recipe
@@ -158,29 +158,32 @@ def begin(
 ) -> tuple[Run, Outcome]:
     """Start a run in a new folder, which may hold nothing but what is named in `beside`."""
     folder = RunFolder(out)
-    if folder.path.exists() and (not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - {*beside}):
-        hint = "regard resume goes on with it; " if folder.asked.exists() else ""
-        raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
+    if not (folder.path / LOCK).exists():  # nothing, not even a lock, is written to a folder of something else
+        _check_free(folder, beside)
     choose_device(session.device)  # one that is not there is said before anything is made
     view = View(quiet=session.quiet)
     made = not folder.path.exists()
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder.path}: {error.strerror}") from None
-    try:
-        write_json(folder.asked, {"format": FORMAT} | wanted.absolute().record())
-        data, recipe = _prepared(folder, session, view)
-        trainer = _trainer(folder, recipe, data, session, view)
-    except BaseException:  # nothing was trained: leave nothing behind
-        shutil.rmtree(folder.path) if made else _empty(folder.path)
-        raise
-    return _fit(trainer, folder, session, view)
+    with held(folder.path):
+        _check_free(folder, beside)  # now that nobody else can begin there
+        try:
+            write_json(folder.asked, {"format": FORMAT} | wanted.absolute().record())
+            data, recipe = _prepared(folder, session, view)
+            trainer = _trainer(folder, recipe, data, session, view)
+        except BaseException:  # nothing was trained: leave nothing behind
+            for path in [folder.path] if made else list(folder.path.iterdir()):
+                if path.name != LOCK:
+                    remove(path)
+            raise
+        return _fit(trainer, folder, session, view)
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
+    """Refuse a folder that holds something."""
+    if folder.path.exists() and (
+        not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - {LOCK, *beside}
+    ):
+        hint = "regard resume goes on with it; " if folder.asked.exists() else ""
+        raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
 
 
 def resume(
@@ -200,14 +203,16 @@ def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]
     if not folder.asked.exists() and not folder.recipe.exists():
         raise DataError(f"{folder.path} is no run; regard train makes one")
     view = View(quiet=session.quiet)
-    if folder.final.exists():
-        run = load(folder.path, session.device, trust_code=session.trust_code)
-        view.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
-        return run, Outcome(True, "it was finished", run.step)
-    data, recipe = _prepared(folder, replace(session, cache=False), view)
-    trainer = _trainer(folder, recipe, data, session, view)
-    trainer.resume()
-    return _fit(trainer, folder, session, view)
+    if not folder.final.exists():
+        with held(folder.path):
+            if not folder.final.exists():  # another process may have finished it a moment ago
+                data, recipe = _prepared(folder, replace(session, cache=False), view)
+                trainer = _trainer(folder, recipe, data, session, view)
+                trainer.resume()
+                return _fit(trainer, folder, session, view)
+    run = load(folder.path, session.device, trust_code=session.trust_code)
+    view.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
+    return run, Outcome(True, "it was finished", run.step)
 
 
 def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared, Recipe]:

@@ -12,13 +12,14 @@ from typing import Any
 from regard.ablation import plan
 from regard.ablation.plan import Job, Text
 from regard.ablation.report import Report, report
-from regard.ablation.results import DONE, Results, held
+from regard.ablation.results import DONE, Results
 from regard.ablation.rows import Match, Row, Rows, chosen
 from regard.ablation.runner import Machine, Pool, Watch
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import ROUGE
+from regard.files import held
 from regard.recipe import Asked, Recipe, asked
 from regard.run import choose_device
 from regard.session import resolve
@@ -144,7 +145,7 @@ def begun(
     settings.check()
     choose_device(machine.device)  # one that is not there is said before anything is made
     folder = Path(out)
-    with _folder(folder), held(folder / ".lock", wait=False):
+    with _folder(folder), held(folder):
         found = wanted() if callable(wanted) else wanted
 
         def say(sentence: str) -> None:

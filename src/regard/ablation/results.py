@@ -3,16 +3,8 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
-
-from regard.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # where there are no such locks, two commands in one folder are not noticed
-    fcntl = None
+from typing import Any
 
 Result = dict[str, Any]
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
@@ -81,23 +73,3 @@ def _read(line: str) -> Result | None:
         return None
     whole = isinstance(value, dict) and isinstance(value.get("hash"), str) and value.get("status")
     return value if whole in (DONE, DIVERGED, FAILED) else None
-
-
-@contextmanager
-def held(path: Path, wait: bool) -> Iterator[None]:
-    """A lock that ends with its holder, however that ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        _lock(file, path, wait)
-        yield
-
-
-def _lock(file: IO[str], path: Path, wait: bool) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        raise DataError(
-            f"{path.parent} is being worked on by another process; wait for it, or choose another --out"
-        ) from None

@@ -20,11 +20,12 @@ import torch
 
 from regard import defaults
 from regard.ablation.plan import clear, early_step
-from regard.ablation.results import DIVERGED, DONE, FAILED, Result, held
+from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
 from regard.data.stream import Examples, Stream
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import ROUGE, HeldOut, validate
+from regard.files import LOCK, held
 from regard.models.base import build
 from regard.recipe import Recipe
 from regard.run import choose_device
@@ -33,7 +34,7 @@ from regard.training.log import Log, environment
 from regard.training.loop import DivergedError, Event, Trainer
 
 Tell = Callable[[dict[str, Any]], None]
-KEPT = ("job.json", "result.json", "log.jsonl", ".lock")
+KEPT = ("job.json", "result.json", "log.jsonl", LOCK)
 
 
 class Measured(Trainer):
@@ -152,7 +153,8 @@ def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
 def _read_log(path: Path) -> Result:
     """The validation losses by step, and how fast training was without validation; the first stretch warms up."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    curve = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
+    losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
+    curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null: no number
     times = [(event["step"], event["labels"], event["time"]) for event in events if event["event"] == "step"]
     first, last = times[0] if len(times) > 1 else (0, 0, 0.0), times[-1]
     seconds = max(last[2] - first[2], 1e-9)
@@ -169,7 +171,7 @@ def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])
-    with held(folder / ".lock", wait=True):  # a killed command's worker may need a moment to notice
+    with held(folder, wait=True):  # a killed command's worker may need a moment to notice
         data = opened(recipe.data, Path(order["data"]))
         if "seconds" in order:
             return {"steps_per_second": speed(folder, recipe, data, device, order["seconds"])}

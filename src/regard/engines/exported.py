@@ -33,9 +33,10 @@ from regard.engines.ctranslate2 import COMPUTED, NAME, CTranslate2, library
 from regard.engines.ctranslate2_spec import Vocabulary, written
 from regard.engines.native import Native
 from regard.errors import DataError, SpecError, nearest
+from regard.files import sync, write_text
 from regard.models.base import LanguageModel, Model
 from regard.nn.position.additive import Learned
-from regard.training.checkpoint import SaveError, file_digest, read_json, sync, weights_digest, write_text
+from regard.training.checkpoint import SaveError, file_digest, read_json, weights_digest
 
 FORMAT = 1
 RECORD = "regard.json"

@@ -7,15 +7,16 @@
     log.jsonl environment.json  what happened, and where
     data/                       the token store, needed only to resume
 
-A checkpoint exists once its JSON does, which is written last and names the digests of the other two files.
+A checkpoint exists once its JSON does, which is written last and names the digests of the other two files. Who writes
+to the folder holds its lock (`regard.files.held`); who reads from it needs none.
 """
 
 import errno
 import hashlib
 import json
-import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import DataError, RegardError
+from regard.files import replace_text, sync, temporary, usual_mode, write_text
 
 FORMAT = 1  # of the run folder; a newer one is refused
 FINAL = "weights-final.safetensors"
+NOTES = "regard"  # in a safetensors header: notes as one JSON object, because the library writes keys in random order
+NESTED = 100  # a JSON file of ours is far from being nested so deeply
 Tensors = Mapping[str, Tensor]
 
 
@@ -86,7 +90,13 @@ class RunFolder:
 
     def steps(self) -> list[int]:
         """The steps whose weights are kept, oldest first."""
-        return sorted(int(path.stem.split("-")[1]) for path in self.path.glob("weights-[0-9]*.safetensors"))
+        return self._steps(self.path.glob("weights-*"), self.weights)
+
+    def _steps(self, paths: Iterable[Path], named: Callable[[int], Path]) -> list[int]:
+        """The steps of which there is such a file, oldest first. What has another name, such as a copy, is not ours."""
+        numbers = (re.search(r"-(\d+)\.", path.name) for path in paths)
+        steps = {int(number[1]) for number in numbers if number}
+        return sorted(step for step in steps if named(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
         """Write a checkpoint: into a temporary folder, to the disk, then under its name; the JSON last."""
@@ -110,30 +120,29 @@ class RunFolder:
 
     @contextmanager
     def _making(self) -> Iterator[Path]:
-        making = self.path / ".saving"
+        making = temporary(self.path / "checkpoint")
         try:
-            shutil.rmtree(making, ignore_errors=True)  # left by a process that was killed
-            making.mkdir()
+            making.mkdir(0o700)
             yield making
         except (OSError, SafetensorError) as error:
-            full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-            what = "the disk is full" if full else str(error)
-            raise SaveError(
-                f"cannot save to {self.path}: {what}; make room, the last checkpoint is intact, regard resume goes on"
-            ) from None
+            raise cannot_save(self.path, error) from None
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint."""
-        for path in sorted(self.path.glob("trainer-*.json"), reverse=True):
-            state = read_json(path)
-            if state.get("format", 0) > FORMAT:
-                raise DataError(newer(self.path, state["format"]))
-            if not {"step", "sha256"} <= state.keys():
-                raise DataError(f"{path} is no checkpoint of this format; restore it from a copy")
-            return Checkpoint(state["step"], state)
-        return None
+        steps = self._steps(self.path.glob("trainer-*.json"), lambda step: self.trainer(step, "json"))
+        if not steps:
+            return None
+        path = self.trainer(steps[-1], "json")
+        state = read_json(path)
+        version, digests = state.get("format", 0), state.get("sha256")
+        if isinstance(version, int) and version > FORMAT:
+            raise DataError(newer(self.path, version))
+        whole = isinstance(version, int) and isinstance(digests, dict) and {"weights", "trainer"} <= digests.keys()
+        if not whole or state.get("step") != steps[-1]:
+            raise DataError(f"{path} is no checkpoint of this format; restore it from a copy")
+        return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and trainer state of a checkpoint, both checked against its digests."""
@@ -162,7 +171,14 @@ class RunFolder:
                 self.weights(step).unlink(missing_ok=True)
 
 
-def newer(path: Path, version: int) -> str:
+def cannot_save(path: Path, error: Exception) -> SaveError:
+    """What to say of something that could not be written, in a run that goes on from its last checkpoint."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+    return SaveError(f"cannot save to {path}: {what}; make room, the last checkpoint is intact, regard resume goes on")
+
+
+def newer(path: Path, version: Any) -> str:
     """What to say of a run that this version cannot read."""
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
@@ -170,8 +186,8 @@ def newer(path: Path, version: int) -> str:
 def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str] | None = None) -> None:
     """A safetensors file, on the disk when this returns."""
     held = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(held, path, metadata={"format": "pt"} | dict(about or {}))
-    path.chmod(0o644)  # the library writes for the owner alone
+    save_file(held, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
+    path.chmod(usual_mode(path.parent))  # the library writes for the owner alone
     sync(path)
 
 
@@ -190,28 +206,19 @@ def read_about(path: Path) -> dict[str, str]:
     """The notes in the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError, ValueError) as error:
+            about: dict[str, str] = file.metadata() or {}
+        if NOTES in about:
+            about |= json.loads(about.pop(NOTES))
+        return about
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged or no safetensors file ({error}); restore it from a copy") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, on the disk when this returns."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
     """A JSON file, whole or not at all."""
-    making = path.with_name(f".{path.name}-making")
     try:
-        write_text(making, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        making.rename(path)
-        sync(path.parent)
+        replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
-        making.unlink(missing_ok=True)
         raise SaveError(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -219,20 +226,28 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        if _nested(value):
+            raise RecursionError
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); restore it from a copy") from None
+    except RecursionError:
+        raise DataError(f"{path} is nested more deeply than any file of ours; restore it from a copy") from None
     if not isinstance(value, dict):
         raise DataError(f"{path} does not hold an object; restore it from a copy")
     return value
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _nested(value: Any) -> bool:
+    """Whether a value holds values in values so deeply that reading it further might never end well."""
+    layer = [value]
+    for _ in range(NESTED):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(layer)
 
 
 def file_digest(path: Path) -> str:

@@ -1,9 +1,15 @@
 """Watchers that write: the log of a run, and TensorBoard events."""
 
 import json
+import math
+import os
 import platform
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,34 +17,52 @@ from typing import Any
 
 import torch
 
+from regard.files import append_text, replace_text
+from regard.training.checkpoint import cannot_save
 from regard.training.loop import Event
 
 
 class Log:
-    """log.jsonl: one JSON object a line. Lines after `step` are of a lost future and are taken out when resuming."""
+    """log.jsonl: one JSON object a line. Lines after `step` are of a lost future and are taken out when resuming.
+
+    JSON has no word for what is no number: NaN and infinities are null.
+    """
 
     def __init__(self, path: Path, step: int = 0) -> None:
         kept = []
-        if path.exists():
-            with open(path, encoding="utf-8") as lines:
-                kept = [line for line in lines if _whole(line) and json.loads(line)["step"] <= step]
-        making = path.with_name(f".{path.name}-making")
-        making.write_text("".join(kept), encoding="utf-8")
-        making.rename(path)
         self.path = path
+        try:
+            if path.exists():
+                with open(path, encoding="utf-8", errors="replace") as lines:
+                    kept = [line for line in lines if _at(line) <= step]
+            replace_text(path, "".join(kept))
+        except OSError as error:
+            raise cannot_save(path, error) from None
 
     def note(self, event: Event) -> None:
         """Append a line."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+        try:
+            append_text(self.path, json.dumps(_strict(event), allow_nan=False) + "\n")
+        except OSError as error:
+            raise cannot_save(self.path, error) from None
 
 
-def _whole(line: str) -> bool:
-    """Whether a line was written to its end, line feed and all."""
+def _at(line: str) -> int | float:
+    """The step of a line; infinity, if it was not written to its end, line feed and all, or is no line of ours."""
     try:
-        return line.endswith("\n") and "step" in json.loads(line)
-    except ValueError:
-        return False
+        step = json.loads(line)["step"] if line.endswith("\n") else math.inf
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
+
+
+def _strict(value: Any) -> Any:
+    """The value with None for every float that is no finite number."""
+    if isinstance(value, dict):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
@@ -47,7 +71,10 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an extra
 
-        self.writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
+        self.folder = folder
+        _silence()
+        with self._saved():
+            self.writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     @staticmethod
     def installed() -> bool:
@@ -56,14 +83,34 @@ class TensorBoard:
 
     def note(self, event: Event) -> None:
         """Write the numbers of steps and validations."""
-        if event["event"] in ("step", "valid"):
-            for name, value in event.items():
-                if isinstance(value, int | float) and name not in ("step", "time"):
-                    self.writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
-        if event["event"] == "valid":
-            self.writer.flush()
-        if event["event"] == "end":
-            self.writer.close()
+        with self._saved():
+            if event["event"] in ("step", "valid"):
+                for name, value in event.items():
+                    if isinstance(value, int | float) and name not in ("step", "time"):
+                        self.writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
+            if event["event"] == "valid":
+                self.writer.flush()
+            if event["event"] == "end":
+                self.writer.close()
+
+    @contextmanager
+    def _saved(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise cannot_save(self.folder, error) from None
+
+
+@cache
+def _silence() -> None:
+    """Keep quiet about the death of TensorBoard's thread: what it died of is raised by the next call to its writer."""
+    told = threading.excepthook
+
+    def hook(died: Any) -> None:
+        if not (isinstance(died.exc_value, OSError) and type(died.thread).__module__.startswith("tensorboard.")):
+            told(died)
+
+    threading.excepthook = hook
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -90,12 +137,20 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, str | None]:
-    """Commit and changes of the checkout that regard runs from, if it is one."""
+    """Commit and changes of the checkout that regard runs from, if it is one.
+
+    What a repository's configuration would have git run for a diff is not run, and a hook that regard was started from
+    does not say which repository it is.
+    """
     here = Path(__file__).resolve().parent
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    git_alone = ("git", "-c", "core.fsmonitor=false")
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+            done = subprocess.run(
+                [*git_alone, *words], cwd=here, env=environment, capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
@@ -103,4 +158,7 @@ def _commit() -> dict[str, str | None]:
     top = git("rev-parse", "--show-toplevel")
     if top is None or not here.is_relative_to(Path(top) / "src" / "regard"):
         return {"commit": None, "diff": None}
-    return {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD", "--", "src")}
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "diff": git("diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", "src"),
+    }

@@ -21,7 +21,7 @@ from regard.data.stream import Place, Prefetch, Stream
 from regard.errors import DataError, RegardError
 from regard.models.base import Model
 from regard.nn.core import Reporting
-from regard.training.checkpoint import RunFolder, mean, read_tensors, weights_digest
+from regard.training.checkpoint import Checkpoint, RunFolder, mean, read_tensors, weights_digest
 from regard.training.mfu import peak, utilisation
 from regard.training.program import Done, Eager, Program, Update, choose
 from regard.training.selection import Metrics, improvements, order
@@ -70,6 +70,18 @@ class Progress:
         values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
         scores = {int(step): scores for step, scores in values["scores"].items()}
         return cls(**values | {"place": Place(**values["place"]), "scores": scores})
+
+    @classmethod
+    def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
+        """From a checkpoint; one that lacks something, or has it in another form, is refused."""
+        try:
+            progress = cls.of(checkpoint.state)
+            if not all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale)):
+                raise TypeError("a step is a whole number")
+            return progress
+        except (KeyError, TypeError, ValueError, AttributeError):
+            path = folder.trainer(checkpoint.step, "json")
+            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy") from None
 
 
 @dataclass
@@ -163,7 +175,7 @@ class Trainer:
         if checkpoint is None:
             return False
         weights, trainer = self.folder.load(checkpoint)
-        self.progress = Progress.of(checkpoint.state)
+        self.progress = Progress.read(self.folder, checkpoint)
         if self.ema is not None:
             for name, tensor in weights.items():
                 if name in self.ema:

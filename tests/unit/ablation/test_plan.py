@@ -11,7 +11,7 @@ import torch
 
 from regard.ablation import plan, rows, work
 from regard.ablation.experiment import Settings, demo, metric_of
-from regard.ablation.results import DONE, FAILED, Results, held
+from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.errors import DataError, SpecError
@@ -296,17 +296,6 @@ def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> Non
     assert not Results(tmp_path, "rougeL").finished("2")  # it was not measured by that
     assert last.get("9") is None
     assert (tmp_path / "results.jsonl").read_text().endswith("\n")
-
-
-def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
-    with (
-        held(tmp_path / ".lock", wait=False),
-        pytest.raises(DataError, match="another process"),
-        held(tmp_path / ".lock", wait=False),
-    ):
-        pass
-    with held(tmp_path / ".lock", wait=False):
-        pass
 
 
 @pytest.mark.parametrize(

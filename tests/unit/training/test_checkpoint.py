@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.errors import DataError, RegardError
 from regard.training import checkpoint as module
 from regard.training.checkpoint import (
+    FINAL,
     FORMAT,
     RunFolder,
     SaveError,
@@ -31,6 +32,7 @@ from regard.training.checkpoint import (
     write_json,
     write_tensors,
 )
+from regard.training.log import Log
 
 Tensors = dict[str, Tensor]
 
@@ -79,7 +81,6 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
         "trainer-00000010.safetensors",
         "weights-00000010.safetensors",
     ]
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*.safetensors")} == {0o644}
 
 
 def test_the_newest_checkpoint_is_the_latest(tmp_path: Path) -> None:
@@ -144,13 +145,70 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, monkeypatch
     assert intact(folder, 20)
 
 
-def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
-    (tmp_path / ".saving").mkdir()
-    (tmp_path / ".saving" / "weights").write_bytes(b"half")
-    (tmp_path / ".saving" / "else").write_bytes(b"of another version")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_holds(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = saved(tmp_path, 10)
+        folder.save_final(weights_of(1), {"steps": "[1]"})
+        write_json(folder.recipe, {})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_file_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     folder = saved(tmp_path, 10)
+    for name in ("weights-00000010 (copy).safetensors", "weights-20.safetensors", "weights-00000030.safetensors.bak"):
+        (tmp_path / name).write_bytes(b"")
+    for name in ("trainer-00000010 (copy).json", "trainer-00000020.json~", "trainer-20.json", "trainer-.json"):
+        (tmp_path / name).write_text("{}")
+    assert folder.steps() == [10]
     assert intact(folder, 10)
-    assert not (tmp_path / ".saving").exists()
+    folder.prune((), 10)
+    assert len(list(tmp_path.iterdir())) == 3 + 7
+
+
+def test_steps_of_nine_digits_are_later(tmp_path: Path) -> None:
+    assert intact(saved(tmp_path, 99_999_999, 100_000_000), 100_000_000)
+
+
+def test_final_weights_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    """The library writes notes in another order each time."""
+    folder, about = RunFolder(tmp_path), {name: name for name in ("steps", "scores", "sha256", "a", "b", "c")}
+    digests = set()
+    for names in [list(about), list(reversed(about))] * 5:
+        folder.save_final(weights_of(1), {name: about[name] for name in names})
+        digests.add(file_digest(folder.final))
+    assert len(digests) == 1
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """Whatever lies in wait in the folder under a name that was once used for what is half-made."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    run.mkdir()
+    (outside / "file").write_text("mine")
+    for name in (".environment.json-making", ".log.jsonl-making", "environment.json", "log.jsonl", FINAL):
+        (run / name).symlink_to(outside / "file")
+    (run / ".saving").symlink_to(outside)
+    folder = saved(run, 10)
+    folder.save_final(weights_of(1), {"steps": "[1]"})
+    write_json(run / "environment.json", {})
+    Log(run / "log.jsonl").note({"event": "step", "step": 1})
+    assert intact(folder, 10)
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "mine")]
+    (run / "log.jsonl").unlink()
+    (run / "log.jsonl").symlink_to(outside / "new")
+    with pytest.raises(SaveError, match="cannot save to"):
+        append_to(run / "log.jsonl")
+    assert not (outside / "new").exists()
+
+
+def append_to(path: Path) -> None:
+    log = object.__new__(Log)  # as one that was opened before the link was put there
+    log.path = path
+    log.note({"event": "step", "step": 1})
 
 
 def test_old_checkpoints_are_pruned(tmp_path: Path) -> None:
@@ -199,7 +257,13 @@ def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
         folder.load(checkpoint)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"step": 10}', "\xff"])
+DEEP = ['{"a": ' * 150 + "0" + "}" * 150, "[" * 100_000]
+WRONG = ['{"step": 11, "sha256": {"weights": "", "trainer": ""}}', '{"step": 10, "sha256": ""}', '{"format": "x"}']
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"step": 10}', "\xff", *DEEP, *WRONG], ids=lambda text: text[:30]
+)
 def test_a_damaged_json_is_found(tmp_path: Path, text: str) -> None:
     folder = saved(tmp_path, 10)
     folder.trainer(10, "json").write_bytes(text.encode("latin-1"))
@@ -221,7 +285,9 @@ def test_final_weights_carry_their_notes(tmp_path: Path) -> None:
     folder.save_final(weights_of(1), {"steps": "[1]", "sha256": "x"})
     assert folder.final.name == "weights-final.safetensors"
     assert same(read_tensors(folder.final), weights_of(1))
-    assert read_about(folder.final) == {"format": "pt", "steps": "[1]", "sha256": "x"}
+    assert read_about(folder.final) == {"steps": "[1]", "sha256": "x"}
+    save_file(weights_of(1), folder.final, {"format": "pt", "steps": "[1]"})  # as earlier versions did
+    assert read_about(folder.final) == {"format": "pt", "steps": "[1]"}
     assert folder.steps() == []
 
 
@@ -271,7 +337,7 @@ def test_a_full_disk_leaves_the_one_before(
             folder.save_final(weights_of(1), {})
     assert intact(folder, 10)
     assert not folder.final.exists()
-    assert not (tmp_path / ".saving").exists()
+    assert not list(tmp_path.glob(".*"))
     assert issubclass(SaveError, RegardError)
 
 
@@ -298,7 +364,7 @@ def test_a_disk_that_fills_up_leaves_the_one_before(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert all(line.startswith(f"cannot save to {tmp_path}: ") and "File too large" in line for line in lines)
     assert intact(folder, 10)
-    assert not (tmp_path / ".saving").exists()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
@@ -316,7 +382,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SaveError, match="No space left on device"):
         write_json(path, {"a": "other"})
     assert read_json(path)["a"] == "\u00e9"

@@ -1,0 +1,87 @@
+"""A run folder belongs to one process at a time, and a damaged or hostile one is one sentence."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import complaint, process, regard, training
+
+LONG = ("--set", "train.steps=100000", "--set", "train.validate_every=100000", "--set", "train.save_every=30", "-q")
+
+
+def wait_for(running: "subprocess.Popen[bytes]", path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.exists(), running.communicate()[1].decode() if running.poll() is not None else "too slow"
+
+
+def test_a_run_that_is_training_is_left_alone(corpus: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = process(*training(corpus, run, *LONG))
+    try:
+        wait_for(running, run / "trainer-00000030.json")
+        assert "is being worked on by another process" in complaint("resume", str(run))
+        assert "is being worked on by another process" in complaint(*training(corpus, run))
+        assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0  # reading needs no lock
+        assert running.poll() is None
+    finally:
+        running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said.decode()
+    assert not list(run.glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def stopped(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has one checkpoint and can be resumed."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    few = ("--set", "train.steps=2", "--set", "train.validate_every=1", "--max-time", "0.01", "-q")
+    assert regard(*training(corpus, run, *few)).returncode == 0
+    return run
+
+
+@pytest.fixture
+def copy(stopped: Path, tmp_path: Path) -> Path:
+    shutil.copytree(stopped, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["tensorboard", ".environment.json-making", ".log.jsonl-making", ".saving", "data"])
+def test_a_run_with_a_link_is_not_resumed(copy: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.rmtree(copy / name, ignore_errors=True)
+    (copy / name).symlink_to(outside)
+    assert f"{name} is a link" in complaint("resume", str(copy))
+    assert not list(outside.iterdir())
+
+
+def test_a_copy_of_a_checkpoint_is_ignored(copy: Path) -> None:
+    for path in [*copy.glob("weights-*"), *copy.glob("trainer-*")]:
+        shutil.copyfile(path, path.with_name(f"{path.stem} (copy){path.suffix}"))
+    assert regard("translate", str(copy), "--beam", "1", stdin=b"one\n").returncode == 0
+    assert regard("show", str(copy), "--json").returncode == 0
+    assert regard("resume", str(copy), "-q").returncode == 0
+
+
+def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
+    (state,) = copy.glob("trainer-*.json")
+    whole = json.loads(state.read_text())
+    for name, value in (("saved", 3), ("best", ["x"]), ("scores", []), ("place", None), ("stale", "much")):
+        state.write_text(json.dumps(whole | {name: value}))
+        assert state.name in complaint("resume", str(copy))
+        assert state.name in complaint("translate", str(copy), stdin=b"one\n")
+    state.write_text(json.dumps({key: value for key, value in whole.items() if key != "saved"}))
+    assert state.name in complaint("resume", str(copy))
+    for path in (state, copy / "recipe.json"):
+        text = path.read_text()
+        for deep in ('{"model": ' * 500 + "1" + "}" * 500, "[" * 200_000):
+            path.write_text(deep)
+            assert f"{path.name} is nested more deeply" in complaint("resume", str(copy))
+        path.write_text(text)
