@@ -241,7 +241,7 @@ def load(
     recipe = read_recipe(folder, trust_code)
     steps, scores, weights = _weights(folder, recipe, average, step)
     model = build(recipe.model, init=False)
-    _load_weights(model, weights, folder.path, mapped)
+    load_weights(model, weights, folder.path, mapped)
     model.to(choose_device(device)).eval()
     lay_out(model)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
@@ -316,7 +316,8 @@ def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
     return steps, scores
 
 
-def _load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:
+def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:
+    """Put the weights of the run at `path` into a model."""
     try:
         model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:

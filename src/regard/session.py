@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard import defaults
 from regard.data.batching import Windows
 from regard.data.cache import Cache
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
-from regard.data.prepare import Prepared, opened, prepare
+from regard.data.prepare import DataSpec, Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam import Beam
@@ -25,13 +26,13 @@ from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, held, remove
 from regard.models.base import Classifier, LanguageModel, Model, build
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
-from regard.run import Run, choose_device, load, read_recipe
+from regard.run import Run, choose_device, load, load_weights, read_recipe
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.loop import Metrics, Outcome, Trainer, Watcher
 from regard.training.spec import TrainSpec
 from regard.training.view import View
-from regard.tree import to_record
+from regard.tree import edit, to_record
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,9 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     tokenizers = parent.tokenizers if parent is not None else None
     if parent is not None and parent.objective.kind != wanted.data.objective.kind:
         raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {wanted.data.objective.kind}")
+    if parent is not None and isinstance(wanted.data.objective, Classification):
+        objective = replace(wanted.data.objective, labels=labels_after(parent, wanted.data, view.say))
+        wanted = replace(wanted, data=replace(wanted.data, objective=objective))
     cache = Cache.usual() if session.cache else None
     data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache)
     for sentence in data.report:
@@ -236,6 +240,25 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
         tokenizer.save(folder.path / name)
     write_json(folder.recipe, {"format": FORMAT} | recipe.record())
     return data, recipe
+
+
+def labels_after(parent: Run, data: DataSpec, say: Callable[[str], None]) -> tuple[str, ...]:
+    """The labels of a classifier in the order in which it knows them, then those that are new in the training text."""
+    assert isinstance(parent.objective, Classification)
+    assert isinstance(data.objective, Classification)
+    known, given = parent.objective.labels, data.objective.labels
+    if given and given[: len(known)] != known:
+        raise SpecError(
+            "data.objective.labels", f"--from keeps the classes of {parent.path}; leave it out, or begin with {known}"
+        )
+    found = {record[0] for corpus in data.train for record in corpus.records()}
+    new = given[len(known) :] if given else tuple(sorted(found - {*known}))
+    missing = [label for label in known if label not in found]
+    if new:
+        say(f"labels: {len(new)} new, which nothing is known of yet: {', '.join(new)}")
+    if missing:
+        say(f"labels: {len(missing)} of {parent.path} do not occur in this text, and are kept: {', '.join(missing)}")
+    return (*known, *new)
 
 
 def _wanted(folder: RunFolder, trust_code: bool) -> Asked:
@@ -269,6 +292,8 @@ def resolve(
         if wanted.model is not None or wanted.changes or wanted.variants:
             raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
         model, why = parent.recipe.model, [f"model: that of {parent.path}", *chosen.why[1:]]
+        if isinstance(data.objective, Classification) and data.objective != parent.objective:
+            model = edit(model, {"task.classes": len(data.objective.labels)}, PARTS)
     else:
         base = chosen.model if wanted.model is None else None
         joint = len(_files(data.tokenizers)) == 1
@@ -332,7 +357,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     wanted = _wanted(folder, session.trust_code)
     model = build(recipe.model, device, seed=recipe.train.seed)
     if wanted.start is not None and folder.latest() is None:
-        model.load_state_dict(load(wanted.start, session.device, trust_code=session.trust_code).model.state_dict())
+        parent = load(wanted.start, session.device, trust_code=session.trust_code)
+        load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
     assert recipe.data.batching is not None
     examples = Examples(data.train, data.weights, data.objective)
     stream = Stream(examples, recipe.data.batching, recipe.train.seed)
@@ -350,6 +376,16 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}{threads}")
     flops = _flops(recipe, data) if device.type == "cuda" else None
     return Trainer(model, recipe.train, stream, folder, _measure(recipe, data, criterion), watchers, criterion, flops)
+
+
+def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with rows added where `initial` has more of them, as it has for new classes: the initial ones."""
+    return {
+        name: torch.cat([tensor, initial[name][len(tensor) :]])
+        if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
+        else tensor
+        for name, tensor in weights.items()
+    }
 
 
 def _flops(recipe: Recipe, data: Prepared) -> float:

@@ -1,0 +1,84 @@
+"""A classifier that goes on with other text keeps the meaning of its classes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as package
+
+from .conftest import complaint, regard, write
+
+TINY = ("--set", "train.steps=1", "--set", "train.average=1", "-q")
+SHAPE = (
+    "--set",
+    "model.d_model=16",
+    "--set",
+    "model.heads=2",
+    "--set",
+    "model.encoder.depth=1",
+    "--set",
+    "data.tokenizer=bytes",
+)
+STILL = ("--set", "train.optimizer.rate=1e-9")  # so that what was known is still what is said
+
+
+def text_of(path: Path, *labels: str) -> str:
+    return write(path, [f"{labels[i % len(labels)]}\ttext number {i}" for i in range(60)])
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    words = ("train", "--labelled", text_of(folder / "text", "m", "q", "d"), "--out", str(folder / "run"))
+    said = regard(*words, *TINY, *SHAPE)
+    assert said.returncode == 0, said.stderr
+    return folder / "run"
+
+
+def probabilities(run: Path) -> dict[str, float]:
+    return package.load(run, "cpu").classify(["a text"])[0].probabilities
+
+
+@pytest.mark.parametrize(
+    ("labels", "after"),
+    [
+        (("q", "d", "m"), ("d", "m", "q")),  # another order
+        (("q", "m"), ("d", "m", "q")),  # fewer
+        (("q",), ("d", "m", "q")),
+        (("a", "q", "z", "e"), ("d", "m", "q", "a", "e", "z")),  # others
+    ],
+    ids=",".join,
+)
+def test_the_classes_stay_what_they_are(
+    parent: Path, tmp_path: Path, labels: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    text = text_of(tmp_path / "text", *labels)
+    said = regard("train", "--labelled", text, "--from", str(parent), "--out", str(out), *TINY[:-1], *STILL)
+    assert said.returncode == 0, said.stderr
+    if new := after[3:]:
+        assert f"labels: {len(new)} new, which nothing is known of yet: {', '.join(new)}" in said.stderr
+    if missing := [label for label in after[:3] if label not in labels]:
+        assert f"do not occur in this text, and are kept: {', '.join(missing)}" in said.stderr
+    assert json.loads((out / "recipe.json").read_text())["data"]["objective"]["labels"] == list(after)
+    before, now = probabilities(parent), probabilities(out)
+    assert tuple(now) == after
+    known = sum(now[label] for label in before)
+    for label, probability in before.items():
+        assert now[label] / known == pytest.approx(probability, rel=1e-4)
+    one, two = package.load(parent, "cpu").model.state_dict(), package.load(out, "cpu").model.state_dict()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name][: len(tensor)] if tensor.dim() else two[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_labels_that_are_given_begin_with_those_that_are_known(parent: Path, tmp_path: Path) -> None:
+    text = text_of(tmp_path / "text", "q", "d")
+    words = ("train", "--labelled", text, "--from", str(parent), "--out", str(tmp_path / "out"), *TINY, *STILL)
+    refused = complaint(*words, "--set", 'data.objective.labels=["q","d"]')
+    assert "data.objective.labels: --from keeps the classes of" in refused
+    assert not (tmp_path / "out").exists()
+    said = regard(*words, "--set", 'data.objective.labels=["d","m","q","x"]')
+    assert said.returncode == 0, said.stderr
+    assert tuple(probabilities(tmp_path / "out")) == ("d", "m", "q", "x")
