@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
+
+from regard.training.checkpoint import read_about
 
 from .conftest import complaint, process, regard, training
 
@@ -85,3 +88,35 @@ def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
             path.write_text(deep)
             assert f"{path.name} is nested more deeply" in complaint("resume", str(copy))
         path.write_text(text)
+
+
+def test_a_lost_tokenizer_is_not_replaced_by_another(corpus: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = ("--set", "train.steps=1", "--set", "data.joint=false", "--set", "data.tokenizer=characters", "-q")
+    assert regard("train", "--tsv", corpus["tsv"], "--out", str(run), *few).returncode == 0
+    for lost in ("target", "source"):
+        (run / f"tokenizer.{lost}.json").rename(run / "away")
+        for words in (("translate", str(run)), ("show", str(run)), ("evaluate", str(run), "--tsv", corpus["tsv"])):
+            assert f"has lost its tokenizer.{lost}.json; restore it" in complaint(*words, stdin=b"one\n")
+        (run / "away").rename(run / f"tokenizer.{lost}.json")
+    assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0
+    for lost in ("target", "source"):
+        (run / f"tokenizer.{lost}.json").unlink()
+    assert "has lost its tokenizer.json" in complaint("translate", str(run), stdin=b"one\n")
+
+
+def test_final_weights_without_their_notes_are_one_sentence(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    final = copy / "weights-final.safetensors"
+    weights, about = load_file(final), read_about(final)
+    wrong: list[dict[str, str] | None] = [
+        None, {"format": "pt"}, {}, {"regard": "["}, {"regard": "[]"}, {"regard": "[" * 100_000},
+        about | {"steps": "3"}, about | {"steps": "[]"}, about | {"steps": '["x"]'}, about | {"scores": "[1]"},
+        about | {"steps": "{"}, {"regard": json.dumps(about | {"steps": 3})},
+    ]  # fmt: skip
+    for notes in wrong:
+        save_file(weights, final, notes)
+        assert "restore it from a copy" in complaint("translate", str(copy), stdin=b"one\n")
+    save_file(weights, final, about)  # as earlier versions did
+    assert regard("translate", str(copy), "--beam", "1", stdin=b"one\n").returncode == 0

@@ -1,8 +1,11 @@
 """What is written about a run: its log, TensorBoard events, its environment."""
 
 import json
+import math
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from regard.errors import RegardError
 from regard.training import log as module
+from regard.training.checkpoint import SaveError
 from regard.training.log import Log, TensorBoard, environment
 
 EVENTS: list[dict[str, Any]] = [
@@ -56,6 +61,64 @@ def test_a_line_that_was_not_finished_is_taken_out(tmp_path: Path, left: str) ->
         file.write(left)
     Log(path, 99).note({"event": "end", "step": 9})
     assert lines_of(path) == [*EVENTS, {"event": "end", "step": 9}]
+
+
+def test_a_strict_reader_can_read_it(tmp_path: Path) -> None:
+    """JSON has no NaN."""
+    log = Log(tmp_path / "log.jsonl")
+    log.note({"event": "valid", "step": 1, "loss": math.nan, "all": [1.5, math.inf, {"x": -math.inf}], "best": 1})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=refuse)
+    assert found == {"event": "valid", "step": 1, "loss": None, "all": [1.5, None, {"x": None}], "best": 1}
+    Log(tmp_path / "log.jsonl", 1)  # a line of an earlier version is kept as it is
+    with open(tmp_path / "log.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"event": "valid", "step": 1, "loss": NaN}\n')
+    Log(tmp_path / "log.jsonl", 1)
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 2
+
+
+@pytest.fixture
+def full() -> Iterator[Callable[[], None]]:
+    """A disk without room: a function after which no file may grow beyond 1 kB, until the test ends."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def note_many(watcher: Log | TensorBoard) -> None:
+    for step in range(100):
+        watcher.note({"event": "valid", "step": step, "loss": 1.0})
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, full: Callable[[], None]) -> None:
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    note_many(log)
+    whole = path.read_bytes()
+    full()
+    sentence = r"cannot save to .*log\.jsonl: File too large; make room, the last checkpoint is intact, regard resume"
+    with pytest.raises(SaveError, match=sentence):
+        note_many(log)
+    with pytest.raises(SaveError, match=sentence):
+        Log(path, 99)
+    assert [found.name for found in tmp_path.iterdir()] == ["log.jsonl"]
+    assert path.read_bytes() == whole
+    assert issubclass(SaveError, RegardError)
+
+
+@pytest.mark.skipif(not TensorBoard.installed(), reason="needs tensorboard")
+def test_a_full_disk_is_one_sentence_with_tensorboard(
+    tmp_path: Path, full: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    full()
+    with pytest.raises(SaveError, match=r"cannot save to .*tensorboard: File too large; make room"):
+        note_many(board)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture
