@@ -204,7 +204,7 @@ def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
     try:
         with open(folder.data / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
             return [tuple(json.loads(line)) for line in islice(lines, 200)]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
 
 

@@ -26,7 +26,7 @@ from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, held, remove
 from regard.models.base import Classifier, LanguageModel, Model, build
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
-from regard.run import Run, choose_device, load, load_weights, read_recipe
+from regard.run import Run, choose_device, load, load_weights, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.loop import Metrics, Outcome, Trainer, Watcher
@@ -220,6 +220,7 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     """Data and resolved recipe, as an earlier session left them or made now."""
     if folder.recipe.exists():
         recipe = read_recipe(folder, session.trust_code)
+        read_tokenizers(folder, recipe.data.objective)  # what is lost is said now, and not once all is learned
         data = opened(recipe.data, folder.data)
         # Runs of before the metric was chosen from the text have none in their recipe.
         return data, replace(recipe, train=choose_metric(recipe.train, data, []))

@@ -71,7 +71,7 @@ def recorded(run: Path) -> int | None:
     """How many threads a run was trained with: going on with another number would round differently."""
     try:
         threads = json.loads((run / "environment.json").read_text())["threads"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return threads if isinstance(threads, int) and threads > 0 else None
 
@@ -124,7 +124,7 @@ def _parsed(text: str) -> dict[Kind, dict[int, float]] | None:
         found: dict[Kind, dict[int, float]] = {
             kind: {int(n): float(spent) for n, spent in record[kind].items()} for kind in KINDS
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return found if all(found.values()) else None
 

@@ -14,6 +14,7 @@ from regard.training.checkpoint import read_about
 
 from .conftest import complaint, process, regard, training
 
+DEEP = ('{"model": ' * 500 + "1" + "}" * 500, "[" * 200_000)
 LONG = ("--set", "train.steps=100000", "--set", "train.validate_every=100000", "--set", "train.save_every=30", "-q")
 
 
@@ -82,12 +83,19 @@ def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
         assert state.name in complaint("translate", str(copy), stdin=b"one\n")
     state.write_text(json.dumps({key: value for key, value in whole.items() if key != "saved"}))
     assert state.name in complaint("resume", str(copy))
-    for path in (state, copy / "recipe.json"):
+
+
+def test_a_file_that_is_nested_too_deeply_is_one_sentence(copy: Path) -> None:
+    (copy / "environment.json").write_text(DEEP[1])  # read only for the number of threads
+    (copy / "log.jsonl").write_text(DEEP[1] + "\n")
+    for path in sorted({*copy.rglob("*.json")} - {copy / "environment.json", copy / "asked.json"}):
         text = path.read_text()
-        for deep in ('{"model": ' * 500 + "1" + "}" * 500, "[" * 200_000):
+        prepared = copy / "data" in path.parents
+        for deep in DEEP[1:] if prepared else DEEP:
             path.write_text(deep)
-            assert f"{path.name} is nested more deeply" in complaint("resume", str(copy))
+            assert str(copy / "data" if prepared else path) in complaint("resume", str(copy)), path
         path.write_text(text)
+    assert regard("resume", str(copy), "-q").returncode == 0
 
 
 def test_a_lost_tokenizer_is_not_replaced_by_another(corpus: dict[str, str], tmp_path: Path) -> None:

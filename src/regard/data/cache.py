@@ -242,7 +242,7 @@ class Cache:
         try:
             index = json.loads((self.data / INDEX).read_text(encoding="utf-8"))
             return {path: {"mark": list(one["mark"]), "sha256": str(one["sha256"])} for path, one in index.items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
 
     def _remember(self, index: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def _about(entry: Path) -> dict[str, Any] | None:
         if not all(_inside(name) for name in content):
             return None
         return {"files": [str(file) for file in about["files"]], "made": float(about["made"]), "content": content}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

@@ -259,7 +259,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
         with open(folder / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
             texts = [tuple(json.loads(line)) for line in lines]
         survey, valid_survey, report = Survey(**surveys["train"]), Survey(**surveys["valid"]), surveys["report"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{folder} is not prepared data ({error}); train again from the text") from None
     objective = (
         replace(spec.objective, labels=tuple(labels)) if isinstance(spec.objective, Classification) else spec.objective

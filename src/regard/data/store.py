@@ -108,7 +108,7 @@ class Table:
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             columns = {name: _mapped(folder, name, about) for name, about in manifest["columns"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{folder} is no token store or a damaged one ({error}); prepare the data again") from None
         return cls(columns)
 

@@ -381,6 +381,7 @@ def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch:
     outside.mkdir()
     for _ in range(2):
         folder = caching.compiled()
+        assert folder is not None
         assert folder == cache.folder / "compiled"
         (folder / "fx").mkdir()
         (folder / "link").symlink_to(outside)
