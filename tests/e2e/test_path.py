@@ -161,6 +161,8 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(corpus: di
         regard(*training(corpus, tmp_path / name, "--set", "train.steps=12", "--set", f"train.seed={seed}"), "-q")
         digests.append(json.loads(regard("show", str(tmp_path / name), "--json").stdout)["weights_sha256"])
     assert digests[0] == digests[1] != digests[2]
+    finals = [(tmp_path / name / "weights-final.safetensors").read_bytes() for name in "abc"]
+    assert finals[0] == finals[1] != finals[2]
 
 
 def test_going_on_from_a_run_with_new_text(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
