@@ -171,11 +171,16 @@ def begin(
             data, recipe = _prepared(folder, session, view)
             trainer = _trainer(folder, recipe, data, session, view)
         except BaseException:  # nothing was trained: leave nothing behind
-            for path in [folder.path] if made else list(folder.path.iterdir()):
-                if path.name != LOCK:
-                    remove(path)
+            _clear(folder.path, made)
             raise
         return _fit(trainer, folder, session, view)
+
+
+def _clear(folder: Path, made: bool) -> None:
+    """Remove all that is in a folder, and the folder itself if it was `made` for this."""
+    for path in [folder] if made else list(folder.iterdir()):
+        if path.name != LOCK:
+            remove(path)
 
 
 def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
@@ -252,6 +257,11 @@ def labels_after(parent: Run, data: DataSpec, say: Callable[[str], None]) -> tup
         raise SpecError(
             "data.objective.labels", f"--from keeps the classes of {parent.path}; leave it out, or begin with {known}"
         )
+    once = [
+        file for corpus in data.train for file in corpus.files() if Path(file).exists() and not Path(file).is_file()
+    ]
+    if once:
+        raise DataError(f"{once[0]}: can be read only once, but labels are read before the text; write it into a file")
     found = {record[0] for corpus in data.train for record in corpus.records()}
     new = given[len(known) :] if given else tuple(sorted(found - {*known}))
     missing = [label for label in known if label not in found]

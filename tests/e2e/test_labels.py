@@ -1,6 +1,7 @@
 """A classifier that goes on with other text keeps the meaning of its classes."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_the_classes_stay_what_they_are(
     one, two = package.load(parent, "cpu").model.state_dict(), package.load(out, "cpu").model.state_dict()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name][: len(tensor)] if tensor.dim() else two[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_labels_are_not_read_from_a_pipe(parent: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    words = (
+        "train",
+        "--labelled",
+        str(tmp_path / "pipe"),
+        "--from",
+        str(parent),
+        "--out",
+        str(tmp_path / "out"),
+        *TINY,
+    )
+    assert "pipe: can be read only once" in complaint(*words)
 
 
 def test_labels_that_are_given_begin_with_those_that_are_known(parent: Path, tmp_path: Path) -> None:

@@ -77,12 +77,20 @@ def test_a_copy_of_a_checkpoint_is_ignored(copy: Path) -> None:
 def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
     (state,) = copy.glob("trainer-*.json")
     whole = json.loads(state.read_text())
-    for name, value in (("saved", 3), ("best", ["x"]), ("scores", []), ("place", None), ("stale", "much")):
+    for name, value in (
+        ("saved", 3),
+        ("best", ["x"]),
+        ("scores", []),
+        ("place", None),
+        ("stale", "much"),
+        ("best", [7]),
+    ):
         state.write_text(json.dumps(whole | {name: value}))
         assert state.name in complaint("resume", str(copy))
         assert state.name in complaint("translate", str(copy), stdin=b"one\n")
-    state.write_text(json.dumps({key: value for key, value in whole.items() if key != "saved"}))
-    assert state.name in complaint("resume", str(copy))
+    for lost in ("saved", "best", "place"):
+        state.write_text(json.dumps({key: value for key, value in whole.items() if key != lost}))
+        assert state.name in complaint("resume", str(copy))
 
 
 def test_a_file_that_is_nested_too_deeply_is_one_sentence(copy: Path) -> None:

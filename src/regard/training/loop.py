@@ -76,12 +76,15 @@ class Progress:
         """From a checkpoint; one that lacks something, or has it in another form, is refused."""
         try:
             progress = cls.of(checkpoint.state)
-            if not all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale)):
-                raise TypeError("a step is a whole number")
-            return progress
+            numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
+            complete = {*cls.__dataclass_fields__} - {"reached"} <= checkpoint.state.keys()  # which is newer
+            whole = numbers and complete and {*progress.best} <= progress.scores.keys()
         except (KeyError, TypeError, ValueError, AttributeError):
+            progress, whole = cls(), False
+        if not whole:
             path = folder.trainer(checkpoint.step, "json")
-            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy") from None
+            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
+        return progress
 
 
 @dataclass
