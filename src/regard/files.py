@@ -95,12 +95,12 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def held(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keep other processes from writing to a folder, which is made if it is not there.
+    """Keep other processes from writing to a folder, which is made if it is not there, and goes if it is still empty.
 
     Whoever comes second waits, or is told. The lock ends with its holder, however that ends; what a killed holder left
     half-made is removed. A link in the folder, through which we might write elsewhere, is refused.
     """
-    handle = _locked(folder, wait)
+    handle, made = _locked(folder, wait)
     try:
         for path in sorted(folder.iterdir()):
             if path.is_symlink():
@@ -114,13 +114,16 @@ def held(folder: Path, wait: bool = False) -> Iterator[None]:
         with suppress(OSError):
             if _is(handle, folder / LOCK):
                 (folder / LOCK).unlink()  # while it is locked: whoever waits for it sees that, and makes another
+            if made:
+                folder.rmdir()  # fails if there is anything in it, such as the lock of whoever came next
         os.close(handle)
 
 
-def _locked(folder: Path, wait: bool) -> int:
-    """An open lock file that is ours."""
+def _locked(folder: Path, wait: bool) -> tuple[int, bool]:
+    """An open lock file that is ours, and whether its folder was made for it."""
     path = folder / LOCK
     while True:
+        made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -134,7 +137,7 @@ def _locked(folder: Path, wait: bool) -> int:
         try:
             _lock(handle, folder, wait)
             if _is(handle, path):
-                return handle
+                return handle, made
         except BaseException:
             os.close(handle)
             raise

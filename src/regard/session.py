@@ -163,7 +163,6 @@ def begin(
         _check_free(folder, beside)
     choose_device(session.device)  # one that is not there is said before anything is made
     view = View(quiet=session.quiet)
-    made = not folder.path.exists()
     with held(folder.path):
         _check_free(folder, beside)  # now that nobody else can begin there
         try:
@@ -171,14 +170,14 @@ def begin(
             data, recipe = _prepared(folder, session, view)
             trainer = _trainer(folder, recipe, data, session, view)
         except BaseException:  # nothing was trained: leave nothing behind
-            _clear(folder.path, made)
+            _clear(folder.path)
             raise
         return _fit(trainer, folder, session, view)
 
 
-def _clear(folder: Path, made: bool) -> None:
-    """Remove all that is in a folder, and the folder itself if it was `made` for this."""
-    for path in [folder] if made else list(folder.iterdir()):
+def _clear(folder: Path) -> None:
+    """Remove all that is in a folder that is held; one that was made for it goes, too, once it is not held any more."""
+    for path in list(folder.iterdir()):
         if path.name != LOCK:
             remove(path)
 

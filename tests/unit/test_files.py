@@ -12,7 +12,7 @@ import pytest
 
 from regard import files
 from regard.errors import DataError
-from regard.files import LOCK, held, new_folder, remove, replace_text, temporary
+from regard.files import LOCK, held, new_folder, replace_text, temporary
 
 HOLDER = "import sys, time, pathlib\nfrom regard.files import held\nwith held(pathlib.Path(sys.argv[1])):\n"
 
@@ -27,6 +27,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with held(tmp_path / "a" / "new"):
         assert [path.name for path in (tmp_path / "a" / "new").iterdir()] == [LOCK]
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
@@ -50,19 +51,19 @@ def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
 
 
 def test_who_waits_comes_next(tmp_path: Path) -> None:
-    """Many wait for the same folder, which each of them removes: none ever meets another."""
+    """Many wait for the same folder, which goes now and then because it was left empty: none ever meets another."""
     inside: list[int] = []
     most: list[int] = []
 
     def work(n: int) -> None:
         for _ in range(20):
             with held(tmp_path / "run", wait=True):
+                (tmp_path / "run" / "work").write_text("")
                 inside.append(n)
                 most.append(len(inside))
                 time.sleep(0.0005)
                 inside.remove(n)
-                if n == 0:
-                    remove(tmp_path / "run")
+                (tmp_path / "run" / "work").unlink()
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
     for thread in threads:
