@@ -199,7 +199,7 @@ def training_batches(shape: Shape, count: int = 5, seed: int = 0) -> list[Batch]
     batches, rows = [], []
     for pair in pool:
         if (len(rows) + 1) * (len(pair[1]) + 1) > shape.tokens:
-            batches.append(translation(rows))
+            batches.append(translation(rows, source_end=()))
             rows = []
         rows.append(pair)
     chosen = np.random.default_rng(seed).permutation(len(batches))[:count]

@@ -161,19 +161,25 @@ def pack(
 
 
 def translation(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], bos: int = 1, eos: int = 2, packed: bool = False
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    bos: int = 1,
+    eos: int = 2,
+    packed: bool = False,
+    source_end: Sequence[int] | None = None,
 ) -> Batch:
-    """Source and target ids as a batch: the model reads `bos t1 .. tn` and should say `t1 .. tn eos`.
+    """Source and target ids as training lays them out: the model reads `s1 .. sm eos` and `bos t1 .. tn`.
 
-    `packed` lays all pairs into one row.
+    It should say `t1 .. tn eos`. `source_end` ends every source instead of eos, `()` where sources have their end.
+    `packed` lays all pairs into one row. From text, `Run.batch` makes a batch with the tokenizers of a run.
     """
     if not pairs:
         raise DataError("pairs: there are none; a batch needs at least one")
+    if any(not len(source) for source, _ in pairs):
+        raise DataError("source: an empty source has nothing to translate; leave the pair out")
+    end = (eos,) if source_end is None else source_end
     read = [[bos, *target] for _, target in pairs]
     said = [[*target, eos] for _, target in pairs]
-    sources = [source for source, _ in pairs]
-    if any(not len(source) for source in sources):
-        raise DataError("source: an empty source has nothing to translate; leave the pair out")
+    sources = [[*source, *end] for source, _ in pairs]
     if not packed:
         source, source_seg = pad(sources)
         target, target_seg = pad(read)

@@ -162,7 +162,7 @@ def _work() -> dict[Kind, Callable[[], Any]]:
     model = build(preset("transformer_base", vocab=4000, **sizes))
     assert isinstance(model, Generator)
     ids = torch.randint(4, 4000, (16, 17), generator=torch.Generator().manual_seed(0)).tolist()
-    learned = translation([(row, row) for row in ids], 1, 2)
+    learned = translation([(row, row) for row in ids], 1, 2, source_end=())
     sources = torch.tensor(ids[:8])
 
     def train() -> None:

@@ -61,7 +61,7 @@ def test_scores(first: bool, activation: str, tmp_path: Path) -> None:
     ours = model(first, activation)
     theirs = engine(ours, tmp_path)
     expected = theirs.score_batch([words(row) for row in SOURCES], [words(row) for row in TARGETS])
-    batch = translation(list(zip(SOURCES, TARGETS, strict=True)), BOS, EOS)
+    batch = translation(list(zip(SOURCES, TARGETS, strict=True)), BOS, EOS, source_end=())
     assert batch.labels is not None
     log_probs = ours.log_probs(batch).gather(-1, batch.labels[..., None]).squeeze(-1)
     for row, score in enumerate(expected):

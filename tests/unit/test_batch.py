@@ -24,7 +24,7 @@ def test_pack_lays_pieces_end_to_end() -> None:
     assert pos.tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]]
 
 
-def test_translation_shifts_the_target() -> None:
+def test_translation_is_laid_out_as_in_training() -> None:
     batch = translation([([5, 6], [7, 8, 9]), ([5], [7])])
     assert batch.target.tolist() == [[1, 7, 8, 9], [1, 7, 0, 0]]
     assert batch.labels is not None
@@ -32,9 +32,16 @@ def test_translation_shifts_the_target() -> None:
     assert batch.target_seg is not None
     assert batch.target_seg.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch.source is not None
-    assert batch.source.tolist() == [[5, 6], [5, 0]]
+    assert batch.source.tolist() == [[5, 6, 2], [5, 2, 0]]
     assert batch.source_seg is not None
-    assert batch.source_seg.tolist() == [[1, 1], [1, 0]]
+    assert batch.source_seg.tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
+def test_translation_with_other_ends_of_the_source() -> None:
+    for end, expected in (((), [[5, 6]]), ((3,), [[5, 6, 3]])):
+        batch = translation([([5, 6], [7])], source_end=end)
+        assert batch.source is not None
+        assert batch.source.tolist() == expected
 
 
 def test_packed_translation_is_one_row_with_positions_that_restart() -> None:
@@ -44,9 +51,9 @@ def test_packed_translation_is_one_row_with_positions_that_restart() -> None:
         (batch.labels, [[7, 8, 9, 2, 7, 2]]),
         (batch.target_seg, [[1, 1, 1, 1, 2, 2]]),
         (batch.target_pos, [[0, 1, 2, 3, 0, 1]]),
-        (batch.source, [[5, 6, 5]]),
-        (batch.source_seg, [[1, 1, 2]]),
-        (batch.source_pos, [[0, 1, 0]]),
+        (batch.source, [[5, 6, 2, 5, 2]]),
+        (batch.source_seg, [[1, 1, 1, 2, 2]]),
+        (batch.source_pos, [[0, 1, 2, 0, 1]]),
     ):
         assert tensor is not None
         assert tensor.tolist() == wanted

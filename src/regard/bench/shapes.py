@@ -75,7 +75,7 @@ def padded(pairs: Sequence[Pair], tokens: int, seed: int, most: int | None = Non
     """The first `most` batches of at most `tokens` padded tokens a side, from sorted pairs, in random order."""
     plan = Buckets(tokens).plan(_lengths(pairs), np.arange(len(pairs)), np.random.default_rng(seed))
     chosen = _batches(plan)[:most]
-    return [translation([pairs[n] for row in rows for n in row.tolist()], BOS, EOS) for rows in chosen]
+    return [translation([pairs[n] for row in rows for n in row.tolist()], BOS, EOS, source_end=()) for rows in chosen]
 
 
 def packed(pairs: Sequence[Pair], tokens: int, length: int, seed: int) -> list[Batch]:

@@ -301,7 +301,7 @@ def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
     sources, rows = [source for source, _ in pairs], list(range(len(pairs)))
     native = Native([model], ends, device).find(sources, search, len(pairs), LIMITS, Rules(), rows)
     found = theirs.find(sources, search, len(pairs), LIMITS, Rules(), rows)
-    batch = translation(pairs, ends.bos, ends.eos).to(device)
+    batch = translation(pairs, ends.bos, ends.eos, source_end=()).to(device)
     assert batch.labels is not None
     with torch.no_grad():
         ours = model.log_probs(batch).gather(-1, batch.labels[..., None]).squeeze(-1).cpu()

@@ -69,7 +69,7 @@ def test_it_is_the_formula(shaken: Shaken) -> None:
     """The second target is longer than the estimate of its source, and of the longest source in the batch."""
     model = shaken(build(tiny.bytenet()).double())
     with torch.no_grad():
-        said = model.log_probs(translation(PAIRS))
+        said = model.log_probs(translation(PAIRS, source_end=()))
         for row, (source, target) in enumerate(PAIRS):
             expected = by_formula(model, source, [1, *target])
             torch.testing.assert_close(said[row, : len(expected)], expected, rtol=0, atol=1e-10)
@@ -90,7 +90,7 @@ def test_beyond_the_estimate_the_encoder_says_nothing(shaken: Shaken, static: bo
     model = shaken(build(replace(tiny.bytenet(), decoder_blocks=1)).double())
     target = [[1, *range(3, 13)]]
     with torch.no_grad():
-        one, other = (translation([(source, target[0][1:])]) for source in ([5, 6, 7], [8, 4, 9]))
+        one, other = (translation([(source, target[0][1:])], source_end=()) for source in ([5, 6, 7], [8, 4, 9]))
         said, again = model.log_probs(one)[0], model.log_probs(other)[0]
         columns, field = model.spec.estimate(3), model.spec.receptive_fields()[1]
         beyond = columns + field - 1

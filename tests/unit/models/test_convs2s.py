@@ -79,7 +79,7 @@ def by_formula(model: Any, source: list[int], target: list[int]) -> tuple[Tensor
 def test_it_is_the_formula(shaken: Shaken, packed: bool) -> None:
     """Padded, and several pairs in one row, as if each were alone."""
     model = shaken(build(tiny.convs2s()).double())
-    batch, trace = translation(PAIRS, packed=packed), Trace()
+    batch, trace = translation(PAIRS, packed=packed, source_end=()), Trace()
     with torch.no_grad():
         said = model.log_probs(batch, trace=trace)
         at = 0

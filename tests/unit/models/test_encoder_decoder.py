@@ -83,7 +83,7 @@ def test_learned_positions_may_be_shared_by_the_sides(shared: bool, inputs: int,
 def test_every_layer_leaves_its_weights_in_the_trace(pair: Pair) -> None:
     model, trace = build(pair()), Trace()
     assert isinstance(model, EncoderDecoderModel)
-    model.log_probs(translation(PAIRS), trace)
+    model.log_probs(translation(PAIRS, source_end=()), trace)
     shapes = {name: [tuple(w.shape) for w in weights] for name, weights in trace.weights.items()}
     assert shapes == {
         "encoder.self": [(2, 2, 3, 3)] * 2,

@@ -187,7 +187,7 @@ def small(*names: str, depth: int = 3) -> EncoderDecoder:
 def test_the_memory_is_a_quarter_as_long() -> None:
     model = build(small("funnel"), seed=1)
     assert isinstance(model, EncoderDecoderModel)
-    memory = model.encode(translation([([5] * 9, [8, 9]), ([4] * 4, [5]), ([3], [5])]))
+    memory = model.encode(translation([([5] * 9, [8, 9]), ([4] * 4, [5]), ([3], [5])], source_end=()))
     assert memory.x[0].shape == (3, 3, 16)
     assert memory.seg is not None
     assert memory.seg.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]

@@ -379,14 +379,14 @@ Sp, Tp = 5, 8  # of the packed one
 def test_a_mask_is_lowered_once_per_stack(
     spec: EncoderDecoder, packed: bool, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch, lowered = build(spec), translation(PAIRS, packed=packed), Lowerings(monkeypatch)
+    model, batch, lowered = build(spec), translation(PAIRS, packed=packed, source_end=()), Lowerings(monkeypatch)
     model.loss(batch).total.backward()
     assert lowered.shapes == shapes
 
 
 def test_a_trace_lowers_no_more_than_once_either(monkeypatch: pytest.MonkeyPatch) -> None:
     model, lowered = build(encoder_decoder()), Lowerings(monkeypatch)
-    model.log_probs(translation(PAIRS), trace=Trace())  # type: ignore[reportCallIssue]
+    model.log_probs(translation(PAIRS, source_end=()), trace=Trace())  # type: ignore[reportCallIssue]
     assert lowered.shapes == [(S, S), (T, T), (T, S)]
 
 
@@ -406,7 +406,7 @@ def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) 
     )
     model = build(encoder_decoder(own=T5Bias()))
     with torch.no_grad(), kernels.use("flex"):
-        model.loss(translation(PAIRS))
+        model.loss(translation(PAIRS, source_end=()))
     assert made == [S, T, T]
 
 
