@@ -141,10 +141,12 @@ def asked(
         variants = (*model.pop("variants", ()), *variants)
         sections["model"] = _flat(model) | sections["model"]
         model = None
+    data: DataSpec = _section(record["data"], DataSpec, "data", sections["data"], trust_code)
+    usual = "sample" if isinstance(data.objective, LanguageModelling) else "beam"
     wanted = Asked(
-        data=_section(record["data"], DataSpec, "data", sections["data"], trust_code),
+        data=data,
         train=_section(record.get("train", {}), TrainSpec, "train", sections["train"], trust_code),
-        decode=_section(record.get("decode", "beam"), Search, "decode", sections["decode"], trust_code),
+        decode=_section(record.get("decode", usual), Search, "decode", sections["decode"], trust_code),
         model=model,
         variants=tuple(variants),
         changes=sections["model"],
