@@ -49,7 +49,7 @@ class Session:
 def train(
     out: str | Path,
     *,
-    changes: Sequence[str] = (),
+    changes: str | Sequence[str] = (),
     device: str = "auto",
     max_time: float | None = None,
     quiet: bool = True,
@@ -68,19 +68,19 @@ def train(
 
 def asked_for(  # noqa: PLR0913  # the options of the command line
     *,
-    source: str | None = None,
-    target: str | None = None,
-    valid_source: str | None = None,
-    valid_target: str | None = None,
-    tsv: Sequence[str] = (),
-    jsonl: Sequence[str] = (),
-    text: Sequence[str] = (),
-    labelled: Sequence[str] = (),
-    valid: str | None = None,
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    valid_source: str | Path | None = None,
+    valid_target: str | Path | None = None,
+    tsv: str | Path | Sequence[str | Path] = (),
+    jsonl: str | Path | Sequence[str | Path] = (),
+    text: str | Path | Sequence[str | Path] = (),
+    labelled: str | Path | Sequence[str | Path] = (),
+    valid: str | Path | None = None,
     recipe: str | Path | None = None,
     preset: str | None = None,
-    variants: Sequence[str] = (),
-    changes: Sequence[str] = (),
+    variants: str | Sequence[str] = (),
+    changes: str | Sequence[str] = (),
     start: str | Path | None = None,
     trust_code: bool = False,
 ) -> Asked:
@@ -91,14 +91,14 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
     files = {
-        "parallel": [{"source": source, "target": target}] if source or target else [],
-        "tsv": [{"path": path} for path in tsv],
-        "jsonl": [{"path": path} for path in jsonl],
-        "lines": [{"path": path} for path in text],
-        "labelled": [{"path": path} for path in labelled],
+        "parallel": [each for each in (_files_of(source, target),) if each],
+        "tsv": [{"path": path} for path in _several(tsv)],
+        "jsonl": [{"path": path} for path in _several(jsonl)],
+        "lines": [{"path": path} for path in _several(text)],
+        "labelled": [{"path": path} for path in _several(labelled)],
     }
-    held_out = {"source": valid_source, "target": valid_target} if valid_source or valid_target else valid
-    if valid is not None and held_out is not valid:
+    held_out = _files_of(valid_source, valid_target) or (None if valid is None else str(valid))
+    if valid is not None and not isinstance(held_out, str):
         raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
     record = with_files(record, files, held_out)
     if preset is not None:
@@ -106,7 +106,19 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
         record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
     if start is not None:
         record["start"] = str(start)
-    return asked(record, changes, variants, trust_code)
+    return asked(record, _several(changes), _several(variants), trust_code)
+
+
+def _files_of(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
+    """The two files of a translation, as far as they are named."""
+    if not source and not target:
+        return {}
+    return {"source": source and str(source), "target": target and str(target)}
+
+
+def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
+    """One path or name, or several: a string is one, and never its characters."""
+    return [str(given)] if isinstance(given, str | Path) else [str(each) for each in given]
 
 
 def with_files(
