@@ -1,18 +1,24 @@
 """Runs: load one, use one."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import nn
 
-from regard.data.objectives import Classification, LanguageModelling, Objective
+from regard.batch import Batch
+from regard.data.batching import Buckets, Windows
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.store import Column, Table
+from regard.data.stream import Examples, Stream
 from regard.data.tokenizer import Tokenizer
-from regard.decoding.api import Guess, Output, Texts, TextScore, Wishes, classify, score
+from regard.decoding.api import Guess, Output, Said, Texts, TextScore, Warn, Wishes, classify, score
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
 from regard.decoding.search import Search
@@ -111,85 +117,252 @@ class Run:
             raise SpecError("--quantize", f"the native engine computes in float32; give --engine {NAME}, too")
         return None
 
+    @overload
+    def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
+        self, texts: str, beam: int | None = None, engine: str | Engine = "native", **settings: Any
+    ) -> str: ...
+    @overload
     def translate(
-        self, texts: Sequence[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
-    ) -> list[str]:
-        """The best translation of every text, in order. Settings are those of `translations`."""
-        search = self.recipe.decode if beam is None else replace(self._beam(), beams=beam, n_best=1)
-        if engine == NAME or isinstance(engine, CTranslate2):
-            search = adapted(search, settings.get("warn", lambda _: None))
-        return [best[0].text for best in self.translations(texts, search=search, engine=engine, **settings)]
+        self, texts: Iterable[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
+    ) -> list[str]: ...
+    def translate(
+        self, texts: str | Iterable[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
+    ) -> str | list[str]:
+        """The best translation of a text, or of every one of several, in order. Settings are those of `translations`.
 
+        `beam` is the size of a beam, where it is not to be the search of the recipe.
+        """
+        if beam is not None:
+            if settings.get("search") is not None:
+                raise SpecError("beam", "is part of a search; give one of the two")
+            usual = self._beam()
+            settings["search"] = replace(usual, beams=beam, n_best=min(usual.n_best, beam))
+            if engine == NAME or isinstance(engine, CTranslate2):
+                settings["search"] = adapted(settings["search"], settings.get("warn", lambda _: None))
+        if isinstance(texts, str):
+            return self.translations(texts, engine=engine, **settings)[0].text
+        return [best[0].text for best in self.translations(texts, engine=engine, **settings)]
+
+    @overload
+    def translations(  # type: ignore[reportOverlappingOverload]
+        self,
+        texts: str,
+        search: Search | None = ...,
+        batch_size: int = ...,
+        limits: Limits = ...,
+        wishes: Wishes = ...,
+        warn: Warn = ...,
+        engine: str | Engine = ...,
+    ) -> list[Output]: ...
+    @overload
     def translations(
         self,
         texts: Iterable[str],
+        search: Search | None = ...,
+        batch_size: int = ...,
+        limits: Limits = ...,
+        wishes: Wishes = ...,
+        warn: Warn = ...,
+        engine: str | Engine = ...,
+    ) -> Iterator[list[Output]]: ...
+    def translations(
+        self,
+        texts: str | Iterable[str],
         search: Search | None = None,
         batch_size: int = 32,
         limits: Limits = Limits(),
         wishes: Wishes = Wishes(),
-        warn: Callable[[str], None] = lambda _: None,
+        warn: Warn = lambda _: None,
         engine: str | Engine = "native",
-    ) -> Iterator[list[Output]]:
-        """The n best translations of every text with their scores, as they are made.
+    ) -> list[Output] | Iterator[list[Output]]:
+        """The n best translations of a text, or of every one of several as they are made, with their scores.
 
-        An engine that is named is made anew each time; one that `engine` returned is used as it is.
+        Without `search` it is that of the recipe. An engine that is named is made anew each time; one that `engine`
+        returned is used as it is.
         """
+        self._needs(Translation, "translate reads a source")
         made = self.engine(engine, say=warn) if isinstance(engine, str) else engine
         together = replace(texts_of([self], warn), engine=made)
         if search is None:
             search = adapted(self.recipe.decode, warn) if isinstance(made, CTranslate2) else self.recipe.decode
-        return together.translate(texts, search, batch_size, limits, wishes)
+        several = [texts] if isinstance(texts, str) else texts
+        found = together.translate(several, search, batch_size, limits, wishes)
+        return next(found) if isinstance(texts, str) else found
 
+    @overload
+    def generate(  # type: ignore[reportOverlappingOverload]
+        self,
+        prompts: str,
+        search: Search | None = ...,
+        batch_size: int = ...,
+        limits: Limits = ...,
+        wishes: Wishes = ...,
+        warn: Warn = ...,
+    ) -> list[Output]: ...
+    @overload
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Iterable[str],
+        search: Search | None = ...,
+        batch_size: int = ...,
+        limits: Limits = ...,
+        wishes: Wishes = ...,
+        warn: Warn = ...,
+    ) -> list[list[Output]]: ...
+    def generate(
+        self,
+        prompts: str | Iterable[str],
         search: Search | None = None,
         batch_size: int = 32,
-        limits: Limits = Limits(max_len=200),
+        limits: Limits = Limits(),
         wishes: Wishes = Wishes(),
-        warn: Callable[[str], None] = lambda _: None,
-    ) -> list[list[Output]]:
-        """Continuations of every prompt."""
+        warn: Warn = lambda _: None,
+    ) -> list[Output] | list[list[Output]]:
+        """Continuations of a prompt, or of every one of several. Without `search` it is that of the recipe.
+
+        Without `limits.max_len` a continuation has at most 200 tokens, or as many as the model has positions for.
+        """
         self._needs(LanguageModelling, "generate continues text")
-        found = texts_of([self], warn).generate(
-            prompts, search or self.recipe.decode, batch_size, limits, wishes, self.begin
-        )
-        return list(found)
+        several = [prompts] if isinstance(prompts, str) else prompts
+        search = self.recipe.decode if search is None else search
+        found = list(texts_of([self], warn).generate(several, search, batch_size, limits, wishes))
+        return found[0] if isinstance(prompts, str) else found
 
     @property
-    def begin(self) -> list[int]:
+    def begin(self) -> tuple[int, ...]:
         """What stands before a prompt: a text of its own begins with bos, a stream with nothing."""
-        return [] if self.objective.stream else [self.tokenizer.bos]
+        return () if self.objective.stream else (self.tokenizer.bos,)
 
-    def score(self, texts: Sequence[Any], batch_size: int = 32) -> list[TextScore]:
-        """log p of each (source, target), or of each text, in one pass."""
+    @overload
+    def score(self, texts: str | Output, batch_size: int = ..., warn: Warn = ..., first: int = ...) -> TextScore: ...
+    @overload
+    def score(
+        self, texts: Sequence[str | tuple[str, ...] | Output], batch_size: int = ..., warn: Warn = ..., first: int = ...
+    ) -> list[TextScore]: ...
+    def score(
+        self,
+        texts: str | Output | Sequence[str | tuple[str, ...] | Output],
+        batch_size: int = 32,
+        warn: Warn = lambda _: None,
+        first: int = 0,
+    ) -> TextScore | list[TextScore]:
+        """log p of each text, or of each target of (source, target), in one pass; of a single text, one score.
+
+        An `Output` is scored token by token as it was said, after what was read before it, and with its end if it
+        ended: its log_prob, to rounding. A text is scored as the tokenizer splits it, with its end; a long source is
+        cut as `translate` cuts it. A line of a stream has no token for its beginning: it stands after a line
+        feed.
+
+        `first` is the number of the first text, where these are some of many.
+        """
         if not isinstance(self.model, LanguageModel):
             raise DataError(f"{self.path} holds a classifier, which scores classes; use classify")
-        records = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-        wanted = len(self.objective.texts)
-        wrong = next((i for i, record in enumerate(records) if len(record) != wanted), None)
-        if wrong is not None:
-            raise DataError(
-                f"line {wrong + 1}: this model scores records of {wanted} texts, not of {len(records[wrong])}"
-            )
-        return score(self.model, self.objective, records, self.tokenizers, self.device, batch_size)
+        alone = isinstance(texts, str | Output)
+        records = [texts] if alone else list(texts)
+        rows = self._rows_to_score(records, texts_of([self], warn), first)
+        found = score(self.model, self.objective, rows, self.device, batch_size, first)
+        for i, record in enumerate(records):
+            if isinstance(record, Output) and not record.read:  # the model was never asked
+                found[i] = TextScore(record.log_prob, (), 0)
+        return found[0] if alone else found
 
+    def _rows_to_score(self, records: Sequence[Any], texts: Texts, first: int) -> list[Said]:
+        """The tokens of every record: outputs as they were said, texts as they are encoded."""
+        if any(isinstance(record, Output) for record in records):
+            if not all(isinstance(record, Output) for record in records):
+                raise DataError(
+                    "texts: outputs and texts are scored in different ways; score the ones, then the others"
+                )
+            return [self._said(output, first + i + 1) for i, output in enumerate(records)]
+        plain = self._records([(record,) if isinstance(record, str) else record for record in records], first)
+        encoded = self.objective.table(plain, self.tokenizers)["target"] if plain else ()
+        ids = [tuple(row.tolist()) for row in encoded]
+        if self.objective.stream:
+            return [Said(tuple(self.tokenizer.encode("\n")), row) for row in ids]
+        # bos stands before what is said
+        if not isinstance(self.objective, Translation):
+            return [Said(row[:1], row[1:]) for row in ids]
+        sources = texts.sources([source for source, _ in plain], first)
+        return [Said(row[:1], row[1:], tuple(source)) for row, source in zip(ids, sources, strict=True)]
+
+    def _records(self, records: Sequence[Any], first: int = 0) -> list[tuple[str, ...]]:
+        """The records, if they are what this model learns from."""
+        names = self.objective.texts
+        for i, record in enumerate(records):
+            if len(record) != len(names) or not all(isinstance(text, str) for text in record):
+                form = f"pairs ({', '.join(names)})" if len(names) > 1 else "single texts"
+                raise DataError(f"line {first + i + 1}: this model takes {form}, not {record!r:.60}")
+        return [tuple(record) for record in records]
+
+    def _said(self, output: Output, line: int) -> Said:
+        size = self.tokenizer.size
+        source = self.tokenizers.get("source", self.tokenizer)
+        limit = source.size if isinstance(self.objective, Translation) else size
+        if any(not 0 <= one < size for one in output.ids) or any(not 0 <= one < limit for one in output.read):
+            raise DataError(
+                f"line {line}: the output has ids that this model's tokenizer has not; it is of another run"
+            )
+        said = (*output.ids, self.tokenizer.eos) if output.ended else output.ids
+        if not output.read:
+            return Said((), ())
+        if isinstance(self.objective, Translation):
+            return Said((self.tokenizer.bos,), said, output.read)
+        return Said(output.read, said)
+
+    @overload
+    def classify(  # type: ignore[reportOverlappingOverload]
+        self, texts: str, batch_size: int = ..., warn: Warn = ..., first: int = ...
+    ) -> Guess: ...
+    @overload
     def classify(
-        self, texts: Sequence[str], batch_size: int = 32, warn: Callable[[str], None] = lambda _: None
-    ) -> list[Guess]:
-        """The class of every text, with the probability of each class."""
+        self, texts: Sequence[str], batch_size: int = ..., warn: Warn = ..., first: int = ...
+    ) -> list[Guess]: ...
+    def classify(
+        self,
+        texts: str | Sequence[str],
+        batch_size: int = 32,
+        warn: Warn = lambda _: None,
+        first: int = 0,
+    ) -> Guess | list[Guess]:
+        """The class of a text, or of every one of several, with the probability of each class.
+
+        `first` is the number of the first text, where these are some of many.
+        """
         if not isinstance(self.model, Classifier) or not isinstance(self.objective, Classification):
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
-        return classify(
+        found = classify(
             self.model,
             self.objective,
-            texts,
+            [texts] if isinstance(texts, str) else texts,
             self.tokenizers["text"],
             self.device,
             self.recipe.data.max_len,
             batch_size,
             warn,
+            first,
         )
+        return found[0] if isinstance(texts, str) else found
+
+    def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
+        """Texts as one batch, laid out as training lays them out: `run.model.loss(run.batch(records))`.
+
+        Records are (source, target), a text each, or (label, text); texts of a stream are joined and cut into windows.
+        """
+        if isinstance(records, str) or not records:
+            raise DataError("records: a batch is made of several; give a list of them")
+        each = self._records([(record,) if isinstance(record, str) else record for record in records])
+        data = self.recipe.data
+        fitted = self.objective.fitted(self.objective.table(each, self.tokenizers), data.max_len)
+        if not fitted.kept.all():
+            left_out = int(np.flatnonzero(~fitted.kept)[0])
+            raise DataError(f"record {left_out + 1}: has more than {data.max_len} tokens, and is not learned from")
+        table, batching = fitted.table, Buckets(sys.maxsize)
+        if self.objective.stream:
+            ids, length = table["target"].ids, getattr(data.batching, "length", len(table["target"].ids))
+            table = Table({"target": Column(ids, np.array([0, len(ids)]))})
+            batching = Windows(-(-len(ids) // length) * length, length)
+        (item,) = Stream(Examples([table], [1.0], self.objective), batching, seed=0).once()
+        return item.batch.to(self.device)
 
     def _beam(self) -> Beam:
         return self.recipe.decode if isinstance(self.recipe.decode, Beam) else Beam()
@@ -208,7 +381,7 @@ def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
         return []
 
 
-def texts_of(runs: Sequence[Run], warn: Callable[[str], None] = lambda _: None) -> Texts:
+def texts_of(runs: Sequence[Run], warn: Warn = lambda _: None) -> Texts:
     """Several runs as one: their models must say the same tokens."""
     first = runs[0]
     generators: list[Generator] = []
@@ -217,12 +390,14 @@ def texts_of(runs: Sequence[Run], warn: Callable[[str], None] = lambda _: None) 
             raise DataError(f"{run.path} holds a classifier, which says nothing; use classify")
         if {n: t.sha256 for n, t in run.tokenizers.items()} != {n: t.sha256 for n, t in first.tokenizers.items()}:
             raise DataError(f"{run.path} has other tokenizers than {first.path}; an ensemble needs the same ones")
+        if run.objective != first.objective:
+            raise DataError(f"{run.path} and {first.path} did not learn the same; an ensemble needs one objective")
         generators.append(run.model)
     source = first.tokenizers.get("source", first.tokenizer)
     longest = min(run.recipe.data.max_len for run in runs)
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
-    return Texts(generators, source, first.tokenizer, longest, first.device, warn)
+    return Texts(generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin)
 
 
 def load(

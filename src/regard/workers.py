@@ -142,7 +142,7 @@ class Workers:
             for sentence in answer["warnings"]:
                 warn(sentence)
             for best in answer["outputs"]:
-                yield [Output(**one | {"tokens": tuple(one["tokens"])}) for one in best]
+                yield [Output(**one | {name: tuple(one[name]) for name in ("tokens", "ids", "read")}) for one in best]
             with work.changed:
                 work.written += len(answer["outputs"])
                 work.changed.notify_all()

@@ -25,7 +25,8 @@ for order in map(json.loads, sys.stdin):
     if "die" in lines: os.kill(os.getpid(), 9)
     if "nonsense" in lines: print("what?", flush=True)
     if "no" in lines: print(json.dumps({"error": "no such luck"}), flush=True)
-    said = [[{"text": t.upper(), "score": float(order["first"] + i), "log_prob": 0.1, "tokens": [t], "ended": True}]
+    usual = {"log_prob": 0.1, "ended": True, "ids": [4], "read": [5, 2]}
+    said = [[{"text": t.upper(), "score": float(order["first"] + i), "tokens": [t], **usual}]
             for i, t in enumerate(lines)]
     print(json.dumps({"outputs": said, "warnings": [t for t in lines if t == "long"]}), flush=True)
 """
@@ -52,6 +53,7 @@ def test_lines_come_back_in_order() -> None:
     assert [best[0].text for best in outputs] == [line.upper() for line in lines]
     assert [best[0].score for best in outputs] == list(range(200))
     assert outputs[5][0].tokens == ("line 5",)
+    assert outputs[5][0].read == (5, 2)
     assert warned == ["long"]
 
 
