@@ -1,10 +1,13 @@
 """Commands that use a run: translate, generate, classify, score, evaluate."""
 
+import json
+import math
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +24,7 @@ from regard.cli.base import (
     set_threads,
     warn,
 )
+from regard.cli.lines import lines_of, pieces_of
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -28,10 +32,19 @@ if TYPE_CHECKING:
     from regard.decoding.search import Search
     from regard.run import Run
 
+LINES, AHEAD = 32, 32  # lines of a batch, and batches that are read together to be sorted by length
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Lines that are worked on together; changes nothing but speed.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, show_default="32", help="Lines that are worked on together; changes nothing but speed."),
+]
+NBest = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Outputs of each line, best first; 1, or what the recipe says.")
+]
 MinLen = Annotated[int, typer.Option(min=0, help="Fewest tokens of an output.")]
-MaxLen = Annotated[int | None, typer.Option(min=1, help="Most tokens of an output.")]
+MaxLen = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of an output; twice those of the input and 20, if not given.")
+]
 Prefix = Annotated[str, typer.Option(help="What every output begins with.")]
 Require = Annotated[list[str] | None, typer.Option(help="A word that every output must hold. May be repeated.")]
 Ban = Annotated[list[str] | None, typer.Option(help="A word that no output may hold. May be repeated.")]
@@ -42,7 +55,9 @@ Temperature = Annotated[
 TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this probability.")]
 MinP = Annotated[float | None, typer.Option(help="Sample from tokens at least this likely, relative to the likeliest.")]
-Seed = Annotated[int, typer.Option(help="Of sampling.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Random seed of sampling; 0, or what the recipe says, if not given.")
+]
 Average = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use the mean of the last N checkpoints.")]
 Change = Annotated[
     list[str] | None,
@@ -58,8 +73,8 @@ def translate(
     beam: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Hypotheses kept at each step; 1 is greedy.")
     ] = None,
-    n_best: Annotated[int, typer.Option(min=1, metavar="N", help="Translations of each line, best first.")] = 1,
-    batch_size: BatchSize = 32,
+    n_best: NBest = None,
+    batch_size: BatchSize = None,
     min_len: MinLen = 0,
     max_len: MaxLen = None,
     prefix: Prefix = "",
@@ -70,7 +85,7 @@ def translate(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     change: Change = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show every token as it is said; beam 1 or sampling.")
@@ -90,7 +105,8 @@ def translate(
 ) -> None:
     """Translate a file or standard input, a line for every line.
 
-    With --n-best N, N lines for every line. An input longer than the model was trained for is cut, with a warning.
+    With --n-best N, N lines for every line. An input longer than the model was trained for is cut, with a warning. The
+    search is that of the recipe (decode), unless options say otherwise.
     """
     set_threads(threads, device=device)
     from dataclasses import replace
@@ -102,10 +118,11 @@ def translate(
     from regard.workers import Task, Workers
 
     paths, file = _runs_and_file(runs)
-    lines = _lines(file)
     processes = workers is not None and engine == "native"
     if workers is not None:
         _check_workers(stream, threads)
+    if stream:
+        _check_stream(batch_size, as_json)
     if workers is not None or engine != "native":
         if device not in {"auto", "cpu"}:
             what = "--workers are processes" if processes else f"the engine {engine!r} is here"
@@ -114,27 +131,37 @@ def translate(
     loaded = [load(path, device, average, trust_code=trust_code, mapped=processes) for path in paths]
     for run in loaded:
         _needs(run, "translation", "translate")
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    search = _search(loaded[0].recipe.decode, beam, n_best, sampling, seed, change or [])
+    asked = SearchOptions(
+        beam, n_best, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}, seed
+    )
+    changes = _changes(change)
+    search = asked.search(loaded[0].recipe.decode, changes)
     wishes = Wishes(prefix, tuple(require or ()), tuple(ban or ()), no_repeat)
     limits = Limits(min_len, max_len)
     texts = texts_of(loaded, warn)
+    size = batch_size or LINES
     if engine != "native" or quantize is not None:
         if stream:
             raise SpecError("--stream", f"the engine {engine!r} shows only whole outputs; leave it out")
         if len(loaded) > 1:
             raise SpecError("--engine", f"{engine!r} cannot join several runs as an ensemble; give one run")
         texts = replace(texts, engine=loaded[0].engine(engine, quantize, workers or threads, complain))
-        if not any(each.partition("=")[0].removeprefix("decode.") == "stopping" for each in change or []):
+        if "stopping" not in changes:
             search = adapted(search, warn)
     if stream:
-        _stream((texts.translate_stream(line, search, limits, wishes) for line in lines), as_json)
+        _stream(
+            texts.translate_stream(line, search, limits, wishes, number) for number, line in enumerate(lines_of(file))
+        )
     elif workers is not None and processes:
-        task = Task(paths, search, batch_size, limits, wishes, average, trust_code)
+        task = Task(paths, search, size, limits, wishes, average, trust_code)
         with Workers(workers, task) as several:
-            _print_outputs(several.translate(lines, warn), as_json)
+            _print_outputs(several.translate(lines_of(file), warn), as_json)
     else:
-        _print_outputs(texts.translate(lines, search, batch_size, limits, wishes), as_json)
+        outputs = (
+            texts.translate(piece, search, size, limits, wishes, first)
+            for first, piece in pieces_of(file, AHEAD * size)
+        )
+        _print_outputs(chain.from_iterable(outputs), as_json)
 
 
 def _check_workers(stream: bool, threads: int | None) -> None:
@@ -145,13 +172,22 @@ def _check_workers(stream: bool, threads: int | None) -> None:
         raise SpecError("--threads", "each of the --workers has one thread; leave it out")
 
 
-def _print_outputs(outputs: "Iterator[list[Output]]", as_json: bool) -> None:
+def _check_stream(batch_size: int | None, as_json: bool) -> None:
+    """Refuse what would be ignored beside --stream."""
+    if as_json:
+        raise SpecError("--stream", "writes text as it comes, and --json one document; choose one of them")
+    if batch_size is not None:
+        raise SpecError("--batch-size", "--stream works on one line at a time; leave it out")
+
+
+def _print_outputs(outputs: "Iterable[list[Output]]", as_json: bool, whole: bool = False) -> None:
+    """Outputs as they come, a line each; `whole` leaves the line feeds inside them, which would shift other lines."""
     if as_json:
         print_json([[_output(o) for o in best] for best in outputs])
         return
     for best in outputs:
         for output in best:
-            _print_line(output.text)
+            _print_line(output.text if whole else _one_line(output.text))
 
 
 @app.command(rich_help_panel=USE)
@@ -161,17 +197,20 @@ def generate(
     ],
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue. May be repeated.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Search instead of sampling.")] = None,
-    n_best: Annotated[int, typer.Option(min=1, metavar="N", help="Continuations of each prompt.")] = 1,
-    batch_size: BatchSize = 32,
+    n_best: NBest = None,
+    batch_size: BatchSize = None,
     min_len: MinLen = 0,
-    max_len: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 200,
+    max_len: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most new tokens; 200, or as many as the model has positions for, if not given."),
+    ] = None,
     ban: Ban = None,
     no_repeat: NoRepeat = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     change: Change = None,
     stream: Annotated[bool, typer.Option("--stream", help="Show every token as it is said.")] = False,
     average: Average = None,
@@ -180,39 +219,47 @@ def generate(
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    r"""Continue prompts with a language model; samples unless --beam is given. Prompts may also stand in a file.
+    r"""Continue prompts with a language model; prompts may also stand in a file, a line each, or on standard input (-).
 
-    A newline inside a prompt is written \\n.
+    Samples, unless --beam or the recipe (decode) says otherwise. A newline inside a prompt is written \\n. Of a prompt
+    that is too long only the end is read, with a warning.
     """
     set_threads(threads, device=device)
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
-    from regard.decoding.sample import Sample
     from regard.run import load, texts_of
 
     paths, file = _runs_and_file(runs)
-    prompts = [text.replace("\\n", "\n") for text in prompt] if prompt else list(_lines(file)) if file else ["\n"]
+    if prompt and file is not None:
+        raise SpecError("--prompt", f"the prompts of {file} would be ignored; give one of the two")
+    if stream:
+        _check_stream(batch_size, as_json)
     loaded = [load(path, device, average, trust_code=trust_code) for path in paths]
     for run in loaded:
         _needs(run, "language_model", "generate")
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    first: Search = loaded[0].recipe.decode if beam is not None else Sample()
-    search = _search(first, beam, n_best, sampling, seed, change or [])
+    asked = SearchOptions(
+        beam, n_best, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}, seed
+    )
+    search = asked.search(loaded[0].recipe.decode, _changes(change))
     wishes = Wishes("", (), tuple(ban or ()), no_repeat)
-    texts, limits = texts_of(loaded, warn), Limits(min_len, max_len)
-    begin = loaded[0].begin
-    if not begin:
-        prompts = [text or "\n" for text in prompts]
+    texts, limits, size = texts_of(loaded, warn), Limits(min_len, max_len), batch_size or LINES
     if stream:
-        _stream((texts.generate_stream(text, search, limits, wishes, begin) for text in prompts), as_json)
+        given = lines_of(file) if file is not None else prompt or [""]
+        _stream(
+            (texts.generate_stream(_unescaped(text), search, limits, wishes, n) for n, text in enumerate(given)),
+            whole=True,
+        )
         return
-    outputs = list(texts.generate(prompts, search, batch_size, limits, wishes, begin))
-    if as_json:
-        print_json([[_output(o) for o in best] for best in outputs])
-        return
-    for best in outputs:
-        for output in best:
-            print(output.text)
+    pieces = pieces_of(file, AHEAD * size) if file is not None else [(0, prompt or [""])]
+    outputs = (
+        texts.generate([_unescaped(text) for text in piece], search, size, limits, wishes, first)
+        for first, piece in pieces
+    )
+    _print_outputs(chain.from_iterable(outputs), as_json, whole=True)
+
+
+def _unescaped(prompt: str) -> str:
+    return prompt.replace("\\n", "\n")
 
 
 @app.command(rich_help_panel=USE)
@@ -221,7 +268,7 @@ def classify(
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="A text a line; standard input if not given.")
     ] = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -232,14 +279,15 @@ def classify(
     set_threads(threads, device=device)
     from regard.run import load
 
-    lines = list(_lines(file))
-    loaded = load(run, device, average, trust_code=trust_code)
-    guesses = loaded.classify(lines, batch_size, warn)
+    loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
+    _needs(loaded, "classification", "classify")
+    guesses = (loaded.classify(piece, size, warn, first) for first, piece in pieces_of(file, AHEAD * size))
     if as_json:
-        print_json([{"label": guess.label, "probabilities": guess.probabilities} for guess in guesses])
+        every = chain.from_iterable(guesses)
+        print_json([{"label": guess.label, "probabilities": guess.probabilities} for guess in every])
         return
-    for guess in guesses:
-        print(guess.label)
+    for guess in chain.from_iterable(guesses):
+        _print_line(guess.label)
 
 
 @app.command(rich_help_panel=USE)
@@ -247,31 +295,47 @@ def score(
     run: RunArgument,
     source: Annotated[str | None, typer.Option(metavar="FILE", help="Source text (translation).")] = None,
     target: Annotated[str | None, typer.Option(metavar="FILE", help="The text whose probability is asked.")] = None,
-    batch_size: BatchSize = 32,
+    outputs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What translate --json or generate --json printed, scored token by token."),
+    ] = None,
+    batch_size: BatchSize = None,
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Print log p of every target line, given its source line; of a text alone for a language model."""
+    """Print log p of every target line, given its source line; of a text alone for a language model; or of outputs.
+
+    A line for every line, and with --outputs for every output. A text is scored as the tokenizer splits it and with its
+    end; an output as it was said. A language model of a stream scores each line as it stands after a line feed.
+    """
     set_threads(threads, device=device)
     from regard.run import load
 
-    loaded = load(run, device, average, trust_code=trust_code)
-    records: list[Any]
-    if loaded.objective.kind == "translation":
-        records = _pairs(source, target, "--source", "--target")
+    loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
+    translates = loaded.objective.kind == "translation"
+    pieces: Iterable[tuple[int, Sequence[Any]]]
+    if outputs is not None:
+        for name, file in (("--source", source), ("--target", target)):
+            if file is not None:
+                raise SpecError(name, "--outputs hold what was read and what was said; leave it out")
+        pieces = [(0, _outputs(outputs))]
+    elif translates:
+        pieces = [(0, _pairs(source, target))]
     else:
         if source is not None:
             raise SpecError("--source", "a language model reads no source; give --target alone")
-        records = list(_lines(target))
-    found = loaded.score(records, batch_size)
+        pieces = pieces_of(target, AHEAD * size)
+    found = chain.from_iterable(loaded.score(piece, size, warn, first) for first, piece in pieces)
     if as_json:
-        print_json([{"log_prob": s.log_prob, "tokens": s.tokens, "token_log_probs": s.token_log_probs} for s in found])
+        print_json(
+            [{"log_prob": _number(s.log_prob), "tokens": s.tokens, "token_log_probs": s.token_log_probs} for s in found]
+        )
         return
     for each in found:
-        print(f"{each.log_prob:.6f}")
+        _print_line(f"{each.log_prob:.6f}")
 
 
 @app.command(rich_help_panel=USE)
@@ -287,9 +351,11 @@ def evaluate(
     ] = None,
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, none, intl, zh, char, ...")] = None,
     beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Hypotheses kept at each step.")] = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = None,
     average: Average = None,
-    samples: Annotated[int, typer.Option(min=100, help="Resamples of the paired bootstrap.")] = 1000,
+    samples: Annotated[
+        int | None, typer.Option(min=100, show_default="1000", help="Resamples of the paired bootstrap.")
+    ] = None,
     change: Change = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -304,14 +370,36 @@ def evaluate(
     from regard.evaluation.report import Test, evaluate_run
     from regard.run import load
 
-    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size)
+    if samples is not None and against is None:
+        raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
+    changes = _changes(change)
+    searching = {"--beam": beam is not None, "--set": bool(changes)}
+    if all(name is None or Path(name).is_file() for name in (run, against)):
+        computing = {
+            "--average": average is not None,
+            "--batch-size": batch_size is not None,
+            "--device": device != "auto",
+        }
+        _refuse(searching | computing, "files of outputs are only compared, nothing is computed")
+
+    def loaded(path: str) -> "Run":
+        found = load(path, device, average, trust_code=trust_code)
+        kind = found.objective.kind
+        if kind != "translation":
+            about = {"--tokenize": tokenize is not None}
+            if kind == "language_model":
+                about["--batch-size"] = batch_size is not None
+            _refuse(searching | about, f"{path} was trained for {kind} and translates nothing")
+        return found
+
+    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or LINES)
     result = evaluate_run(
-        lambda path: load(path, device, average, trust_code=trust_code),
+        loaded,
         run,
         against,
         test,
-        lambda loaded: _search(loaded.recipe.decode, beam, 1, {}, 0, change or []),
-        samples,
+        lambda loaded: SearchOptions(beam).search(loaded.recipe.decode, changes),
+        samples or 1000,
         warn,
     )
     if as_json:
@@ -337,25 +425,46 @@ def _runs_and_file(given: list[str]) -> tuple[list[str], str | None]:
     return given, None
 
 
-def _lines(file: str | None) -> Iterator[str]:
-    """The lines of a file, or of standard input."""
-    from regard.data.text import decoded_lines, lines
-
-    if file is not None and file != "-":
-        return lines(file)
-    stream: BinaryIO = sys.stdin.buffer
-    with suppress(OSError):  # io.UnsupportedOperation, where it is no file
-        # A buffer of our own: a thread may be waiting in it when we leave, and in its own Python would not allow that.
-        stream = open(stream.fileno(), "rb", closefd=False)  # noqa: SIM115
-    return decoded_lines(stream, "standard input")
+def _refuse(given: dict[str, bool], why: str) -> None:
+    """Refuse the first option that was given and would be ignored."""
+    for name, there in given.items():
+        if there:
+            raise SpecError(name, f"would be ignored: {why}; leave it out")
 
 
-def _pairs(source: str | None, target: str | None, *names: str) -> list[tuple[str, ...]]:
+def _pairs(source: str | None, target: str | None) -> list[tuple[str, ...]]:
     from regard.data.text import ParallelFiles
 
     if source is None or target is None:
-        raise SpecError("", f"two aligned files are needed; give both {names[0]} and {names[1]}")
+        raise SpecError("", "two aligned files are needed; give both --source and --target")
     return list(ParallelFiles(source, target).records())
+
+
+def _outputs(file: str) -> "list[Output]":
+    """All outputs of a document that `translate --json` or `generate --json` printed."""
+    from regard.decoding.api import Output
+
+    try:
+        document = json.loads("\n".join(lines_of(file)))
+        flat = [one for best in document for one in best]
+        return [
+            Output(
+                one["text"],
+                -math.inf if one["score"] is None else float(one["score"]),
+                -math.inf if one["log_prob"] is None else float(one["log_prob"]),
+                tuple(one["tokens"]),
+                bool(one["ended"]),
+                tuple(map(int, one["ids"])),
+                tuple(map(int, one["read"])),
+            )
+            for one in flat
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{file}: is not what translate --json or generate --json prints ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _needs(run: "Run", objective: str, command: str) -> None:
@@ -366,54 +475,106 @@ def _needs(run: "Run", objective: str, command: str) -> None:
         )
 
 
-def _search(
-    usual: "Search", beam: int | None, n_best: int, sampling: dict[str, Any], seed: int, changes: list[str]
-) -> "Search":
-    """The search asked for: sampling if any of its settings is given, else a beam."""
-    from dataclasses import replace
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """The options of a command line that change the search of a recipe; None: as the recipe has it."""
 
-    from regard.decoding.beam import Beam
-    from regard.decoding.sample import Sample
-    from regard.recipe import PARTS, parse_change
-    from regard.tree import edit
+    beam: int | None = None
+    n_best: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
 
-    given = {name: value for name, value in sampling.items() if value is not None}
-    if given and beam is not None:
-        raise SpecError("--beam", "searches and sampling settings sample; choose one of them")
-    if given or (isinstance(usual, Sample) and beam is None):
-        base = usual if isinstance(usual, Sample) else Sample()
-        search: Search = replace(base, n_best=n_best, seed=seed, **given)
-    else:
-        found = usual if isinstance(usual, Beam) else Beam()
-        beams = beam if beam is not None else max(found.beams, n_best)
-        if n_best > beams:
-            raise SpecError("--n-best", f"a beam of {beams} does not hold {n_best}; raise --beam")
-        search = replace(found, beams=beams, n_best=n_best)
-    edits = {path.removeprefix("decode."): value for path, value in map(parse_change, changes)}
-    return edit(search, edits, PARTS) if edits else search
+    def search(self, usual: "Search", changes: dict[str, Any]) -> "Search":
+        """The search of the recipe with these options: it samples if any setting of sampling is given.
+
+        A search of the other kind than the recipe's begins with that kind's defaults.
+        """
+        from dataclasses import replace
+
+        from regard.decoding.beam import Beam
+        from regard.decoding.sample import Sample
+        from regard.recipe import PARTS
+        from regard.tree import edit
+
+        given = {name: value for name, value in self.sampling.items() if value is not None}
+        if given and self.beam is not None:
+            raise SpecError("--beam", "searches and sampling settings sample; choose one of them")
+        if self.n_best is not None:
+            given["n_best"] = self.n_best
+        samples = self.beam is None and (isinstance(usual, Sample) or bool(given.keys() - {"n_best"}))
+        if samples:
+            if self.seed is not None:
+                given["seed"] = self.seed
+            search: Search = replace(usual if isinstance(usual, Sample) else Sample(), **given)
+        else:
+            if self.seed is not None:
+                raise SpecError(
+                    "--seed", "a beam draws nothing at random; leave it out, or sample with --temperature 1"
+                )
+            found = usual if isinstance(usual, Beam) else Beam()
+            n_best = self.n_best or found.n_best
+            beams = self.beam if self.beam is not None else max(found.beams, n_best)
+            if n_best > beams:
+                more = "" if self.n_best else ", which the recipe asks for (decode.n_best)"
+                raise SpecError("--n-best", f"a beam of {beams} does not hold {n_best}{more}; raise --beam")
+            given["beams"] = beams
+            search = replace(found, beams=beams, n_best=n_best)
+        return edit(search, self._edits(changes, given), PARTS) if changes else search
+
+    def _edits(self, changes: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        options = {name: f"--{name.replace('_', '-')}" for name in given} | {"beams": "--beam"}
+        for path in changes:
+            if path in given and (path != "beams" or self.beam is not None):
+                raise SpecError("--set", f"{path} is what {options[path]} says already; give one of them")
+        return changes
+
+
+def _changes(given: list[str] | None) -> dict[str, Any]:
+    """The edits of --set, each of another field."""
+    from regard.recipe import parse_change
+
+    changes: dict[str, Any] = {}
+    for change in given or ():
+        path, value = parse_change(change)
+        path = path.removeprefix("decode.")
+        if path in changes:
+            raise SpecError("--set", f"{path} is set twice; say it once")
+        changes[path] = value
+    return changes
 
 
 def _output(output: "Output") -> dict[str, Any]:
     return {
         "text": output.text,
-        "score": output.score,
-        "log_prob": output.log_prob,
+        "score": _number(output.score),
+        "log_prob": _number(output.log_prob),
         "tokens": list(output.tokens),
         "ended": output.ended,
+        "ids": list(output.ids),
+        "read": list(output.read),
     }
 
 
+def _number(value: float) -> float | None:
+    """A number as JSON has it, which knows no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _one_line(text: str) -> str:
+    """A text on one line: a line feed inside it would shift all lines after it."""
+    return text.replace("\n", " ")
+
+
 def _print_line(text: str) -> None:
-    """One line on stdout, whatever the text holds: a line feed inside it would shift all lines after it."""
-    sys.stdout.write(text.replace("\n", " ") + "\n")
+    """One line on stdout, at once."""
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def _stream(texts: Iterator[Iterator[str]], as_json: bool) -> None:
-    if as_json:
-        raise SpecError("--stream", "writes text as it comes, and --json one document; choose one of them")
+def _stream(texts: Iterable[Iterator[str]], whole: bool = False) -> None:
+    """Texts as they grow. `whole` leaves the line feeds inside them."""
     for pieces in texts:
         for piece in pieces:
-            sys.stdout.write(piece)
+            sys.stdout.write(piece if whole else _one_line(piece))
             sys.stdout.flush()
-        sys.stdout.write("\n")
+        _print_line("")

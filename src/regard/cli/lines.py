@@ -1,0 +1,84 @@
+"""Lines to work on: of a file, of standard input, of whoever types or writes them slowly."""
+
+import os
+import queue
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import BinaryIO
+
+PAUSE = 0.1  # seconds without a line after which those that came are worked on
+PATIENCE = 1.0  # seconds after which they are worked on even if more keep coming
+
+
+def lines_of(file: str | None) -> Iterator[str]:
+    """The lines of a file, or of standard input."""
+    from regard.data.text import decoded_lines, lines
+
+    if file is not None and file != "-":
+        return lines(file)
+    stream: BinaryIO = sys.stdin.buffer
+    with suppress(OSError):  # io.UnsupportedOperation, where it is no file
+        # A buffer of our own: a thread may be waiting in it when we leave, and in its own Python would not allow that.
+        stream = open(stream.fileno(), "rb", closefd=False)  # noqa: SIM115
+    return decoded_lines(stream, "standard input")
+
+
+def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, lines): `size` of them, or fewer where their writer pauses.
+
+    A file on a disk never pauses. Of a terminal or a pipe, what has come is worked on as soon as nothing more does, so
+    that a line typed is a line answered.
+    """
+    from regard.data.store import chunks
+
+    read = lines_of(file)
+    first = 0
+    for piece in _as_they_come(read, size) if _pauses(file) else chunks(read, size):
+        yield first, piece
+        first += len(piece)
+
+
+def _pauses(file: str | None) -> bool:
+    """Whether lines come from something that can wait: a terminal, a pipe, a socket."""
+    try:
+        status = os.fstat(sys.stdin.fileno()) if file in {None, "-"} else os.stat(file or "")
+    except (OSError, ValueError):  # no file at all, or none that can be opened: reading says which
+        return False
+    return not stat.S_ISREG(status.st_mode)
+
+
+def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+    """Lists of at most `size` lines: those that came before a pause."""
+    arrived: queue.Queue[str | Exception | None] = queue.Queue(size)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                arrived.put(line)
+        except Exception as error:  # raised where the lines are wanted
+            arrived.put(error)
+        arrived.put(None)
+
+    threading.Thread(target=read, name="lines", daemon=True).start()
+    over = False
+    while not over:
+        piece: list[str] = []
+        until = None  # nobody waits for an answer before the first line
+        while len(piece) < size:
+            try:
+                line = arrived.get(timeout=None if until is None else max(0.0, min(PAUSE, until - time.monotonic())))
+            except queue.Empty:
+                break
+            if isinstance(line, Exception):
+                raise line
+            if line is None:
+                over = True
+                break
+            piece.append(line)
+            until = until or time.monotonic() + PATIENCE
+        if piece:
+            yield piece
