@@ -97,6 +97,9 @@ def test_n_best_scores_and_rescoring_agree(run: Path, corpus: dict[str, str], tm
     assert len(outputs) == 18
     files = write(tmp_path / "s", sources), write(tmp_path / "t", [output["text"] for output in outputs])
     scores = json.loads(regard("score", str(run), "--source", files[0], "--target", files[1], "--json").stdout)
+    (tmp_path / "outputs").write_text(said.stdout)
+    again = json.loads(regard("score", str(run), "--outputs", str(tmp_path / "outputs"), "--json").stdout)
+    assert [one["log_prob"] for one in again] == pytest.approx([one["log_prob"] for one in outputs], abs=1e-4)
     loaded = package.load(run)
     for output, score in zip(outputs, scores, strict=True):
         # A text may be said in several ways; the usual one can be compared.
@@ -215,7 +218,8 @@ def test_language_models_by_stream_and_by_line(tmp_path: Path) -> None:
         regard("generate", str(stream), "--prompt", "abcd", "--max-len", "9", "--beam", "1", "--json").stdout
     )
     assert outputs[0][0]["text"].startswith("abcd")
-    long = regard("generate", str(stream), "--prompt", "abcd", "--max-len", "100", "--seed", "2")
+    assert "32 positions" in complaint("generate", str(stream), "--prompt", "abcd", "--max-len", "100", "--seed", "2")
+    long = regard("generate", str(stream), "--prompt", "abcd", "--seed", "2")
     assert long.returncode == 0, long.stderr
     report = json.loads(regard("evaluate", str(stream), "--text", text, "--json").stdout)
     assert report["nats_per_character"] < 2.5
