@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_without_a_table_of_positions_there_is_no_limit(runs: dict[str, Run]) ->
     far = Limits(min_len=70, max_len=70)
     (output,) = runs["stream"].generate("abcd", limits=far)
     assert len(output.ids) == 70
-    assert len(runs["translator"].translations("abcd", limits=far)[0].ids) == 70
+    assert len(runs["translator"].translations("abcd", Beam(1), limits=far)[0].ids) == 70
 
 
 def test_min_len_above_max_len_is_refused(folders: dict[str, Path], source: Path) -> None:
@@ -105,11 +106,31 @@ def test_a_prompt_that_leaves_less_room_than_max_len_is_warned_about(
     assert "leaves no room" in complaint(*words, "--min-len", str(WINDOW))
 
 
-def test_without_max_len_a_continuation_uses_the_positions_that_are_left(runs: dict[str, Run]) -> None:
+def test_without_max_len_a_continuation_uses_the_positions_that_are_left(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (output,) = runs["LINES"].generate("abcd", limits=Limits(min_len=10))
     assert output.ended or len(output.ids) == WINDOW - len(output.read) + 1
-    (output,) = runs["stream"].generate("abcd", search=Sample(seed=1), limits=Limits(min_len=200))
-    assert len(output.ids) == 200
+    monkeypatch.setattr("regard.decoding.api.NEW", 9)
+    for fewest in (9, 11):  # what has to be said is said
+        (output,) = runs["stream"].generate("abcd", search=Sample(seed=1), limits=Limits(min_len=fewest))
+        assert len(output.ids) == fewest
+
+
+def test_a_source_that_takes_up_positions_leaves_less_room(tmp_path: Path) -> None:
+    run = package.load(untrained(tmp_path / "run", Translation(), variants=("decoder_only",), **POSITIONS), "cpu")
+    warnings = list[str]()
+    source = "abcd efgh ijkl abcd"
+    read = len(run.tokenizer.encode(source)) + 1  # with its end
+    for search in (Beam(1), Beam(3), Sample()):
+        warnings.clear()
+        (output,) = run.translations(source, search, limits=Limits(max_len=WINDOW - 1), warn=warnings.append)
+        assert output.ended or len(output.ids) == WINDOW - read
+        assert [f"at most {WINDOW - read} tokens" in warning for warning in warnings] == [True]
+    with pytest.raises(DataError, match=r"line 1: .* no room"):
+        run.translate(source, limits=Limits(min_len=WINDOW - 2))
+    with pytest.raises(SpecError, match="24 positions"):
+        run.translate(source, limits=Limits(max_len=WINDOW + 1))
 
 
 # Prompts
@@ -136,8 +157,13 @@ def test_of_a_long_prompt_the_end_is_read(runs: dict[str, Run], name: str) -> No
 
 def test_many_long_lines_are_one_warning(runs: dict[str, Run], folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "long").write_text(f"abcd\n{LONG}\n{LONG}\n{LONG}\n")
-    for command, name in (("translate", "translator"), ("generate", "STREAM"), ("classify", "classifier")):
-        said = regard(command, folders[name], tmp_path / "long")
+    short = ("--max-len", "3")
+    for command, name, *words in (
+        ("translate", "translator", *short),
+        ("generate", "STREAM", *short),
+        ("classify", "classifier"),
+    ):
+        said = regard(command, folders[name], tmp_path / "long", *words)
         assert said.returncode == 0, said.stderr
         assert said.stderr.count("\n") == 1
         assert "line 2: " in said.stderr
@@ -529,6 +555,28 @@ def test_lines_of_a_pipe_are_answered_when_it_pauses(folders: dict[str, Path]) -
     assert "".join(answers) == together
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("translate", "translator"), ("generate", "STREAM"), ("classify", "classifier"), ("score", "LINES")],
+)
+def test_an_answer_waits_for_no_line_after_it(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    answered = list[int]()
+
+    def slowly(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
+        for number, line in enumerate(("abcd", "", "mnop")):
+            answered.append(sys.stdout.getvalue().count("\n"))  # type: ignore[reportAttributeAccessIssue]
+            yield number, [line]
+
+    monkeypatch.setattr("regard.cli.use.pieces_of", slowly)
+    words = (command, folders[name], *(("-", "--max-len", "3") if command == "generate" else ()))
+    printed(*words)
+    assert answered[0] == 0
+    assert answered[1] >= 1
+    assert answered[2] >= 2
+
+
 def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
     import threading
@@ -583,6 +631,6 @@ def test_runs_that_learned_different_things_are_no_ensemble(folders: dict[str, P
 
 def test_outputs_are_equal_whatever_the_batch_size(runs: dict[str, Run]) -> None:
     def said(size: int) -> list[list[Output]]:
-        return runs["STREAM"].generate(["abcd", "", LONG, "mnop efgh"], batch_size=size)
+        return runs["STREAM"].generate(["abcd", "", LONG, "mnop efgh"], batch_size=size, limits=Limits(max_len=6))
 
     assert [[one.ids for one in best] for best in said(1)] == [[one.ids for one in best] for best in said(3)]

@@ -24,6 +24,7 @@ from regard.models.base import build
 from regard.recipe import Recipe
 from regard.training.checkpoint import FORMAT, RunFolder, write_json
 from regard.training.spec import TrainSpec
+from regard.variants import combine
 
 TEXT = ["abcd efgh ijkl", "mnop abcd", "efgh efgh ijkl mnop"] * 20
 LINES = LanguageModelling("lines")
@@ -36,9 +37,14 @@ POSITIONS: Mapping[str, Any] = {"input.position": {"kind": "learned", "max_len":
 
 
 def untrained(
-    path: Path, objective: Objective, decode: Search = USUAL, max_len: int = 20, seed: int = 1, **changes: Any
+    path: Path,
+    objective: Objective,
+    decode: Search = USUAL,
+    max_len: int = 20,
+    variants: Sequence[str] = (),
+    **changes: Any,
 ) -> Path:
-    """A run folder. `changes` are those of its model, whose positions are learned only where they say so."""
+    """A run folder. `changes` are those of its model; of a translator, positions are learned only where they say so."""
     tokenizer = BPE(272).learn(TEXT)
     corpus = {Translation: TSV("x"), LanguageModelling: Lines("x"), Classification: Labelled("x")}[type(objective)]
     batching = Windows(WINDOW * 8, WINDOW) if objective.stream else Buckets(4000)
@@ -51,11 +57,12 @@ def untrained(
     else:
         task = {"kind": "sentence_classifier", "classes": 2}
         model = preset("lstm_classifier", vocab=tokenizer.size, **{"task": task, "d_model": 16, **changes})
+    model = combine(variants, model)
     folder = RunFolder(path)
     path.mkdir(parents=True)
     write_json(folder.recipe, {"format": FORMAT} | Recipe(model, data, TrainSpec(), decode).record())
     tokenizer.save(path / "tokenizer.json")
-    weights = build(model, seed=seed).state_dict()
+    weights = build(model, seed=1).state_dict()
     # Outputs that differ from line to line: a model that was never trained hardly looks at what it reads.
     folder.save_final({name: 3 * each for name, each in weights.items()}, {"steps": "[1]", "scores": "{}"})
     return path
