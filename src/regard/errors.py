@@ -1,6 +1,7 @@
 """The errors a user meets: one sentence that says what is wrong, where, and what to do."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 
@@ -27,6 +28,57 @@ class DataError(RegardError, ValueError):
 
 class KernelError(RegardError, RuntimeError):
     """A kernel was asked for something that it cannot compute exactly; the message says what and why."""
+
+
+class OutOfMemoryError(RegardError, MemoryError):
+    """The memory of the machine or of its GPU does not hold the work; the message says what would make it smaller."""
+
+
+# How torch's errors begin where it has no type of its own for a lack of memory: on a CPU, in cuBLAS, on Apple's GPUs.
+NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "storage size calculation overflowed")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error of Python, NumPy or torch means that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
+
+
+class CountedWarnings:
+    """Show a warning once, and count those like it: the same sentence, whatever its numbers.
+
+    `with CountedWarnings(print) as warn: run.translate(texts, warn=warn)` prints the first warning of each kind and, at
+    the end, how many more there were.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.counts: dict[str, int] = {}
+        self.first: dict[str, str] = {}
+
+    def __call__(self, sentence: str) -> None:
+        """Show the sentence if it is the first of its kind."""
+        kind = re.sub(r"\d[\d,.]*", "0", sentence)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind not in self.first:
+            self.first[kind] = sentence
+            self.show(sentence)
+
+    def close(self) -> None:
+        """Say how many more there were of each kind, and forget them."""
+        counts, first = self.counts, self.first
+        self.counts, self.first = {}, {}
+        for kind, count in counts.items():
+            if count > 1:
+                self.show(f"{count - 1:,} more like this one: {first[kind]}")
+
+    def __enter__(self) -> "CountedWarnings":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def join(prefix: str, path: str) -> str:

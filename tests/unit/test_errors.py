@@ -1,6 +1,17 @@
 import pytest
+import torch
 
-from regard.errors import DataError, KernelError, RegardError, SpecError, join, nearest
+from regard.errors import (
+    CountedWarnings,
+    DataError,
+    KernelError,
+    OutOfMemoryError,
+    RegardError,
+    SpecError,
+    join,
+    lacks_memory,
+    nearest,
+)
 
 
 def test_spec_error_begins_with_its_path() -> None:
@@ -52,3 +63,39 @@ def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:
     assert issubclass(DataError, ValueError)
     assert issubclass(KernelError, RegardError)
     assert issubclass(KernelError, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("too much"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+    ids=str,
+)
+def test_what_a_lack_of_memory_looks_like(error: Exception, lacks: bool) -> None:
+    assert lacks_memory(error) == lacks
+
+
+def test_torch_says_so_when_it_cannot_allocate() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert lacks_memory(raised.value)
+
+
+def test_warnings_that_are_alike_are_counted() -> None:
+    shown: list[str] = []
+    with CountedWarnings(shown.append) as warn:
+        for line in (3, 5, 1_800):
+            warn(f"line {line}: {100 * line} tokens are too many")
+        warn("the engine stops by its own rule")
+        assert shown == ["line 3: 300 tokens are too many", "the engine stops by its own rule"]
+    assert shown[2:] == ["2 more like this one: line 3: 300 tokens are too many"]
+    warn.close()
+    assert len(shown) == 3

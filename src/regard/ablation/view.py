@@ -13,7 +13,7 @@ class View:
     """Progress on stderr."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console, self.quiet = console or Console(stderr=True), quiet
+        self.console, self.quiet = console or Console(stderr=True, emoji=False), quiet
         self.live: Progress | None = None
         self.all: TaskID | None = None
         self.tasks: dict[str, TaskID] = {}

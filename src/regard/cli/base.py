@@ -1,17 +1,22 @@
 """What all commands share: the app, its panels, and how it complains."""
 
+import errno
+import io
 import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.errors import RegardError
+from regard.errors import CountedWarnings, RegardError, SpecError, lacks_memory
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from regard.threads import Kind
 
 TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
@@ -68,33 +73,106 @@ class Interrupted(BaseException):
 
 
 def main() -> None:
-    """Run the command line. What a user can put right is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    """Run the command line.
+
+    What a user can put right is one sentence on stderr and exit code 2, and so is a full disk or memory; Ctrl-C is 130.
+    Output that nobody reads any more (`| head`) ends the command without a word, with 141 as the shell reports SIGPIPE.
+    """
     signal.signal(signal.SIGINT, _interrupt)
+    _write_utf8()
+    code = _attempt()
+    _warnings.close()
     try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or _system_error(error)
+        _discard_output()
+    sys.exit(code)
+
+
+def _attempt() -> int:
+    """Run the command, and return its exit code."""
+    try:
+        _check_arguments(sys.argv[1:])
         app()
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
+            return _system_error(left.__context__)
+        return left.code if isinstance(left.code, int) else 0
     except RegardError as error:
         complain(str(error))
-        sys.exit(2)
     except Interrupted:
         complain("interrupted")
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 130
+    except OSError as error:
+        return _system_error(error)
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        complain(
+            f"memory ran out ({' '.join(str(error).split())[:120] or 'MemoryError'}); work on less at once: a smaller "
+            "--batch-size or --beam to decode, data.batching.tokens to train, or a smaller model"
+        )
+    return 2
 
 
 def _interrupt(*_: object) -> None:
     raise Interrupted
 
 
+def _check_arguments(words: list[str]) -> None:
+    """Refuse what no recipe could hold: an argument that is not text, such as a file name in another encoding."""
+    for word in words:
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError:
+            raise SpecError("", f"the argument {word!a} is not UTF-8; rename the file") from None
+
+
+def _write_utf8() -> None:
+    """Write text into files and pipes as UTF-8, whatever the locale; a terminal gets what it can show."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+def _system_error(error: OSError) -> int:
+    """One sentence about what the system refused, and the exit code."""
+    if error.errno == errno.EPIPE:
+        _discard_output()
+        return 141
+    where = error.filename if error.filename is not None else "the output"
+    todo = "make room, or write elsewhere" if error.errno == errno.ENOSPC else "put that right, and run it again"
+    complain(f"{where}: cannot be read or written ({error.strerror or error}); {todo}")
+    return 2
+
+
+def _discard_output() -> None:
+    """Send what is still to be written nowhere: Python would fail once more when it leaves."""
+    with suppress(OSError, ValueError):  # where stdout is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def complain(sentence: str) -> None:
     """One sentence on stderr."""
-    print(f"regard: {sentence}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it
+        print(f"regard: {sentence}", file=sys.stderr)
+
+
+_warnings = CountedWarnings(lambda sentence: complain(f"warning: {sentence}"))
 
 
 def warn(sentence: str) -> None:
-    """A warning on stderr."""
-    complain(f"warning: {sentence}")
+    """A warning on stderr; of many that are alike the first, and at the end of the command their number."""
+    _warnings(sentence)
+
+
+def console(stderr: bool = False, width: int | None = None) -> "Console":
+    """A console of rich for text that is not ours: `:cat:` in it stays `:cat:`."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=width, emoji=False, highlight=False)
 
 
 def print_json(value: Any) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.base import STUDY, AsJson, Device, Quiet, app, print_json, set_threads, warn
+from regard.cli.base import STUDY, AsJson, Device, Quiet, app, console, print_json, set_threads, warn
 from regard.errors import SpecError, nearest
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def progress(line: str) -> None:
 
 
 def _show(report: "Report") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -83,13 +82,11 @@ def _show(report: "Report") -> None:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for line in report.lines():
         table.add_row(*line)
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     machine = report.machine
     where = machine.get("gpu") or f"{machine['cpu']}, threads: {machine['threads']}"
-    console.print(
-        f"{report.task} {report.shape}, {report.rounds} rounds: {report.unit}", highlight=False, soft_wrap=True
-    )
-    console.print(f"{where}, torch {machine['versions']['torch']}", highlight=False)
+    screen.print(f"{report.task} {report.shape}, {report.rounds} rounds: {report.unit}", markup=False, soft_wrap=True)
+    screen.print(f"{where}, torch {machine['versions']['torch']}", markup=False)
     if report.rounds < FEWEST:
-        console.print(f"fewer than {FEWEST} rounds prove nothing", highlight=False)
+        screen.print(f"fewer than {FEWEST} rounds prove nothing")

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import INSIDE, app, print_json
+from regard.cli.base import INSIDE, app, console, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
+    from rich.text import Text
     from rich.tree import Tree
 
     from regard.cost import Cost
@@ -85,17 +86,17 @@ def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) ->
     if as_json:
         print_json(facts | {"recipe": run.recipe.record()})
         return
-    from rich.console import Console
+    from rich.text import Text
     from rich.tree import Tree
 
-    console = Console()
-    tree = Tree(f"[bold]{path}[/]", highlight=False)
+    screen = console()
+    tree = Tree(Text(path, "bold"), highlight=False)
     _grow(tree, run.recipe.record())
-    console.print(tree)
+    screen.print(tree)
     for name, value in facts.items():
         shown = "  ".join(f"{k} {v:.4f}" for k, v in value.items()) if isinstance(value, dict) else value
         counted = type(shown) is int
-        console.print(f"{name:<16} {shown:,}" if counted else f"{name:<16} {shown}", highlight=False, soft_wrap=True)
+        screen.print(f"{name:<16} {shown:,}" if counted else f"{name:<16} {shown}", markup=False, soft_wrap=True)
 
 
 def _list_presets(as_json: bool) -> None:
@@ -105,40 +106,40 @@ def _list_presets(as_json: bool) -> None:
     if as_json:
         print(json.dumps(lines, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, line in lines.items():
-        table.add_row(f"[bold]{name}[/]", line)
-    console = Console()
-    console.print(table)
-    console.print("\nregard show NAME shows one of them.", highlight=False)
+        table.add_row(Text(name, "bold"), Text(line))
+    screen = console()
+    screen.print(table)
+    screen.print("\nregard show NAME shows one of them.")
 
 
 def _show(name: str, record: dict[str, Any], changes: list[tuple[str, Any, Any]], costs: "Cost") -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
     from rich.tree import Tree
 
-    console = Console()
-    tree = Tree(f"[bold]{name}[/]  {record['kind']}", highlight=False)
+    screen = console()
+    tree = Tree(Text.assemble((name, "bold"), f"  {record['kind']}"), highlight=False)
     _grow(tree, record)
-    console.print(tree)
+    screen.print(tree)
     if changes:
-        console.print("\n[bold]Changed[/]")
+        screen.print("\n[bold]Changed[/]")
         for path, before, after in changes:
-            console.print(f"  {path}: {_short(before)} -> [bold]{_short(after)}[/]", highlight=False)
-    console.print()
+            screen.print(Text.assemble(f"  {path}: {_short(before)} -> ", (_short(after), "bold")))
+    screen.print()
     table = Table(box=None, pad_edge=False)
     table.add_column("part")
     table.add_column("parameters", justify="right")
     table.add_column("MFLOP a token", justify="right")
     for part in costs.parts:
-        table.add_row(part.part, f"{part.parameters:,}", f"{part.flops_per_token / 1e6:,.3f}")
+        table.add_row(Text(part.part), f"{part.parameters:,}", f"{part.flops_per_token / 1e6:,.3f}")
     table.add_row("[bold]all[/]", f"[bold]{costs.parameters:,}[/]", f"[bold]{costs.flops_per_token / 1e6:,.3f}[/]")
-    console.print(table, highlight=False)
-    console.print(f"\nFLOPs of a forward pass at {costs.length} tokens, two per multiply-add.", highlight=False)
+    screen.print(table)
+    screen.print(f"\nFLOPs of a forward pass at {costs.length} tokens, two per multiply-add.")
 
 
 def _short(value: Any) -> str:
@@ -146,15 +147,20 @@ def _short(value: Any) -> str:
 
 
 def _grow(tree: "Tree", record: dict[str, Any]) -> None:
-    plain = [f"{key} [cyan]{_short(value)}[/]" for key, value in record.items() if _is_leaf(key, value)]
+    from rich.text import Text
+
+    def labelled(key: str, value: str, style: str, between: str) -> "Text":
+        return Text.assemble(key, between, (value, style))  # not markup: a path may be `[/x]`
+
+    plain = [labelled(key, _short(value), "cyan", " ") for key, value in record.items() if _is_leaf(key, value)]
     if plain:
-        tree.add("  ".join(plain))
+        tree.add(Text("  ").join(plain))
     for key, value in record.items():
         items = value if isinstance(value, list) else [value]
         for i, item in enumerate(items):
             if isinstance(item, dict):
-                label = f"{key}\\[{i}]" if isinstance(value, list) else key
-                _grow(tree.add(f"{label}  [bold]{item['kind']}[/]"), item)
+                label = f"{key}[{i}]" if isinstance(value, list) else key
+                _grow(tree.add(labelled(label, item["kind"], "bold", "  ")), item)
 
 
 def _is_leaf(key: str, value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import STUDY, AsJson, app, print_json
+from regard.cli.base import STUDY, AsJson, app, console, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -50,27 +50,27 @@ def _import_part(name: str) -> Any:
 
 
 def _print_report(report: "Report") -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     marks = {"kept": "[green]kept[/]", "broken": "[bold red]BROKEN[/]", "bent": "[yellow]bent[/]"}
     models = list(dict.fromkeys(verdict.model for verdict in report.verdicts))
     table = Table(box=None, pad_edge=False)
     table.add_column("law")
     for model in models:
-        table.add_column(model)
+        table.add_column(Text(model))
     for law in dict.fromkeys(verdict.law for verdict in report.verdicts):
         row = {v.model: marks.get(v.outcome, "-") for v in report.verdicts if v.law == law}
         table.add_row(law, *(row.get(model, "") for model in models))
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     refused = {v.model: v.detail for v in report.verdicts if v.outcome == "refused"}
     for model, reason in refused.items():
-        console.print(f"- {model} was refused: {reason}", highlight=False, markup=False)
+        screen.print(f"- {model} was refused: {reason}", markup=False)
     for verdict in report.broken:
-        console.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", highlight=False, markup=False)
+        screen.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", markup=False)
     kept = sum(verdict.outcome == "kept" for verdict in report.verdicts)
-    console.print(f"{report.part}: {kept} kept, {len(report.broken)} broken", highlight=False)
+    screen.print(f"{report.part}: {kept} kept, {len(report.broken)} broken", markup=False)
 
 
 @app.command(rich_help_panel=STUDY)
@@ -92,8 +92,8 @@ def variants(
     if as_json:
         print_json({"base": base, "variants": rows})
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for heading in ("row", "name", "group", "parameters", "what it is"):
@@ -102,14 +102,15 @@ def variants(
     for row in rows:
         count = f"{row['parameters']:,}" if row["parameters"] is not None else "-"
         number = "" if row["row"] is None else str(row["row"])
-        table.add_row(number, row["name"], row["group"], count, f"{row['about']} ({row['paper']})")
-    console = Console()
-    console.print(table)
+        table.add_row(number, row["name"], row["group"], count, Text(f"{row['about']} ({row['paper']})"))
+    screen = console()
+    screen.print(table)
     for row in rows:
         if row["refused"]:
-            console.print(f"- {row['name']}: {row['refused']}", highlight=False, markup=False)
+            screen.print(f"- {row['name']}: {row['refused']}", markup=False)
         for law, reason in row["bends"].items():
-            console.print(f"- {row['name']} bends the law {law!r}: {reason}", highlight=False, markup=False)
+            screen.print(f"- {row['name']} bends the law {law!r}: {reason}", markup=False)
         for change in row["changes"] if name else ():
-            console.print(f"  {change['path']}", highlight=False, markup=False)
-    console.print(f"{len(rows)} variants of {base}; regard train --variant NAME, regard ablate --rows NAME,NAME")
+            screen.print(f"  {change['path']}", markup=False)
+    tail = "regard train --variant NAME, regard ablate --rows NAME,NAME"
+    screen.print(f"{len(rows)} variants of {base}; {tail}", markup=False)

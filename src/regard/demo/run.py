@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from regard.data.objectives import Translation
 from regard.demo.corpus import Example, generate
+from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.inspection import render
 from regard.models.base import LanguageModel
@@ -58,10 +60,12 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
 
 def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bool) -> dict[str, Any]:
     """Train, test, translate, show; the facts of it."""
-    console = Console(quiet=quiet)
+    console = Console(quiet=quiet, emoji=False, highlight=False)
     folder = out or _free(Path("runs") / "demo")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):  # before anything is written into it
+        raise DataError(f"{folder} exists; choose another folder with --out")
     steps = steps or STEPS
-    console.print(f"Making {PAIRS:,} pairs of English and '{language}' from num2words and Babel.", highlight=False)
+    console.print(f"Making {PAIRS:,} pairs of English and '{language}' from num2words and Babel.", markup=False)
     corpus = generate(PAIRS, language, seed)
     torch.set_num_threads(quickest_threads())
     text = folder / "text"
@@ -78,20 +82,20 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     console.print(
         f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are right to the letter "
         f"(BLEU {bleu.value:.1f}), after {seconds:.0f} s. Their values occur nowhere in the training text.\n",
-        highlight=False,
         soft_wrap=True,
     )
     for example, translation in _sampled(list(zip(test, said, strict=True)), seed):
         mark = "" if translation == example.target else f"   (should be {example.target})"
-        console.print(f"  {example.source} -> [bold]{translation}[/]{mark}", highlight=False, soft_wrap=True)
+        line = Text.assemble(f"  {example.source} -> ", (translation, "bold"), mark)
+        console.print(line, soft_wrap=True)
     picture = _show(trained, test, said, console)
     console.print(
         f"\nThe run is in {folder}, the picture in {picture}. Use it, or train on your own files:\n",
-        highlight=False,
+        markup=False,
         soft_wrap=True,
     )
-    console.print(f"  echo 'four hundred and twenty-one' | regard translate {folder}", highlight=False, markup=False)
-    console.print("  regard train --source mine.en --target mine.de --out runs/mine", highlight=False, markup=False)
+    console.print(f"  echo 'four hundred and twenty-one' | regard translate {folder}", markup=False, soft_wrap=True)
+    console.print("  regard train --source mine.en --target mine.de --out runs/mine", markup=False)
     return {
         "exact_match": right.value,
         "bleu": bleu.value,
@@ -151,11 +155,10 @@ def _show(trained: Run, test: Sequence[Example], said: Sequence[str], console: C
     weights, rows, columns = looked(trained, example.source, example.target)
     console.print(
         f"\nWhere it looked in '{example.source}' while it said '{example.target}' (last layer, mean of heads):\n",
-        highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    console.print(render.terminal(weights, rows, columns, console.width), highlight=False, markup=False)
+    console.print(render.terminal(weights, rows, columns, console.width), markup=False)
     path = trained.path / "attention.png"
     render.png(weights, rows, columns, path, f"{example.source}  ->  {example.target}")
     return path

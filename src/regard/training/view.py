@@ -1,5 +1,6 @@
 """What a person sees of training: a live line on a terminal, a few plain lines elsewhere. All of it goes to stderr."""
 
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -15,15 +16,16 @@ class View:
     """Progress with loss, speed, memory and time left; a line for every validation."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, emoji=False)
         self.quiet = quiet
         self.live: Progress | None = None
         self.task: TaskID | None = None
 
     def say(self, sentence: str) -> None:
-        """A line above the live one."""
+        """A line above the live one. One that cannot be written, as into a full disk, stops no training."""
         if not self.quiet:
-            self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            with suppress(OSError):
+                self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def note(self, event: Event) -> None:
         """Show an event."""

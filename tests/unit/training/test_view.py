@@ -1,6 +1,8 @@
 """What a person sees of training, on a terminal and in a file."""
 
 import io
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +88,11 @@ def test_it_all_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_events_without_a_picture_are_passed_over() -> None:
     assert told({"event": "save", "step": 3}, {"event": "something new", "step": 4}) == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_line_that_cannot_be_written_stops_nothing() -> None:
+    full = open("/dev/full", "w")  # noqa: SIM115
+    View(Console(file=full)).note(VALID)
+    with suppress(OSError):
+        full.close()
