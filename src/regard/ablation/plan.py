@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.ablation.rows import Row
 from regard.data.prepare import DataSpec, Prepared, opened, prepare
+from regard.data.text import is_pipe
 from regard.errors import DataError
 from regard.recipe import PARTS, Asked, Recipe
 from regard.training.checkpoint import file_digest
@@ -65,6 +66,8 @@ def _key(wanted: Asked) -> str:
     record = to_record(replace(wanted.data, train=wanted.data.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
     paths = [path for corpus in (*wanted.data.train, *wanted.data.valid) for path in corpus.files()]
+    for path in filter(is_pipe, paths):
+        raise DataError(f"{path}: is a pipe, and the same command must find the same text later; write it to a file")
     try:
         files = [file_digest(Path(path)) for path in paths]
     except OSError:

@@ -5,10 +5,11 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ from regard.data.cache import Cache
 from regard.data.objectives import Classification, Objective, Record, Translation
 from regard.data.sample import Sample
 from regard.data.store import Table, Writer, chunks
-from regard.data.text import Corpus
+from regard.data.text import Corpus, is_pipe, spool
 from regard.data.tokenizer import BPE, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
 from regard.files import new_folder
 from regard.tree import Spec, to_record
 
 CHUNK = 8192  # records that are encoded at once
-FORMAT = 1  # of the prepared data: one more whenever the same text would give other data
+FORMAT = 2  # of the prepared data: one more whenever the same text would give other data
 SAMPLE = 10_000_000  # characters that a tokenizer is learned from, where a sample is enough
 
 
@@ -104,6 +105,16 @@ class Survey:
     characters: int = 0
     bytes: int = 0  # of the text that is to be said
 
+    @classmethod
+    def of(cls, record: Any) -> "Survey":
+        """From JSON."""
+        found = cls(**record)
+        for name, value in asdict(found).items():
+            counts = value.values() if isinstance(getattr(cls(), name), dict) else [value]
+            if not all(type(count) is int and count >= 0 for count in counts):
+                raise TypeError(f"{name} is not a count")
+        return found
+
     def sentences(self, name: str, max_len: int) -> list[str]:
         """The survey in words, one line for each thing that a user should know."""
         said = [f"{name}: {self.kept:,} of {self.records:,} records kept"]
@@ -148,20 +159,56 @@ def prepare(
     """Read all text, train the tokenizers unless they are given, and leave the token tables in `folder`.
 
     The folder appears whole or not at all. What a `cache` has of the same text, prepared in the same way, is taken from
-    it, and what it has not is kept there.
+    it, and what it has not is kept there. A pipe is copied into a file first, for the text is read more than once.
     """
     try:
-        key = None if cache is None else cache.key(*_described(spec, seed, tokenizers))
-        if cache is None or key is None:
-            return _prepare(spec, folder, seed, tokenizers, say)
-        if cache.fetch(key, folder):
-            say("this text was prepared before: taking the data from the cache (regard cache)")
-            return opened(spec, folder)
-        prepared = _prepare(spec, folder, seed, tokenizers, say)
-        cache.keep(key, folder, say)
+        with _spooled(spec, folder, say) as (data, named):
+            key = None if cache is None else cache.key(*_described(data, seed, tokenizers))
+            if cache is None or key is None:
+                return _prepare(data, folder, seed, tokenizers, say, named)
+            if cache.fetch(key, folder):
+                say("this text was prepared before: taking the data from the cache (regard cache)")
+                return opened(data, folder)
+            prepared = _prepare(data, folder, seed, tokenizers, say, named)
+            cache.keep(key, folder, say)
     except OSError as error:
         raise DataError(f"cannot write the prepared data to {folder}: {error.strerror or error}; make room") from None
     return prepared
+
+
+@contextmanager
+def _spooled(
+    spec: DataSpec, folder: Path, say: Callable[[str], None]
+) -> Iterator[tuple[DataSpec, Callable[[str], str]]]:
+    """The same data with every pipe copied into a file beside `folder`, while that is needed.
+
+    Also a function that gives such files in a sentence the names of the pipes, which are what a user knows.
+    """
+    corpora = (*spec.train, *spec.valid)
+    pipes = list(dict.fromkeys(file for corpus in corpora for file in corpus.files() if is_pipe(file)))
+    if not pipes:
+        yield spec, str
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".text-", dir=folder.parent) as place:
+        copies = {pipe: str(Path(place) / f"pipe-{number}") for number, pipe in enumerate(pipes)}
+
+        def named(sentence: str) -> str:
+            for pipe, copy in copies.items():
+                sentence = sentence.replace(copy, pipe)
+            return sentence
+
+        def moved(corpus: Corpus) -> Corpus:
+            files = {name: getattr(corpus, name) for name in corpus.paths}
+            return replace(corpus, **{name: copies.get(file, file) for name, file in files.items()})  # type: ignore[type-var]  # every concrete spec is a dataclass
+
+        for pipe, copy in copies.items():
+            say(f"reading {pipe}")
+            spool(pipe, Path(copy))
+        try:
+            yield replace(spec, train=tuple(map(moved, spec.train)), valid=tuple(map(moved, spec.valid))), named
+        except DataError as error:
+            raise DataError(named(str(error))) from None
 
 
 def _described(
@@ -202,9 +249,10 @@ def _prepare(
     seed: int,
     tokenizers: dict[str, Tokenizer] | None,
     say: Callable[[str], None],
+    named: Callable[[str], str],
 ) -> Prepared:
     with new_folder(folder) as making:
-        spec = _fill(spec, making, seed, tokenizers, say)
+        spec = _fill(spec, making, seed, tokenizers, say, named)
     return opened(spec, folder)
 
 
@@ -214,6 +262,7 @@ def _fill(
     seed: int,
     tokenizers: dict[str, Tokenizer] | None,
     say: Callable[[str], None],
+    named: Callable[[str], str],
 ) -> DataSpec:
     """Write the prepared data into a folder; the description of the data with its labels."""
     say("reading the text")
@@ -237,7 +286,8 @@ def _fill(
     if split.any_valid and not valid_survey.kept:
         why = _why_none(valid_survey, spec.max_len)
         raise DataError(f"no record of the validation text is left to measure on: {why}")
-    report = [*split.said, *survey.sentences("training text", spec.max_len)]
+    remarks = [named(remark) for corpus in (*spec.train, *spec.valid) for remark in corpus.remarks()]
+    report = [*remarks, *split.said, *survey.sentences("training text", spec.max_len)]
     if valid_survey.records:
         report += valid_survey.sentences("validation text", spec.max_len)
     surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": report}
@@ -257,18 +307,28 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
         surveys = json.loads((folder / "survey.json").read_text(encoding="utf-8"))
         labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
         with open(folder / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
-            texts = [tuple(json.loads(line)) for line in lines]
-        survey, valid_survey, report = Survey(**surveys["train"]), Survey(**surveys["valid"]), surveys["report"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            texts = [_strings(json.loads(line), len(spec.objective.texts)) for line in lines]
+        survey, valid_survey = Survey.of(surveys["train"]), Survey.of(surveys["valid"])
+        report, labels = list(_strings(surveys["report"])), _strings(labels)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{folder} is not prepared data ({error}); train again from the text") from None
-    objective = (
-        replace(spec.objective, labels=tuple(labels)) if isinstance(spec.objective, Classification) else spec.objective
-    )
+    objective = replace(spec.objective, labels=labels) if isinstance(spec.objective, Classification) else spec.objective
     tables = [Table.open(folder / f"train-{i}") for i in range(len(spec.train))]
     valid = Table.open(folder / "valid") if valid_survey.records else None
     tokenizers = _loaded({path.name.split(".")[1]: path for path in sorted(folder.glob("tokenizer.*.json"))})
+    if missing := set(objective.encoded) - set(tokenizers):
+        raise DataError(f"{folder} has lost tokenizer.{missing.pop()}.json; train again from the text")
     weights = [corpus.weight for corpus in spec.train]
     return Prepared(objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)
+
+
+def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
+    """A list of strings from a file that anybody may have edited, `count` of them if that is given."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError("a list of strings is something else")
+    if count is not None and len(value) != count:
+        raise ValueError(f"a record has {len(value)} texts instead of {count}")
+    return tuple(value)
 
 
 def _loaded(paths: dict[str, Path]) -> dict[str, Tokenizer]:

@@ -114,6 +114,8 @@ class Table:
 
 
 def _mapped(folder: Path, name: str, about: dict[str, Any]) -> Column:
+    if about["dtype"] not in ("<u2", "<u4"):
+        raise ValueError(f"{name} has ids of type {about['dtype']!r}")
     dtype = np.dtype(about["dtype"])
     column = Column(_file(folder / f"{name}.ids", dtype), _file(folder / f"{name}.offsets", np.dtype("<i8")))
     found, wanted = (len(column), len(column.ids)), (about["rows"], about["ids"])

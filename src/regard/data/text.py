@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import stat
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, zip_longest
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from regard.errors import DataError, SpecError, nearest
@@ -26,6 +28,7 @@ C = TypeVar("C", bound="Corpus")
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # how the content of a packed file begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 STRETCH = 1 << 20  # bytes looked at together, so that a binary file is refused before it fills the memory
+LONGEST = 1 << 24  # bytes of a line: a packed file of a megabyte may unpack to a line that fills the memory
 FASTTEXT = "__label__"
 UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
@@ -42,25 +45,29 @@ class Stream(Protocol):
 def lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a text file, without their ends; `.gz` and `.xz` are unpacked on the way."""
     name = os.fspath(path)
-    number, begun = 1, list[bytes]()  # the line to come, and what is there of it
+    number, begun, size = 1, list[bytes](), 0  # the line to come, what is there of it, and how much that is
     with _opened(name) as file, _unpacked(file, name) as stream:
         while True:
             try:
                 stretch = stream.read1(STRETCH)
             except UNREADABLE as error:
                 raise _damaged(name, number, error) from None
+            first = stretch.find(b"\n")
+            if size + (len(stretch) if first < 0 else first) > LONGEST:
+                raise _too_long(name, number)
             # A line with a NUL byte is refused before its end is found: a binary file may have none.
             end = len(stretch) if b"\0" in stretch or not stretch else stretch.rfind(b"\n") + 1
             if end or not stretch:
                 for line in _block(b"".join([*begun, stretch[:end]]), name, number):
                     yield line
                     number += 1
-                begun = []
+                begun, size = [], 0
             if not stretch:
                 break
             begun.append(stretch[end:])
+            size += len(stretch) - end
     if number == 1:
-        raise DataError(f"{name}: is empty; give a file with at least one line")
+        raise _empty(name)
 
 
 def _block(block: bytes, name: str, number: int) -> Iterable[str]:
@@ -97,7 +104,7 @@ def decoded_lines(stream: Stream, name: str, first: int = 1) -> Iterator[str]:
 
 
 def _raw_line(stream: Stream, name: str, number: int) -> bytes:
-    stretches = []
+    stretches, size = [], 0
     while True:
         try:
             stretch = stream.readline(STRETCH)
@@ -106,8 +113,20 @@ def _raw_line(stream: Stream, name: str, number: int) -> bytes:
         if b"\0" in stretch:
             raise DataError(f"{name}: line {number} is not text: it has a NUL byte, as binary files and UTF-16 do")
         stretches.append(stretch)
+        size += len(stretch)
+        if size > LONGEST + stretch.endswith(b"\n"):
+            raise _too_long(name, number)
         if len(stretch) < STRETCH or stretch.endswith(b"\n"):
             return b"".join(stretches)
+
+
+def _too_long(name: str, number: int) -> DataError:
+    most = f"{LONGEST >> 20} MiB" if LONGEST >= 1 << 20 else f"{LONGEST} bytes"
+    return DataError(f"{name}: line {number} is longer than {most}; break the text into lines")
+
+
+def _empty(name: str) -> DataError:
+    return DataError(f"{name}: is empty; give a file with at least one line")
 
 
 def _damaged(name: str, number: int, error: Exception) -> DataError:
@@ -118,7 +137,8 @@ def _opened(name: str) -> io.BufferedReader:
     try:
         return Path(name).open("rb")
     except FileNotFoundError:
-        raise DataError(f"{name}: there is no such file") from None
+        gone = "; a pipe is gone with the command that made it" if name.startswith(("/dev/fd/", "/proc/")) else ""
+        raise DataError(f"{name}: there is no such file{gone}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: is a folder; name a file in it") from None
     except PermissionError:
@@ -140,6 +160,32 @@ def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.Gz
     if head and ending == ".xz":
         return lzma.LZMAFile(file, format=lzma.FORMAT_XZ)
     return file
+
+
+def is_pipe(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path names a pipe, such as the shell's `<(zcat a.gz)`: it can be read only once."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):  # opening it says what is wrong
+        return False
+
+
+def check_file(path: str) -> None:
+    """Refuse a file that cannot be read, without reading it: a long text may come before it."""
+    if not is_pipe(path):
+        with _opened(path) as file:
+            _unpacked(file, path)
+            if not file.peek(1):
+                raise _empty(path)
+
+
+def spool(path: str, to: Path) -> None:
+    """Copy a pipe into a file. What is no text is not copied to its end, which it may not have."""
+    with _opened(path) as pipe, open(to, "wb") as file:
+        while stretch := pipe.read1(STRETCH):
+            file.write(stretch)
+            if b"\0" in stretch:
+                break
 
 
 class Corpus(Spec):
@@ -165,6 +211,10 @@ class Corpus(Spec):
     def files(self) -> tuple[str, ...]:
         """The files that are read."""
         return tuple(getattr(self, field) for field in self.paths)
+
+    def remarks(self) -> list[str]:
+        """What a user should know of how the files are read; nothing by default."""
+        return []
 
     def absolute(self: C, folder: str = "") -> C:
         """The same corpus from anywhere; relative paths are taken from `folder` (the working folder by default)."""
@@ -213,8 +263,12 @@ class TSV(Corpus):
         _check_columns(source_column=self.source_column, target_column=self.target_column)
 
     def records(self) -> Iterator[tuple[str, str]]:
-        for number, line in _rows(self.path, self.header):
-            yield _columns(line, self.source_column, self.target_column, f"{self.path}: line {number}")
+        columns = self.source_column, self.target_column
+        for cells, where in _rows(self.path, self.header):
+            yield _columns(cells, *columns, where)
+
+    def remarks(self) -> list[str]:
+        return _unused(self.path, self.source_column, self.target_column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +338,16 @@ class Labelled(Corpus):
             raise SpecError("text_column", f"is the column of the label, {self.label_column}; name another")
 
     def records(self) -> Iterator[tuple[str, str]]:
-        for number, line in _rows(self.path, self.header):
-            where = f"{self.path}: line {number}"
-            if "\t" in line or not line.startswith(FASTTEXT):
-                label, text = _columns(line, self.label_column, self.text_column, where)
+        columns = self.label_column, self.text_column
+        for cells, where in _rows(self.path, self.header, fasttext=True):
+            if len(cells) == 1 and cells[0].startswith(FASTTEXT):
+                label, _, text = cells[0].partition(" ")
             else:
-                label, _, text = line.partition(" ")
+                label, text = _columns(cells, *columns, where)
             yield _label(label, text, where), text
+
+    def remarks(self) -> list[str]:
+        return _unused(self.path, self.label_column, self.text_column)
 
 
 def _label(written: str, text: str, where: str) -> str:
@@ -302,11 +359,35 @@ def _label(written: str, text: str, where: str) -> str:
     return label
 
 
-def _rows(path: str, header: bool) -> Iterator[tuple[int, str]]:
-    """The numbered lines, without the names of the columns."""
+def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[list[str], str]]:
+    """The cells of every line but the names of the columns, and where it stands.
+
+    All lines have as many cells: one more is a tab inside a text, which would end there without a word, and one less a
+    cell that is missing.
+    """
+    first: tuple[int, int] | None = None  # a line, and its number of columns
     for number, line in enumerate(lines(path), 1):
+        cells = line.split("\t")
+        if not (fasttext and len(cells) == 1 and line.startswith(FASTTEXT)):
+            first = first or (number, len(cells))
+            if len(cells) != first[1]:
+                raise DataError(
+                    f"{path}: line {number} has {_counted(cells)} between tabs and line {first[0]} has {first[1]}; "
+                    "a text may hold no tab, and every line needs the same columns"
+                )
         if number > 1 or not header:
-            yield number, line
+            yield cells, f"{path}: line {number}"
+
+
+def _unused(path: str, first: int, second: int) -> list[str]:
+    """That a file has more columns than are read, as its first line shows; of a pipe nothing, for it is read by now."""
+    if is_pipe(path):
+        return []
+    count = next(lines(path)).count("\t") + 1
+    if count <= 2:
+        return []
+    used = "the first two" if (first, second) == (1, 2) else f"columns {first} and {second}"
+    return [f"warning: {path} has {count} columns between tabs; only {used} are read"]
 
 
 def _check_columns(**columns: int) -> None:
@@ -315,12 +396,14 @@ def _check_columns(**columns: int) -> None:
             raise SpecError(field, f"must be at least 1, not {column}: columns are counted from 1")
 
 
-def _columns(line: str, first: int, second: int, where: str) -> tuple[str, str]:
-    cells = line.split("\t")
+def _columns(cells: list[str], first: int, second: int, where: str) -> tuple[str, str]:
     if len(cells) < max(first, second):
-        plural = "" if len(cells) == 1 else "s"
-        raise DataError(f"{where} has {len(cells)} column{plural} between tabs; column {max(first, second)} is missing")
+        raise DataError(f"{where} has {_counted(cells)} between tabs; column {max(first, second)} is missing")
     return cells[first - 1], cells[second - 1]
+
+
+def _counted(cells: list[str]) -> str:
+    return "1 column" if len(cells) == 1 else f"{len(cells)} columns"
 
 
 def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -345,9 +428,15 @@ def _field(record: dict[str, Any], key: str, where: str) -> str:
             raise DataError(f"{where} has no field {key!r}; {known}")
         value = value[name]
     if not isinstance(value, str):
-        raise DataError(f"{where}: field {key!r} needs a string, not {json.dumps(value)[:40]}")
+        raise DataError(f"{where}: field {key!r} needs a string, not {_kind_of(value)}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise DataError(f"{where}: field {key!r} has half a character (a lone surrogate); repair the text") from None
     return value
+
+
+def _kind_of(value: Any) -> str:
+    """A JSON value in a word, or as it is where it is short: it may be nested more deeply than can be written."""
+    names = {dict: "an object", list: "a list", bool: "true or false", NoneType: "null"}
+    return names.get(type(value)) or f"{value!r}"[:40]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Test:
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
 
+    @cached_property  # read once: it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
         """Source and reference."""
         self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
@@ -50,12 +52,19 @@ class Test:
             )
         return list(ParallelFiles(self.source, self.reference).records())
 
+    @cached_property
     def examples(self) -> list[tuple[str, str]]:
         """Label and text."""
         self.only("labelled")
         if self.labelled is None:
             raise SpecError("", "a classifier is measured on labelled text; give --labelled")
         return list(Labelled(self.labelled).records())
+
+    def remarks(self) -> list[str]:
+        """What a user should know of how the files are read."""
+        if self.tsv is not None:
+            return TSV(self.tsv).remarks()
+        return [] if self.labelled is None else Labelled(self.labelled).remarks()
 
     def lines(self) -> list[tuple[str]]:
         """Text alone."""
@@ -90,7 +99,9 @@ def evaluate_run(
             raise SpecError("--against", "compares what systems say; measure each language model by itself")
         return _language_model(first, test)
     classifies = first is not None and isinstance(first.objective, Classification)
-    wanted = [label for label, _ in test.examples()] if classifies else [target for _, target in test.pairs()]
+    wanted = [label for label, _ in test.examples] if classifies else [target for _, target in test.pairs]
+    for remark in test.remarks():
+        warn(remark.removeprefix("warning: "))
 
     def answers(path: str, run: "Run | None") -> Answers:
         if run is None and Path(path).is_dir():
@@ -122,7 +133,7 @@ def _outputs(path: str, count: int) -> list[str]:
 
 
 def _translated(run: "Run", test: Test, search: Search, warn: Warn) -> Answers:
-    pairs = test.pairs()
+    pairs = test.pairs
     outputs = run.translations([source for source, _ in pairs], search, test.batch_size, warn=warn)
     said = [best[0].text for best in outputs]
     scores = run.score(pairs, test.batch_size)
@@ -132,7 +143,7 @@ def _translated(run: "Run", test: Test, search: Search, warn: Warn) -> Answers:
 
 
 def _classified(run: "Run", test: Test, warn: Warn) -> Answers:
-    examples = test.examples()
+    examples = test.examples
     guesses = run.classify([text for _, text in examples], test.batch_size, warn)
     return Answers(str(run.path), [guess.label for guess in guesses], {"lines": len(examples), "step": run.step})
 

@@ -10,6 +10,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from itertools import islice
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from regard.data import text
-from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles, decoded_lines, lines
+from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles, check_file, decoded_lines, lines
 from regard.errors import DataError, SpecError
 from regard.tree import read, to_record
 
@@ -304,3 +305,59 @@ def test_impossible_corpora_are_refused(make: Callable[[], Corpus], field: str) 
     with pytest.raises(SpecError) as caught:
         make()
     assert caught.value.path == field
+
+
+# -- lines without end, files that cannot be read, columns that are not
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz", "text.xz"])
+def test_a_line_has_a_longest_length_and_memory_a_bound(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "LONGEST", 1 << 21)
+    opened = {"text": open, "text.gz": gzip.open, "text.xz": lzma.open}[name]
+    with opened(tmp_path / name, "wb") as file:
+        file.write(b"short\n" + b"b" * (1 << 21) + b"\n")
+        for _ in range(32):
+            file.write(b"c" * (1 << 20))
+    tracemalloc.start()
+    found = lines(tmp_path / name)
+    assert (next(found), len(next(found))) == ("short", 1 << 21)
+    with pytest.raises(DataError, match="line 3 is longer than 2 MiB; break the text into lines"):
+        next(found)
+    assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    tracemalloc.stop()
+
+
+def test_a_stream_has_the_same_longest_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "LONGEST", 5)
+    assert list(decoded_lines(io.BytesIO(b"12345\n12345"), "standard input")) == ["12345", "12345"]
+    for content in (b"1\n123456\n", b"1\n123456"):
+        with pytest.raises(DataError, match="standard input: line 2 is longer than 5 bytes"):
+            list(decoded_lines(io.BytesIO(content), "standard input"))
+
+
+def test_all_lines_have_the_same_columns(tmp_path: Path) -> None:
+    for content in ("a\tb\nc\td\te\n", "a\tb\tc\nd\te\n"):
+        assert "columns between tabs and line 1 has" in refusal(TSV(written(tmp_path, content)))
+    mixed = written(tmp_path, "__label__x one text\ny\tanother\n__label__x the third\n")
+    assert [label for label, _ in Labelled(mixed).records()] == ["x", "y", "x"]
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "a\tb\tc\n")
+    assert TSV(path).remarks() == [f"warning: {path} has 3 columns between tabs; only the first two are read"]
+    assert "only columns 3 and 1 are read" in TSV(path, 3, 1).remarks()[0]
+    assert TSV(written(tmp_path, "a\tb\n")).remarks() == []
+
+
+def test_a_file_is_checked_without_being_read(tmp_path: Path) -> None:
+    check_file(written(tmp_path, "a\n"))
+    for path, said in ((str(tmp_path), "is a folder"), (str(tmp_path / "no"), "no such file")):
+        with pytest.raises(DataError, match=said):
+            check_file(path)
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(DataError, match="is empty"):
+        check_file(str(tmp_path / "empty"))
+    os.mkfifo(tmp_path / "pipe")
+    check_file(str(tmp_path / "pipe"))  # not opened: it would wait for a writer
