@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from regard.presets import PRESETS, preset
 from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
 from regard.training.spec import TrainSpec
-from regard.tree import Spec, edit, get_at, read, to_record
+from regard.tree import DEEPEST, Spec, check_plain, edit, get_at, read, to_record
 from regard.variants import combine
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
@@ -92,6 +93,7 @@ class Asked:
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Asked":
         """From JSON. Whether code may be imported is said anew: a folder may come from anywhere."""
+        _check_record(record)
         return cls(
             data=read(record["data"], DataSpec, "data", PARTS, trust_code),
             train=read(record["train"], TrainSpec, "train", PARTS, trust_code),
@@ -118,6 +120,32 @@ class Asked:
         return replace(self, data=data, start=None if self.start is None else str(Path(self.start).absolute()))
 
 
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Refuse a record of `Asked` that was damaged or edited; its sections are checked where they are read."""
+    check_plain(record)
+    for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
+        if name not in record:
+            raise SpecError(name, "is missing; restore the file, or train again")
+    for name, slot in (("data", Mapping), ("changes", Mapping), ("model", Mapping | None), ("start", str | None)):
+        if not isinstance(record[name], slot):
+            raise SpecError(name, f"is {_shown(record[name])}; restore the file, or train again")
+    _check_variants(record["variants"], "variants")
+    if type(record.get("laid", False)) is not bool:
+        raise SpecError("laid", f"needs true or false, not {_shown(record['laid'])}")
+
+
+def _check_variants(names: Any, path: str) -> None:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SpecError(path, f"needs a list of names, not {_shown(names)}")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SpecError(path, f"{twice!r} is given twice; leave one of the two out")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]
+
+
 def asked(
     record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
 ) -> Asked:
@@ -125,8 +153,13 @@ def asked(
     for key in record:
         if key not in (*SECTIONS, "start"):
             raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
+    check_plain(record)
     if "data" not in record:
         raise SpecError("data", "is missing; a recipe says what to learn from")
+    if not isinstance(record["data"], Mapping):
+        raise SpecError("data", f"needs a table, not {_shown(record['data'])}")
+    if not isinstance(record.get("start"), str | None):
+        raise SpecError("start", f"needs the folder of a run, not {_shown(record['start'])}")
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for change in changes:
         path, value = parse_change(change)
@@ -135,12 +168,17 @@ def asked(
             raise SpecError(path, "is a whole section; set a field of it, such as train.steps=1000")
         if section not in SECTIONS:
             section, rest = "model", path
+        if rest in sections[section]:
+            raise SpecError("--set", f"{path} is set twice; leave one of the two out")
         sections[section][rest] = value
     model = _model_table(record["model"], "model") if "model" in record else None
     if model is not None and not {"preset", "kind"} & model.keys():  # edits of the model that will be chosen
         variants = (*model.pop("variants", ()), *variants)
         sections["model"] = _flat(model) | sections["model"]
         model = None
+    _check_variants([*(model or {}).get("variants", ()), *variants], "variants")
+    if record.get("start") is not None:
+        _check_start(record, sections, variants)
     data: DataSpec = _section(record["data"], DataSpec, "data", sections["data"], trust_code)
     usual = "sample" if isinstance(data.objective, LanguageModelling) else "beam"
     wanted = Asked(
@@ -158,6 +196,17 @@ def asked(
     if wanted.model is not None:
         model_for(wanted, None, lambda _: {})  # what is wrong with it is said before the corpus is read
     return wanted
+
+
+def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
+    """Refuse what would be ignored by a run that starts from another: model and tokenizer are those of that run."""
+    start = record["start"]
+    if "model" in record or sections["model"] or variants:
+        raise SpecError("model", f"--from takes the model of {start} as it is; change nothing about it")
+    named = [path.partition(".")[0] for path in (*record["data"], *sections["data"])]
+    for name in ("tokenizer", "joint"):
+        if name in named:
+            raise SpecError(f"data.{name}", f"--from takes the tokenizer of {start} as it is; leave it out")
 
 
 def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
@@ -194,8 +243,7 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
     `changes` are `path=value` edits of the model; a leading `model.` is allowed, so that the same edit works on a whole
     recipe.
     """
-    edits = dict(parse_change(change) for change in changes)
-    edits = {path.removeprefix("model."): value for path, value in edits.items()}
+    edits = parse_changes(changes, "model")
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
         if name and name not in PRESETS and path.exists():
@@ -287,11 +335,10 @@ def _model_table(record: Any, path: str) -> dict[str, Any]:
     if isinstance(record, str):
         return {"preset" if record in PRESETS else "kind": record}
     if not isinstance(record, Mapping):
-        raise SpecError(path, f"needs a table with a kind or a preset, not {record!r}")
+        raise SpecError(path, f"needs a table with a kind or a preset, not {_shown(record)}")
     if not isinstance(record.get("preset", ""), str):
-        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {record['preset']!r}")
-    if not isinstance(record.get("variants", ()), list | tuple):
-        raise SpecError(f"{path}.variants", f"needs a list of names, not {record['variants']!r}")
+        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {_shown(record['preset'])}")
+    _check_variants(record.get("variants", ()), f"{path}.variants")
     return dict(record)
 
 
@@ -311,14 +358,41 @@ def read_file(path: Path) -> dict[str, Any]:
     """A TOML or JSON file as a table."""
     try:
         text = path.read_text(encoding="utf-8")
-        record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
     except OSError as error:
         raise SpecError("", f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise SpecError("", f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
+    except RecursionError:
+        raise SpecError("", f"{path} is nested more than {DEEPEST} levels deep; no part needs that") from None
     if not isinstance(record, dict):
         raise SpecError("", f"{path} must hold a table, not a {type(record).__name__}")
+    try:
+        check_plain(record)
+    except SpecError as error:
+        raise SpecError("", f"{path}: {error}") from None
     return record
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one key twice is as wrong as it is in TOML."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return table
+
+
+def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
+    """`path=value` edits of one section of a recipe by path, with or without its name before it; none of them twice."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        path, value = parse_change(change)
+        path = path.removeprefix(f"{section}.")
+        if path in found:
+            raise SpecError("--set", f"{path} is set twice; leave one of the two out")
+        found[path] = value
+    return found
 
 
 def parse_change(change: str) -> tuple[str, Any]:
@@ -330,6 +404,11 @@ def parse_change(change: str) -> tuple[str, Any]:
     if text in ("none", "null", "None"):
         return path, None
     try:
-        return path, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return path, text
+        table = tomllib.loads(f"value = {text}")
+        value = table["value"] if len(table) == 1 else text  # after a line feed, TOML would read another key
+    except ValueError:  # also of a number with too many digits
+        value = text
+    except RecursionError:
+        raise SpecError(path, f"is nested more than {DEEPEST} levels deep; no part needs that") from None
+    check_plain(value, path)
+    return path, value

@@ -19,6 +19,7 @@ S = TypeVar("S", bound="Spec")
 N = TypeVar("N", bound="Spec")
 
 Parts = Mapping[str, type["Spec"]]
+DEEPEST = 100  # tables and lists inside one another: many times what any recipe has, a fraction of what Python bears
 
 
 class Spec:
@@ -77,7 +78,7 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
         if isinstance(value, annotation):
             return value
         if parts is not None and isinstance(value, str | Mapping):
-            return read(value, annotation, path, parts, trust)
+            return _read(value, annotation, path, parts, trust)
         raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}; give a part of that slot")
     return _fit_plain(value, annotation, path)
 
@@ -87,9 +88,13 @@ def _fit_plain(value: Any, annotation: Any, path: str) -> Any:
         if value is None:
             return None
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise SpecError(path, f"needs a finite number, not {value}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number that no float is as large as
+            number = math.inf
+        if not math.isfinite(number):
+            raise SpecError(path, f"needs a finite number, not {_describe(value)}")
+        return number
     elif type(value) is annotation:
         return value
     raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}")
@@ -233,8 +238,11 @@ def _edited(
     for step, inner in groups.items():
         child, where = _child(node, step, seen), join(seen, _shown(step))
         wanted = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
-        for whole in (value for steps, value in inner if not steps):
-            child = fitted(whole, wanted, where)
+        whole = [value for steps, value in inner if not steps]
+        if len(whole) > 1:  # as pattern[0] and pattern[-1]
+            raise SpecError(where, "is set twice; leave one of the two out")
+        for value in whole:
+            child = fitted(value, wanted, where)
         deeper = [(steps, value) for steps, value in inner if steps]
         new[step] = _edited(child, wanted, deeper, where, fitted) if deeper else child
     if isinstance(node, tuple):
@@ -280,6 +288,35 @@ def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = 
 
     `record` is a mapping with a `kind`, or just the name of a kind when its defaults will do.
     """
+    check_plain(record, path)
+    return _read(record, expected, path, parts, trust)
+
+
+def check_plain(record: Any, path: str = "") -> None:
+    """Refuse what a JSON or TOML file can hold and no record has.
+
+    That is tables nested beyond `DEEPEST`, whole numbers beyond 64 bits, and strings with half a character, which could
+    not be written again.
+    """
+    waiting: list[tuple[Any, str, int]] = [(record, path, 0)]
+    while waiting:
+        value, where, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise SpecError(where[:40] + "...", f"is nested more than {DEEPEST} levels deep; no part needs that")
+        if isinstance(value, Mapping):
+            waiting += [(inner, join(where, str(key)), depth + 1) for key, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(inner, f"{where}[{i}]", depth + 1) for i, inner in enumerate(value)]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise SpecError(where, "is a number that does not fit in 64 bits")
+        elif isinstance(value, str) and not value.isascii():
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError:
+                raise SpecError(where, "has half a character (a lone surrogate); repair the text") from None
+
+
+def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) -> S:
     if isinstance(record, str):
         record = {"kind": record}
     if not isinstance(record, Mapping):

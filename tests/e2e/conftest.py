@@ -94,8 +94,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def training(corpus: dict[str, str], out: Path | str, *more: str) -> tuple[str, ...]:
-    """The words of a command that trains on the toy language."""
-    return ("train", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out), *SMALL, *more)
+    """The words of a command that trains on the toy language; what `more` sets is not set before."""
+    given = {word.partition("=")[0] for word in more}
+    options = zip(SMALL[::2], SMALL[1::2], strict=True)
+    small = [word for option in options if option[1].partition("=")[0] not in given for word in option]
+    return ("train", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out), *small, *more)
 
 
 @pytest.fixture(scope="session")

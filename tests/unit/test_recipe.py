@@ -134,8 +134,57 @@ def test_a_model_table_without_a_preset_edits_the_model_that_is_chosen() -> None
         asked({"data": DATA, "model": {"variants": "swiglu"}})
 
 
-def test_the_last_edit_wins() -> None:
-    assert asked({"data": DATA}, ["train.steps=7", "train.steps=8"]).train.steps == 8
+@pytest.mark.parametrize(
+    "changes", [("train.steps=7", "train.steps=8"), ("model.heads=2", "heads=2"), ("heads=2", "model.heads=4")]
+)
+def test_one_path_set_twice_is_refused(changes: tuple[str, str]) -> None:
+    with pytest.raises(SpecError, match="is set twice; leave one of the two out"):
+        asked({"data": DATA}, changes)
+
+
+def test_one_place_by_two_paths_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"is set twice"):
+        load_model("transformer_tiny", ["encoder.pattern[0].residual=pre_norm", "encoder.pattern[-1].residual=rezero"])
+    with pytest.raises(SpecError, match="heads is set twice"):
+        load_model("transformer_tiny", ["heads=2", "model.heads=4"])
+
+
+def test_one_variant_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match="'rotary' is given twice"):
+        asked({"data": DATA, "model": {"preset": "transformer_tiny", "variants": ["rotary"]}}, (), ["rotary"])
+
+
+@pytest.mark.parametrize("change", ["data.tokenizer=bytes", "data.tokenizer.vocab=300", "data.joint=false"])
+def test_a_tokenizer_beside_that_of_another_run_is_refused(change: str) -> None:
+    with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
+        asked({"data": DATA, "start": "runs/one"}, [change])
+    with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
+        asked({"data": DATA | {"tokenizer": "bytes"}, "start": "runs/one"})
+
+
+def test_a_value_holds_one_thing_only() -> None:
+    with pytest.raises(SpecError, match="needs a whole number"):
+        asked({"data": DATA}, ["train.steps=3\ntrain.seed=4"])
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize("levels", [102, 500, 100_000])
+def test_what_is_nested_too_deeply_is_refused(levels: int, tmp_path: Path) -> None:
+    for name, text in (("a.toml", f"data = {nested(levels)}"), ("b.json", f'{{"data": {nested(levels)}}}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SpecError, match="nested more than 100 levels"):
+            read_file(tmp_path / name)
+    with pytest.raises(SpecError, match=r"train.steps.*nested more than 100 levels"):
+        asked({"data": DATA}, [f"train.steps={nested(levels)}"])
+
+
+def test_a_key_twice_in_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"train": {"steps": 3, "steps": 4}}')
+    with pytest.raises(SpecError, match="the key 'steps' is there twice"):
+        read_file(tmp_path / "a.json")
 
 
 def test_a_part_and_its_fields_can_be_set_together() -> None:
@@ -234,15 +283,15 @@ def test_without_data_there_is_no_recipe() -> None:
 
 
 def everything_asked() -> Asked:
-    return asked(
+    wanted = asked(
         {
             "data": DATA | {"valid": [{"kind": "tsv", "path": "v.tsv"}]},
             "model": {"preset": "transformer_tiny", "decoder": {"depth": 2}, "variants": ["rotary"]},
-            "start": "runs/one",
         },
         ["model.heads=2", "train.steps=7", "decode.beams=1"],
         ["swiglu"],
     )
+    return replace(wanted, start="runs/one")
 
 
 def test_what_is_asked_comes_back_from_json() -> None:

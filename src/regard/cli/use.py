@@ -114,6 +114,7 @@ def translate(
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
     from regard.engines.ctranslate2 import adapted
+    from regard.recipe import parse_changes
     from regard.run import load, texts_of
     from regard.workers import Task, Workers
 
@@ -134,7 +135,7 @@ def translate(
     asked = SearchOptions(
         beam, n_best, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}, seed
     )
-    changes = _changes(change)
+    changes = parse_changes(change or [], "decode")
     search = asked.search(loaded[0].recipe.decode, changes)
     wishes = Wishes(prefix, tuple(require or ()), tuple(ban or ()), no_repeat)
     limits = Limits(min_len, max_len)
@@ -227,6 +228,7 @@ def generate(
     set_threads(threads, device=device)
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
+    from regard.recipe import parse_changes
     from regard.run import load, texts_of
 
     paths, file = _runs_and_file(runs)
@@ -240,7 +242,7 @@ def generate(
     asked = SearchOptions(
         beam, n_best, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}, seed
     )
-    search = asked.search(loaded[0].recipe.decode, _changes(change))
+    search = asked.search(loaded[0].recipe.decode, parse_changes(change or [], "decode"))
     wishes = Wishes("", (), tuple(ban or ()), no_repeat)
     texts, limits, size = texts_of(loaded, warn), Limits(min_len, max_len), batch_size or LINES
     if stream:
@@ -368,11 +370,12 @@ def evaluate(
     """
     set_threads(threads, device=device)
     from regard.evaluation.report import Test, evaluate_run
+    from regard.recipe import parse_changes
     from regard.run import load
 
     if samples is not None and against is None:
         raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
-    changes = _changes(change)
+    changes = parse_changes(change or [], "decode")
     searching = {"--beam": beam is not None, "--set": bool(changes)}
     if all(name is None or Path(name).is_file() for name in (run, against)):
         computing = {
@@ -527,20 +530,6 @@ class SearchOptions:
             if path in given and (path != "beams" or self.beam is not None):
                 raise SpecError("--set", f"{path} is what {options[path]} says already; give one of them")
         return changes
-
-
-def _changes(given: list[str] | None) -> dict[str, Any]:
-    """The edits of --set, each of another field."""
-    from regard.recipe import parse_change
-
-    changes: dict[str, Any] = {}
-    for change in given or ():
-        path, value = parse_change(change)
-        path = path.removeprefix("decode.")
-        if path in changes:
-            raise SpecError("--set", f"{path} is set twice; say it once")
-        changes[path] = value
-    return changes
 
 
 def _output(output: "Output") -> dict[str, Any]:

@@ -33,6 +33,7 @@ CEILING = 32_000  # pieces, unless more are asked for
 # A piece is learned from its occurrences: of a small text too rare ones (Sennrich & Zhang 2019). Measured on 5,000
 # unspaced Chinese sentences, exact match on held-out ones: 40 % with pieces that occur twice, 99 % with these.
 FREQUENT = 10
+MOST_PIECES = 1 << 24  # an id beyond is a mistake: a model has a vector for every id below it
 TOGETHER = 4096  # texts that are encoded at once: what the library keeps of each is many times its size
 SPACE = "\u2581"  # how a space is shown
 VERSION: str = tokenizers.__version__  # of the library: another may learn other pieces from the same text
@@ -87,6 +88,8 @@ class Tokenizer:
         self.pad, self.bos, self.eos, self.unknown = note.pad, note.bos, note.eos, note.unknown
         self._library, self._control = _guarded(document, note.unknown)
         self.size = 1 + max(self._library.get_vocab().values())
+        if self.size > MOST_PIECES:
+            raise ValueError(f"a piece has the id {self.size - 1}, beyond {MOST_PIECES:,}")
         if not {self.pad, self.bos, self.eos} <= set(self._control) or not 0 <= (self.unknown or 0) < self.size:
             raise ValueError("its control tokens are not where its note says")
         self._model: str | None = document["model"].get("type")
@@ -397,8 +400,9 @@ class Imported(TokenizerSpec):
             note = _imported(document, self.path)
         except DataError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{self.path}: is not a tokenizer.json as the library writes it ({error!r})") from None
+        except Exception as error:  # whatever may be wrong with a file
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+            raise DataError(f"{self.path}: is not a tokenizer.json as the library writes it ({why})") from None
         return _tokenizer(document, note, self.path)
 
 

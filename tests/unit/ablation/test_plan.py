@@ -46,7 +46,8 @@ def wanted(folder: Path, *more: str, **tables: object) -> Asked:
         "model": {"preset": "transformer_tiny", "dropout": 0.0},
         "data": {"train": [{"kind": "tsv", "path": str(folder / "text.tsv")}]},
     }
-    return asked(record | tables, (*CHANGES, *more))
+    given = {change.partition("=")[0] for change in more}
+    return asked(record | tables, (*(c for c in CHANGES if c.partition("=")[0] not in given), *more))
 
 
 def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
@@ -174,7 +175,7 @@ def test_other_text_is_tokenised_anew_and_the_same_is_not(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="held_out"):
         plan.tokenised(wanted(tmp_path, "data.held_out=0"), tmp_path / "data")
     with pytest.raises(DataError, match="from the beginning"):
-        plan.tokenised(wanted(tmp_path, start="runs/one"), tmp_path / "data")
+        plan.tokenised(replace(wanted(tmp_path), start="runs/one"), tmp_path / "data")
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
         plan.tokenised(found, tmp_path / "data")

@@ -1,0 +1,146 @@
+"""Files that a user can edit: whatever one node of them is changed to, only errors of ours come out."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data.prepare import Survey
+from regard.data.tokenizer import BPE, Imported, Tokenizer, Words, train
+from regard.errors import RegardError
+from regard.presets import preset
+from regard.recipe import Asked, Recipe, asked, load_model
+from regard.session import asked_for
+
+TEXT = ["the cat sat on the mat"] * 5
+
+
+def nested(levels: int) -> Any:
+    value: Any = "bpe"
+    for level in range(levels):
+        value = [value] if level % 2 else {"kind": value}
+    return value
+
+
+VALUES = (
+    None, True, -1, 0, 3, 2**62, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x", "transformer_tiny",
+    "\ud800", [], {}, [1], ["x"], {"kind": "x"}, {"kind": "bpe"}, {"a": {"b": 1}}, nested(50), nested(300),
+)  # fmt: skip
+
+
+@cache
+def recipe_file() -> dict[str, Any]:
+    return {
+        "data": {
+            "train": [{"kind": "tsv", "path": "a.tsv"}],
+            "valid": [{"kind": "tsv", "path": "b.tsv"}],
+            "tokenizer": {"kind": "bpe", "vocab": 800},
+            "batching": {"kind": "buckets", "tokens": 1000},
+            "objective": {"kind": "translation"},
+        },
+        "model": {"preset": "transformer_tiny", "variants": ["rotary"], "dropout": 0.0, "encoder": {"depth": 2}},
+        "train": {"steps": 10, "optimizer": {"kind": "adamw", "rate": 1e-3}, "schedule": {"kind": "linear"}},
+        "decode": {"kind": "beam", "beams": 3},
+    }
+
+
+@cache
+def asked_record() -> dict[str, Any]:
+    return asked(recipe_file()).record()
+
+
+@cache
+def recipe_record() -> dict[str, Any]:
+    wanted = asked(recipe_file())
+    return Recipe(preset("transformer_tiny"), wanted.data, wanted.train, wanted.decode).record()
+
+
+@cache
+def tokenizer() -> dict[str, Any]:
+    return json.loads(train(BPE(), TEXT).to_json())
+
+
+@cache
+def words() -> dict[str, Any]:
+    return json.loads(train(Words(), TEXT).to_json())
+
+
+@cache
+def survey() -> dict[str, Any]:
+    return json.loads(json.dumps(Survey(words={"source": 3}, ids={"target": 4}).__dict__))
+
+
+def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*path, key)
+        yield from nodes(each, (*path, key))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A document with one node gone, of another type or value, or beside one that does not belong there."""
+    found = copy.deepcopy(whole())
+    *way, last = draw(st.sampled_from(list(nodes(found))))
+    at: Any = found
+    for step in way:
+        at = at[step]
+    how = draw(st.sampled_from(["delete", "replace", "replace", "add"]))
+    if how == "delete":
+        del at[last]
+    elif how == "add" and isinstance(at, dict):
+        at[draw(st.sampled_from(["x", "kind", "vocab", "regard"]))] = draw(st.sampled_from(VALUES))
+    else:
+        at[last] = draw(st.sampled_from(VALUES))
+    return found
+
+
+def of_file(read: Callable[[str], object]) -> Callable[[dict[str, Any], Path], None]:
+    """Read a document from a file."""
+
+    def attempt(document: dict[str, Any], path: Path) -> None:
+        path.write_text(json.dumps(document))
+        read(str(path))
+
+    return attempt
+
+
+READERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], Path], object]]] = {
+    "recipe.json": (recipe_record, lambda document, _: Recipe.of(document)),
+    "asked.json": (asked_record, lambda document, _: Asked.of(document)),
+    "recipe to train": (recipe_file, of_file(lambda path: asked_for(recipe=path))),
+    "recipe to show": (recipe_file, of_file(load_model)),
+    "tokenizer.json": (tokenizer, lambda document, _: Tokenizer.from_json(json.dumps(document))),
+    "words": (words, lambda document, _: Tokenizer.from_json(json.dumps(document))),
+    "imported": (tokenizer, of_file(lambda path: train(Imported(path), []))),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damage_is_refused_by_an_error_of_ours(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole, read = READERS[name]
+    path = tmp_path_factory.mktemp("damage") / "document.json"
+    read(whole(), path)
+
+    @settings(max_examples=40)
+    @given(damaged(whole))
+    def check(document: dict[str, Any]) -> None:
+        with suppress(RegardError):
+            read(document, path)
+
+    check()
+
+
+@settings(max_examples=40)
+@given(damaged(survey))
+def test_a_damaged_survey_is_refused(document: dict[str, Any]) -> None:
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # which `opened` makes a sentence of
+        found = Survey.of(document)
+        assert all(isinstance(count, int) for count in (*found.words.values(), *found.ids.values(), found.bytes))
