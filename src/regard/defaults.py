@@ -141,13 +141,8 @@ def choose(
     given: Given = Given(),
 ) -> Chosen:
     """Model, batches and training for a corpus; what is given is left as it is."""
-    sizes = {
-        Translation: translation_sizes,
-        LanguageModelling: language_model_sizes,
-        Classification: classification_sizes,
-    }
     labels = survey.ids[objective.measured[-1]]
-    known = sizes[type(objective)]()
+    known = sizes_for(objective)
     size = next(size for size in known if labels <= size.labels)
     why = [f"model: {size.name}, for {labels:,} tokens to learn from"]
     if given.width is not None:
@@ -167,6 +162,16 @@ def choose(
     epoch = max(1, round(labels / tokens / train.accumulate))
     train = _resolve(train, size, epoch, why)
     return Chosen(size.spec, batching, train, why)
+
+
+def sizes_for(objective: Objective) -> list[Size]:
+    """The sizes that a model for an objective is chosen from, the smallest first."""
+    sizes = {
+        Translation: translation_sizes,
+        LanguageModelling: language_model_sizes,
+        Classification: classification_sizes,
+    }
+    return sizes[type(objective)]()
 
 
 def of_width(sizes: list[Size], width: int) -> Size:

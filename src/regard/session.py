@@ -18,10 +18,12 @@ from regard.data.cache import Cache
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import DataSpec, Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
-from regard.data.tokenizer import Tokenizer
+from regard.data.text import check_file
+from regard.data.tokenizer import Imported, Tokenizer
 from regard.decoding.beam import Beam
-from regard.errors import DataError, SpecError
+from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.evaluation import target_text
+from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, held, remove
 from regard.models.base import Classifier, LanguageModel, Model, build
@@ -29,7 +31,7 @@ from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, load_weights, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.log import Log, TensorBoard, environment
-from regard.training.loop import Metrics, Outcome, Trainer, Watcher
+from regard.training.loop import Metrics, Outcome, Trainer, Watcher, precision
 from regard.training.spec import TrainSpec
 from regard.training.view import View
 from regard.tree import edit, to_record
@@ -142,7 +144,7 @@ def with_files(
     for entry in files["parallel"]:
         if not entry["source"] or not entry["target"]:
             raise SpecError("", "two aligned files are needed; give both --source and --target")
-    data = dict(record.get("data", {}))
+    data = _table(record, "data")
     data["train"] = [{"kind": kind, **entry} for kind in kinds for entry in files[kind]]
     data.setdefault("objective", wanted.pop())
     if isinstance(valid, str):
@@ -157,13 +159,55 @@ def with_files(
 
 def _default_train(record: dict[str, Any]) -> dict[str, Any]:
     """The training that is usual for the objective, under what the recipe says."""
-    objective = record["data"].get("objective", "translation")
-    kind = objective if isinstance(objective, str) else objective.get("kind")
+    objective = _table(record, "data").get("objective", "translation")
+    kind = objective.get("kind") if isinstance(objective, Mapping) else objective
     kinds: dict[str, Objective] = {o.kind: o for o in (Translation(), LanguageModelling(), Classification())}
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         return record  # reading it says what is wrong
     usual = to_record(defaults.for_objective(kinds[kind]), PARTS)
-    return record | {"train": usual | dict(record.get("train", {}))}
+    return record | {"train": usual | _table(record, "train")}
+
+
+def _table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section of a recipe, empty if it is not there."""
+    section = record.get(name, {})
+    if not isinstance(section, Mapping):
+        raise SpecError(name, f"needs a table, not {repr(section)[:40]}")
+    return dict(section)
+
+
+def check(wanted: Asked) -> None:
+    """Refuse what is wrong with a recipe whatever the text says, before any of it is read."""
+    check_criterion(wanted.train, wanted.data.objective)
+    if wanted.train.bleu_tokenize != TrainSpec().bleu_tokenize:
+        try:
+            bleu_metric(wanted.train.bleu_tokenize)
+        except SpecError as error:
+            raise SpecError("train.bleu_tokenize", error.message) from None
+    for corpus in (*wanted.data.train, *wanted.data.valid):
+        for file in corpus.files():
+            check_file(file)
+    if isinstance(wanted.data.tokenizer, Imported):
+        wanted.data.tokenizer.learn(())
+    if wanted.model is not None:
+        _, model = model_for(wanted, None, lambda _: {})
+        if not isinstance(wanted.data.objective, Classification):  # which may change what a model has at its end
+            check_family(model, wanted.data.objective)
+    elif wanted.changes or wanted.variants:
+        _check_modifications(wanted)
+
+
+def _check_modifications(wanted: Asked) -> None:
+    """Refuse edits and variants that fit none of the models of which one will be chosen for the text."""
+    refusals = []
+    for size in defaults.sizes_for(wanted.data.objective):
+        try:
+            model_for(wanted, size.spec, lambda _: {})
+        except SpecError as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
 
 
 def begin(
@@ -173,7 +217,8 @@ def begin(
     folder = RunFolder(out)
     if not (folder.path / LOCK).exists():  # nothing, not even a lock, is written to a folder of something else
         _check_free(folder, beside)
-    choose_device(session.device)  # one that is not there is said before anything is made
+    precision(wanted.train, choose_device(session.device))  # what is not there is said before anything is made
+    check(wanted)
     view = View(quiet=session.quiet)
     with held(folder.path):
         _check_free(folder, beside)  # now that nobody else can begin there
@@ -184,7 +229,12 @@ def begin(
         except BaseException:  # nothing was trained: leave nothing behind
             _clear(folder.path)
             raise
-        return _fit(trainer, folder, session, view)
+        try:
+            return _fit(trainer, folder, session, view)
+        except OutOfMemoryError:  # in its first steps it has learned nothing that a folder should be kept for
+            if folder.latest() is None:
+                _clear(folder.path)
+            raise
 
 
 def _clear(folder: Path) -> None:
@@ -286,7 +336,10 @@ def labels_after(parent: Run, data: DataSpec, say: Callable[[str], None]) -> tup
 def _wanted(folder: RunFolder, trust_code: bool) -> Asked:
     record = read_json(folder.asked)
     record.pop("format", None)
-    return Asked.of(record, trust_code)
+    try:
+        return Asked.of(record, trust_code)
+    except SpecError as error:
+        raise DataError(f"{folder.asked}: {error}") from None
 
 
 def _files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
@@ -385,7 +438,7 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     examples = Examples(data.train, data.weights, data.objective)
     stream = Stream(examples, recipe.data.batching, recipe.train.seed)
     stream.plan(0)  # what cannot be batched is said before anything else
-    criterion = check_criterion(recipe.train, data)
+    criterion = check_criterion(recipe.train, data.objective)
     latest = folder.latest()
     step = latest.step if latest else 0
     watchers: list[Watcher] = [Log(folder.log, step), view]
@@ -435,16 +488,16 @@ def choose_metric(train: TrainSpec, data: Prepared, why: list[str]) -> TrainSpec
     return train
 
 
-def check_criterion(train: TrainSpec, data: Prepared) -> str:
+def check_criterion(train: TrainSpec, objective: Objective) -> str:
     """The metric that ranks checkpoints; one that is not measured is refused."""
     criterion = train.criterion
     if criterion == "auto":
-        return "accuracy" if isinstance(data.objective, Classification) else "loss"
+        return "accuracy" if isinstance(objective, Classification) else "loss"
     known = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
-        type(data.objective), set()
+        type(objective), set()
     )
     if criterion not in known:
-        raise SpecError("train.criterion", f"{criterion!r} is not measured for {data.objective.kind}")
+        raise SpecError("train.criterion", f"{criterion!r} is not measured for {objective.kind}")
     if criterion not in ("loss", "accuracy") and not train.decode:
         raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
     return criterion

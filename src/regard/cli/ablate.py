@@ -22,6 +22,7 @@ from regard.cli.base import (
     ValidSource,
     ValidTarget,
     app,
+    console,
     print_json,
 )
 from regard.errors import SpecError, nearest
@@ -108,7 +109,7 @@ def ablate(
     from regard.ablation.runner import Machine
     from regard.ablation.view import View
     from regard.cli.train import seconds
-    from regard.session import asked_for
+    from regard.session import asked_for, check
 
     files: dict[str, Any] = {
         "source": source,
@@ -129,6 +130,7 @@ def ablate(
         wanted = asked_for(
             **given, recipe=recipe, preset=base, variants=variant or (), changes=change or (), trust_code=trust_code
         )
+        check(wanted)
     else:
         wanted = demo(folder / "text", base, variant or (), change or ())
     view = View(quiet=quiet or as_json)
@@ -150,12 +152,10 @@ def _show(report: "Report", folder: Path, as_json: bool, quiet: bool) -> None:
         print_json(report.json())
     if as_json or quiet:
         return
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
-    console.print(report.table(narrow=console.width < WIDE))
+    screen = console()
+    if not screen.is_terminal:
+        screen = console(width=WIDE)
+    screen.print(report.table(narrow=screen.width < WIDE))
     for sentence in report.sentences():
-        console.print(sentence, highlight=False, markup=False)
-    console.print(f"{folder / 'table.html'} has the curves and the effects.", highlight=False, soft_wrap=True)
+        screen.print(sentence, markup=False)
+    screen.print(f"{folder / 'table.html'} has the curves and the effects.", markup=False, soft_wrap=True)

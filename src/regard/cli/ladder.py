@@ -20,6 +20,7 @@ from regard.cli.base import (
     ValidSource,
     ValidTarget,
     app,
+    console,
     print_json,
 )
 from regard.errors import SpecError
@@ -95,7 +96,7 @@ def ladder(
     from regard.ablation.runner import Machine
     from regard.ablation.view import View
     from regard.cli.train import seconds as parsed
-    from regard.session import asked_for
+    from regard.session import asked_for, check
 
     if seconds is not None and seconds <= 0:
         raise SpecError("--seconds", f"must be more than 0, not {seconds:g}")
@@ -120,6 +121,7 @@ def ladder(
     given = {name: value for name, value in files.items() if value}
     if given or recipe is not None:
         wanted = asked_for(**given, recipe=recipe, preset=base, changes=change or (), trust_code=trust_code)
+        check(wanted)
     else:
         wanted = demo(folder / "text", base, change or ())
     view = View(quiet=quiet or as_json)
@@ -140,16 +142,14 @@ def ladder(
 
 
 def _show(found: "Ladder", folder: Path) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
-    console.print(found.table(narrow=console.width < WIDE))
-    console.print(f"\n{found.title}", highlight=False)
-    console.print(found.plot(), highlight=False, markup=False)
-    console.print(f"\n{found.title} by source length", highlight=False)
-    console.print(found.length_table())
+    screen = console()
+    if not screen.is_terminal:
+        screen = console(width=WIDE)
+    screen.print(found.table(narrow=screen.width < WIDE))
+    screen.print(f"\n{found.title}", markup=False)
+    screen.print(found.plot(), markup=False)
+    screen.print(f"\n{found.title} by source length", markup=False)
+    screen.print(found.length_table())
     for sentence in found.sentences():
-        console.print(sentence, highlight=False, markup=False)
-    console.print(f"{folder / 'ladder.html'} has the pictures.", highlight=False, soft_wrap=True)
+        screen.print(sentence, markup=False)
+    screen.print(f"{folder / 'ladder.html'} has the pictures.", markup=False, soft_wrap=True)

@@ -110,8 +110,7 @@ def train(
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
-    set_threads(threads, "train", device)
-    from regard.session import Session, asked_for, begin
+    from regard.session import Session, asked_for, begin, check
 
     wanted = asked_for(
         source=source,
@@ -131,6 +130,8 @@ def train(
         trust_code=trust_code,
     )
     session = Session(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
+    check(wanted)
+    set_threads(threads, "train", device)  # which may take some seconds, the first time
     run, outcome = begin(wanted, out, session)
     _finish(run, outcome, as_json, quiet)
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from regard.data.objectives import Item
 from regard.data.stream import Place, Prefetch, Stream
-from regard.errors import DataError, RegardError
+from regard.errors import DataError, OutOfMemoryError, RegardError, lacks_memory
 from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.checkpoint import Checkpoint, RunFolder, mean, read_tensors, weights_digest
 from regard.training.mfu import peak, utilisation
-from regard.training.program import Done, Eager, Program, Update, choose
+from regard.training.program import Done, Eager, Lack, Program, Update, choose
 from regard.training.selection import Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
@@ -195,6 +195,19 @@ class Trainer:
 
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
         """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
+        try:
+            return self._fit(stop)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            why = str(error)
+        # Outside of the handler, whose error holds all that the step had in memory.
+        longest = max(int(lengths.max()) for lengths in self.stream.examples.lengths.values())
+        found = Lack(why, self.device, getattr(self.stream.batching, "tokens", None), self.spec.accumulate, longest)
+        latest = self.folder.latest()
+        raise OutOfMemoryError(found.sentence(self.folder.path, None if latest is None else latest.step))
+
+    def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
         self.program = choose(

@@ -6,6 +6,7 @@ once. That needs batches of one shape, and every number that changes from step t
 """
 
 import os
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -172,10 +173,12 @@ class Compiled(Program):
         try:
             return self.compiled.run(batches, numbers, seed)
         except Exception as error:  # what is wrong with the step itself is raised again when it runs eagerly
-            self.compiled = None
-            self.eager.update.optimizer.zero()
-            self.tell("program", program="eager", why=f"compiling failed: {reason(error)}")
-            return self.eager.run(batches, numbers, seed)
+            why = reason(error)
+        # Outside of the handler, whose error holds all that the failed step had in memory.
+        self.compiled = None
+        self.eager.update.optimizer.zero()
+        self.tell("program", program="eager", why=f"compiling failed: {why}")
+        return self.eager.run(batches, numbers, seed)
 
 
 class Common:
@@ -359,6 +362,64 @@ def choose(update: Update, one_shape: bool, compiles: bool | None, left: Callabl
         return Quickest(update, tell, left, compiles)
     tell("program", program="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
     return Compiled(update, one_shape, tell) if compiles else Eager(update)
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A step of training that memory does not hold, and the budget that would fit."""
+
+    why: str  # what torch says
+    device: torch.device
+    tokens: int | None  # of a batch (data.batching.tokens)
+    accumulate: int
+    longest: int  # tokens of the longest example, which a batch must hold
+
+    def fitting(self) -> int:
+        """Tokens of a batch that should fit: at most half, less where more than twice the memory was wanted.
+
+        What a step needs grows with its tokens. How much it would have needed is not known, only where it stopped.
+        """
+        needed, there = self._needed(), self._there()
+        share = min(0.5, 0.8 * there / needed) if needed and there else 0.5
+        tokens = int((self.tokens or 0) * share)
+        unit = 10 ** max(0, len(str(tokens)) - 2)
+        return max(self.longest, tokens // unit * unit)
+
+    def _needed(self) -> float:
+        """Bytes in use when it stopped, and those that were asked for then."""
+        found = re.search(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", self.why, re.IGNORECASE)
+        units = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+        wanted = float(found[1]) * units[found[2].lower()] if found else 0.0
+        used = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return used + wanted
+
+    def _there(self) -> float:
+        """Bytes of memory that the device has."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.get_device_properties(self.device).total_memory)
+        if self.device.type == "cpu" and hasattr(os, "sysconf"):
+            return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return 0.0
+
+    def sentence(self, run: Path, saved: int | None) -> str:
+        """What ran out, what to do, and what is left of the run: `saved` is the step of its last checkpoint."""
+        room = self._there()
+        what = f"memory ran out on {self.device}" + (f" ({room / 2**30:.0f} GiB)" if room else "")
+        if self.tokens is None or self.fitting() >= self.tokens:
+            todo = f"one example of {self.longest} tokens is too much; lower data.max_len, or choose a smaller model"
+        else:
+            fitting = self.fitting()
+            batches = self.accumulate * -(-self.tokens // fitting)
+            todo = (
+                f"a batch of {self.tokens:,} tokens is too much; try --set data.batching.tokens={fitting}, and "
+                f"--set train.accumulate={batches} to learn from as many in a step"
+            )
+        if saved is None:
+            return f"{what}: {todo}"
+        return (
+            f"{what}: {todo}; the checkpoint of step {saved} is intact: regard train --from {run} goes on from its "
+            f"weights with another budget, regard resume {run} with this one where there is more memory"
+        )
 
 
 def reason(error: Exception) -> str:

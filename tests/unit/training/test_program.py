@@ -1,8 +1,10 @@
 """Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
 
+import gc
 import inspect
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,6 +25,7 @@ from regard.training.program import (
     Compiled,
     Done,
     Eager,
+    Lack,
     Program,
     Quickest,
     Update,
@@ -375,3 +378,60 @@ def test_where_one_gradient_overflows_no_part_of_an_optimizer_steps(overflow: fl
     step([FIRST], numbers(FIRST))
     assert not torch.equal(weights(made), before)
     assert weights(made).isfinite().all()
+
+
+# -- memory that does not hold a step
+
+
+def lack(why: str = "", tokens: int | None = 4_000_000, accumulate: int = 1, longest: int = 50) -> Lack:
+    return Lack(why, CPU, tokens, accumulate, longest)
+
+
+def test_half_a_batch_is_proposed_where_nothing_is_known() -> None:
+    assert lack(tokens=4096).fitting() == 2000
+    assert lack(tokens=100).fitting() == 50
+    assert lack(tokens=90).fitting() == 50  # the longest example
+
+
+def test_less_is_proposed_where_far_more_memory_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lack, "_there", lambda _: 10.0 * 2**30)
+    assert lack("CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0").fitting() == 400_000
+    assert lack("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0").fitting() == 2_000_000
+    bytes_wanted = 80 * 2**30
+    assert lack(f"can't allocate memory: you tried to allocate {bytes_wanted} bytes. Error 12").fitting() == 400_000
+
+
+def test_the_sentence_names_budget_option_and_what_is_left() -> None:
+    said = lack(tokens=4000, accumulate=3).sentence(Path("runs/one"), None)
+    assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=2000" in said
+    assert "--set train.accumulate=6" in said
+    assert "runs/one" not in said
+    said = lack(tokens=4000).sentence(Path("runs/one"), 7)
+    assert "the checkpoint of step 7 is intact: regard train --from runs/one" in said
+    assert "regard resume runs/one with this one where there is more memory" in said
+    assert "lower data.max_len, or choose a smaller model" in lack(tokens=60, longest=60).sentence(
+        Path("runs/one"), None
+    )
+    assert "\n" not in said
+
+
+def test_a_failed_compilation_frees_its_memory_before_the_step_is_run_again() -> None:
+    made, held = model(), []
+
+    class Big:
+        """Stands for a tensor of the step that failed."""
+
+    def fail(*_: Any) -> Done:
+        big = Big()
+        held.append(weakref.ref(big))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def check(*_: Any) -> Done:
+        gc.collect()
+        assert held[0]() is None
+        return Done(torch.ones(()), torch.ones(()), torch.ones(()))
+
+    tried = Compiled(update(made), one_shape=False, tell=lambda *_, **__: None)
+    assert tried.compiled is not None
+    tried.compiled.run, tried.eager.run = fail, check  # type: ignore[method-assign]
+    tried.run([FIRST], numbers(FIRST), 1)
