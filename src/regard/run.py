@@ -418,7 +418,7 @@ def load(
     model = build(recipe.model, init=False)
     load_weights(model, weights, folder.path, mapped)
     model.to(choose_device(device)).eval()
-    lay_out(model)
+    lay_out(model, frozen=mapped)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
     return Run(folder.path, recipe, model, tokenizers, max(steps), scores, folder.final.exists())
 

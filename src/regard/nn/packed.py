@@ -16,16 +16,27 @@ SOME = 32  # rows up to which blocks are faster
 WIDE = 8  # a matrix with so many times more outputs than inputs, as a vocabulary, ...
 MANY = 128  # ... is faster in blocks up to so many
 
+_address: Any = getattr(torch._C, "_data_address", None)  # as data_ptr(), without asking for memory to write to
+_lazy_clone: Any = getattr(torch, "_lazy_clone", None)
+
 
 class Layout:
-    """Copies of one weight in other orders, made on first use and made anew whenever the weight has changed."""
+    """Copies of one weight in other orders, made on first use and made anew whenever the weight has changed.
 
-    def __init__(self) -> None:
+    A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight is made a
+    copy-on-write tensor that shares its memory with `original`: the first write to it, by whatever alias, moves the
+    weight to memory of its own, and its address changes. Only a write past torch, by a numpy array that was made over
+    the weight before, is missed. `frozen` promises that nobody writes at all, and needs no memory that torch can move.
+    """
+
+    def __init__(self, frozen: bool = False) -> None:
+        self.frozen = frozen
         self.forget()
 
     def forget(self) -> None:
         """Keep no copy."""
-        self.address = self.version = -1  # where the weight lay, and how often it had been written to
+        self.address = -1  # where the weight lay; nothing else can, as long as `original` is there
+        self.original: Tensor | None = None
         self.turned: Tensor | None = None
         self.blocks: Tensor | None = None
 
@@ -37,17 +48,20 @@ class Layout:
 
     def _begin(self, weight: Float[Tensor, "o i"]) -> None:
         self.forget()
-        self.address, self.version = weight.data_ptr(), weight._version
         outputs, self.inputs = weight.shape
         fits = weight.dtype == torch.float32 and weight.is_cpu
-        self.one = 1 if fits and outputs >= self.inputs else 0
+        if fits and not self.frozen:
+            self.original = _watched(weight)
+            fits = self.original is not None
+        self.address = _address(weight)
+        self.one = 1 if fits and outputs >= self.inputs else -1
         self.some = (MANY if outputs >= WIDE * self.inputs else SOME) if fits else 0
 
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
         """x W' + b, by the fastest order. Every projection of a step calls this, so it asks as little as it can."""
-        if weight._version != self.version or weight.data_ptr() != self.address:
+        if _address(weight) != self.address:
             self._begin(weight)
         rows = x.numel() // self.inputs
         if rows == self.one:
@@ -56,9 +70,18 @@ class Layout:
             return F.linear(x, self.turned, bias)
         if 1 < rows <= self.some and x.dtype == torch.float32:
             if self.blocks is None:
-                self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), SOME)
+                # Of a copy: the operator asks for memory that it may write to, which would move the weight.
+                self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach().clone(), SOME)
             return torch.ops.mkldnn._linear_pointwise.default(x, self.blocks, bias, "none", [], "")
         return F.linear(x, weight, bias)
+
+
+def _watched(weight: Tensor) -> Tensor | None:
+    """A copy that is made when somebody writes to the weight; None where its memory is not torch's own."""
+    try:
+        return _lazy_clone(weight.detach())
+    except RuntimeError:
+        return None
 
 
 class Packable(nn.Module):
@@ -75,14 +98,16 @@ class Packable(nn.Module):
 
     def train(self, mode: bool = True) -> "Packable":
         if mode and self.layout is not None:
-            self.layout.forget()  # what is trained may be written to in ways that leave no mark
+            self.layout.forget()  # a step of training writes to all of it
         return super().train(mode)
 
 
-def lay_out(model: nn.Module) -> None:
+def lay_out(model: nn.Module, frozen: bool = False) -> None:
     """Let a model that is only used lay out the weights that it reads at every step of a decoding.
 
     An encoder reads a text once, many rows at a time, and is left as it is. Where torch has no oneDNN, so is all else.
+    Whoever changes a weight later gets the products of the changed one. `frozen` promises that nobody will: for weights
+    in memory that is not torch's own, such as a mapped file, which are otherwise left as they are.
     """
     if not available():
         return
@@ -91,10 +116,12 @@ def lay_out(model: nn.Module) -> None:
             continue
         for module in part.modules():
             if isinstance(module, Packable) and module.weight.is_cpu and not module.weight.is_inference():
-                module.layout = Layout()
+                module.layout = Layout(frozen)
 
 
 def available() -> bool:
     """Whether torch has what is needed; these operators are its own and not promised to anybody."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
+    if _address is None or _lazy_clone is None:
+        return False
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)

@@ -4,12 +4,13 @@ import copy
 import pickle
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.models.base import build
+from regard.models.base import LanguageModel, build
 from regard.nn import packed
 from regard.nn.packed import Layout, Packable, lay_out
 from regard.testing import tiny
@@ -60,14 +61,52 @@ def test_rows_that_do_not_lie_together() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("how", ["in place", "loaded", "replaced", "trained", "double"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "in place",
+        "copied",
+        "in inference mode",
+        "data",
+        "an older alias of data",
+        "one number",
+        "data replaced",
+        "numpy",
+        "step",
+        "fused step",
+        "loaded",
+        "replaced",
+        "trained",
+        "double",
+    ],
+)
 def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
     module, x = Product(24, 16), torch.randn(rows, 16)
+    alias = module.weight.data
     with torch.inference_mode():
-        module(x)
+        before = module(x).clone()
     if how == "in place":
         with torch.no_grad():
             module.weight.mul_(2.0)
+    elif how == "copied":
+        with torch.no_grad():
+            module.weight.copy_(torch.randn(24, 16))
+    elif how == "in inference mode":
+        with torch.inference_mode():
+            module.weight.mul_(2.0)
+    elif how == "data":
+        module.weight.data.mul_(2.0)
+    elif how == "an older alias of data":
+        alias.mul_(2.0)
+    elif how == "one number":
+        module.weight.data[3, 5] += 1.0
+    elif how == "data replaced":
+        module.weight.data = torch.randn(24, 16)
+    elif how == "numpy":
+        module.weight.detach().numpy()[3, 5] += 1.0
+    elif how.endswith("step"):
+        module(x).square().sum().backward()
+        torch.optim.Adam(module.parameters(), lr=0.1, fused=how == "fused step").step()
     elif how == "loaded":
         module.load_state_dict({name: 2 * tensor for name, tensor in module.state_dict().items()})
     elif how == "replaced":
@@ -80,7 +119,41 @@ def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
         module.double()
         x = x.double()
     with torch.inference_mode():
-        torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+        after = module(x)
+        torch.testing.assert_close(after, plain(module, x), rtol=1e-5, atol=1e-5)
+    assert how == "double" or not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
+
+
+def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> None:
+    module, x = Product(24, 16), torch.randn(5, 16)
+    module.weight = nn.Parameter(torch.from_numpy(np.ones((24, 16), np.float32)))
+    for frozen in (False, True):
+        module.layout = Layout(frozen)
+        with torch.inference_mode():
+            torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
+        assert (module.layout.blocks is not None) == frozen
+
+
+def test_a_decoding_lays_out_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a step counts as writing to a weight, which would lay it out anew every time."""
+    begun: list[Layout] = []
+    begin = Layout._begin
+
+    def counted(layout: Layout, weight: Tensor) -> None:
+        begun.append(layout)
+        begin(layout, weight)
+
+    monkeypatch.setattr(Layout, "_begin", counted)
+    model = build(tiny.encoder_decoder(), seed=1).eval()
+    assert isinstance(model, LanguageModel)
+    lay_out(model)
+    batch = tiny.collate(tiny.encoder_decoder(), tiny.examples(tiny.encoder_decoder(), 2))
+    for beams in (1, 3):
+        with torch.inference_mode():
+            decoding = model.start(batch, 6, beams=beams)
+            for _ in range(3):
+                model.advance(torch.ones(2 * beams, 1, dtype=torch.int64), decoding)
+    assert len(begun) == len(set(map(id, begun))) > 10
 
 
 def test_gradients_are_those_of_the_weight() -> None:
