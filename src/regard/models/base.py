@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.batch import Batch, check_padding, readable
 from regard.errors import DataError, SpecError
 from regard.nn.beams import Paths
-from regard.nn.core import Memory, Site, Trace, View
+from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Memory, Site, Trace, View, check_count
 from regard.nn.init import Init, Undrawn
 from regard.nn.input import Input, InputSpec
 from regard.nn.kernels import additive, visible
@@ -40,6 +40,7 @@ class ModelSpec(Spec):
     __slots__ = ()
     reads_source: ClassVar[bool] = False  # whether it says a target after reading a source
     packs: ClassVar[bool] = True  # whether several texts may stand in one row
+    ordered: ClassVar[bool] = False  # whether it depends on the order of its source whatever its parts are
     if TYPE_CHECKING:
         init: Init  # every family has this field: how its weights are drawn
 
@@ -295,10 +296,10 @@ class Sizes(Protocol):
 
 def check_sizes(spec: Sizes) -> None:
     """Refuse sizes that no family could build."""
-    for name in ("d_model", "heads", "d_head"):
+    for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
         size = getattr(spec, name)
-        if size is not None and not 1 <= size <= 2**20:
-            raise SpecError(name, f"must lie between 1 and 2^20, not {size}")
+        if size is not None:
+            check_count(name, size, most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         rate = getattr(spec, name)
         if not 0.0 <= rate < 1.0:
@@ -503,11 +504,25 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
         raise SpecError("init", "'undrawn' leaves weights unset; say build(spec, init=False) to load others")
     draw = spec.init if init else Undrawn()
     if device is not None and torch.device(device).type == "meta":
-        with torch.device("meta"):
+        with torch.device("meta"), _memory_error_in_words():
             return spec.build(Undrawn())
-    with seeded(seed):  # drawn on the CPU: devices have generators of their own
+    with seeded(seed), _memory_error_in_words():  # drawn on the CPU: devices have generators of their own
         model = spec.build(draw)
     return model if device is None else model.to(device)
+
+
+@contextmanager
+def _memory_error_in_words() -> Iterator[None]:
+    """A weight that no memory could hold, or whose size no machine could count, as one sentence."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        about = str(error).lower()
+        if isinstance(error, RuntimeError | TypeError) and "allocate memory" not in about and "overflow" not in about:
+            raise
+        raise SpecError(
+            "", "a model of these sizes fits into no memory; make its widths, tables or depth smaller"
+        ) from None
 
 
 def count(spec: ModelSpec) -> int:

@@ -20,7 +20,7 @@ from regard.models.base import (
     refuse,
 )
 from regard.models.sides import TwoSided, sides
-from regard.nn.core import Memory, Site, Trace, View, drop
+from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Memory, Site, Trace, View, check_count, drop
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
@@ -53,6 +53,7 @@ class ByteNet(ModelSpec):
     kind = "bytenet"
     reads_source = True
     packs = False
+    ordered = True
     vocab: int = 300
     target_vocab: int | None = None  # None: the same
     d_model: int = 800
@@ -80,10 +81,10 @@ class ByteNet(ModelSpec):
         if not 0.0 <= self.dropout < 1.0:
             raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
         for name in ("encoder_blocks", "decoder_blocks"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+            check_count(name, getattr(self, name), MOST_BLOCKS)
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise SpecError("kernel", f"must be odd, so that as many taps stand on either side, not {self.kernel}")
+        check_count("kernel", self.kernel, MOST_TAPS)
         if not self.dilations or min(self.dilations) < 1:
             raise SpecError("dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
         if not 1.0 <= self.stretch <= 100.0:

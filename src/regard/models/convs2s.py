@@ -22,7 +22,7 @@ from regard.models.base import (
     refuse,
 )
 from regard.models.sides import TwoSided, sides
-from regard.nn.core import Context, Memory, Site, Trace, View, drop
+from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Context, Memory, Site, Trace, View, check_count, drop
 from regard.nn.init import ConvS2SInit, Init
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.kernels import attend, attention_weights
@@ -37,7 +37,6 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 from regard.nn.weight_norm import NormedEmbeddings, WeightNorm
 
 HALF = math.sqrt(0.5)  # a sum of two terms of equal variance times this has their variance
-LARGEST = 2**20
 
 Layers = tuple[tuple[int, int], ...]
 
@@ -58,6 +57,7 @@ class ConvS2S(ModelSpec):
 
     kind = "convs2s"
     reads_source = True
+    ordered = True
     vocab: int = 10000
     target_vocab: int | None = None  # None: the same
     d_model: int = 256  # of embeddings, and of what is attended to
@@ -76,8 +76,8 @@ class ConvS2S(ModelSpec):
     def check(self) -> None:
         for name in ("d_model", "d_out"):
             size = getattr(self, name)
-            if size is not None and not 1 <= size <= LARGEST:
-                raise SpecError(name, f"must lie between 1 and 2^20, not {size}")
+            if size is not None:
+                check_count(name, size, MOST_CHANNELS)
         if not 0.0 <= self.dropout < 1.0:
             raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
         for name in ("encoder", "decoder"):
@@ -85,8 +85,8 @@ class ConvS2S(ModelSpec):
             if not layers:
                 raise SpecError(name, "needs at least one layer (width, kernel)")
             for i, (width, kernel) in enumerate(layers):
-                if not (1 <= width <= LARGEST and 1 <= kernel <= LARGEST):
-                    raise SpecError(f"{name}[{i}]", f"width and kernel must be at least 1, not {width} and {kernel}")
+                check_count(f"{name}[{i}]", width, MOST_CHANNELS)
+                check_count(f"{name}[{i}]", kernel, MOST_TAPS)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_types(self.input)

@@ -85,13 +85,14 @@ def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"]
     lengths = torch.zeros(source.shape[0], batch.segments + 1, dtype=torch.int64, device=source.device)
     lengths.scatter_add_(1, segments[0], torch.ones_like(segments[0]))
     positions[1] = positions[1] + lengths.gather(1, segments[1])
+    told = batch.packed or batch.source_pos is not None or batch.target_pos is not None
     seg = torch.cat(segments, 1)
     side = torch.arange(S + T, device=source.device) >= S
     order = torch.where(seg == 0, 2 * batch.segments + 2, 2 * seg + side).argsort(dim=1, stable=True)
     laid = Batch(
         torch.cat(ids, 1).gather(1, order),
         target_seg=seg.gather(1, order),
-        target_pos=torch.cat(positions, 1).gather(1, order) if batch.packed else None,
+        target_pos=torch.cat(positions, 1).gather(1, order) if told else None,
         packed=batch.packed,
         segments=batch.segments,
         longest=None if batch.longest is None else 2 * batch.longest,

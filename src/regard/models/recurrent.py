@@ -22,7 +22,7 @@ from regard.models.base import (
     refuse,
 )
 from regard.models.sides import TwoSided, sides
-from regard.nn.core import Site, Trace, View, drop
+from regard.nn.core import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, Site, Trace, View, check_count, drop
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
@@ -192,8 +192,7 @@ class RecurrentDecoder(Spec):
 
 def check_depth(depth: int, residual_from: int | None) -> None:
     """Refuse depths that cannot be, and residuals of layers that are not there."""
-    if depth < 1:
-        raise SpecError("depth", f"must be at least 1, not {depth}")
+    check_count("depth", depth, MOST_BLOCKS)
     if residual_from is not None and not 2 <= residual_from <= depth:
         raise SpecError("residual_from", f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out")
 
@@ -208,6 +207,7 @@ class Recurrent(ModelSpec):
 
     kind = "recurrent"
     reads_source = True
+    ordered = True
     packs = False
     vocab: int = 32000
     target_vocab: int | None = None  # None: the same
@@ -226,9 +226,8 @@ class Recurrent(ModelSpec):
     init: Init = Xavier()
 
     def check(self) -> None:
-        for name in ("d_model", "heads"):
-            if not 1 <= getattr(self, name) <= 2**20:
-                raise SpecError(name, f"must lie between 1 and 2^20, not {getattr(self, name)}")
+        check_count("d_model", self.d_model, MOST_CHANNELS)
+        check_count("heads", self.heads, MOST_HEADS)
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SpecError(name, f"must lie in [0, 1), not {getattr(self, name)}")

@@ -25,12 +25,14 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
 from regard.nn.init import Init, Normal, Xavier
 from regard.nn.input import Tokens
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
 from regard.nn.position.additive import Learned
 from regard.nn.vocab.tables import Embeddings
+from regard.tree import swap
 
 Pair = Callable[..., EncoderDecoder]
 Decoder = Callable[..., DecoderOnly]
@@ -40,6 +42,17 @@ Shaken = Callable[[Any], Any]
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+@pytest.mark.parametrize("d_hidden", [10**13, 10**18, 10**30])
+def test_a_model_that_fits_into_no_memory_is_one_sentence(d_hidden: int, device: str | None, pair: Pair) -> None:
+    wide = swap(pair(), FeedForward, lambda branch: replace(branch, d_hidden=d_hidden))
+    if device == "meta" and d_hidden == 10**13:
+        assert count(wide) > 10**13  # it can still be counted
+        return
+    with pytest.raises(SpecError, match="a model of these sizes fits into no memory; make its widths"):
+        build(wide, device=device)
 
 
 class TestBuild:

@@ -212,7 +212,7 @@ def test_a_trace_has_one_entry_of_each_attention() -> None:
         (lambda: Recurrent(attention_dropout=0.1), "^attention_dropout: nothing is looked up; set it to 0.0"),
         (lambda: Recurrent(dropout=1.0), "^dropout: must lie in"),
         (lambda: tiny.recurrent(heads=3), "^heads: 3 heads do not divide d_model 16"),
-        (lambda: Recurrent(d_model=0), "^d_model: must lie between 1 and"),
+        (lambda: Recurrent(d_model=0), "^d_model: must be at least 1, not 0"),
         (
             lambda: build(Recurrent(encoder=RecurrentEncoder(reading="first_both", residual_from=2)), device="meta"),
             "^encoder.residual_from: layer 2 makes 512 channels of 1024, which cannot be added up",

@@ -240,7 +240,8 @@ def test_sight_strictness_and_positions_reach_every_application(site: MakeSite) 
     assert len(weights(position=ALiBi())) == 2
     with pytest.raises(SpecError, match=r"strict: only a causal stack"):
         Universal(block, strict=True).build(site(causal=False))
-    several = Universal(block, position=T5Bias(), positions=(AtHeads(6, T5Bias()),)).build(site())
+    both = Block((SelfAttention(), SelfAttention(6)), PreNorm())
+    several = Universal(both, position=T5Bias(), positions=(AtHeads(6, T5Bias()),)).build(site())
     assert [name for name, _ in several.named_parameters() if "position" in name] == [
         "steps.position",
         "position.weight",

@@ -6,8 +6,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
-from regard.nn.core import Branch, Site
+from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Branch, Site, check_count
 from regard.tree import Spec
 
 
@@ -17,6 +16,9 @@ class BranchSpec(Spec):
     __slots__ = ()
     looks: ClassVar[bool] = False  # at other tokens of its stream, by score: a stack's position and sight mean it
     packs: ClassVar[bool] = True  # several texts may stand in one row without being mixed
+    ordered: ClassVar[bool] = (
+        False  # depends on the order of tokens by itself: convolution, recurrence, scores by place
+    )
 
     @abstractmethod
     def build(self, site: Site) -> Branch:
@@ -38,11 +40,16 @@ class Heads(Protocol):
 
 
 def check_sizes(spec: Heads) -> None:
-    """Sizes that are given must be positive."""
-    for name in ("heads", "kv_heads", "d_head", "d_value"):
+    """Refuse sizes that could not be built."""
+    for name, most in (
+        ("heads", MOST_HEADS),
+        ("kv_heads", MOST_HEADS),
+        ("d_head", MOST_CHANNELS),
+        ("d_value", MOST_CHANNELS),
+    ):
         size = getattr(spec, name)
-        if size is not None and size < 1:
-            raise SpecError(name, f"must be at least 1, not {size}")
+        if size is not None:
+            check_count(name, size, most)
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:

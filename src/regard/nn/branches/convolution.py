@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site, drop, widen
+from regard.nn.core import MOST_HEADS, MOST_TAPS, Branch, Context, Site, check_count, drop, widen
 from regard.nn.state import Past, Rows
 from regard.nn.taps import convolve, foreign, read, taps
 
@@ -24,6 +24,7 @@ class LightConv(BranchSpec):
     """
 
     kind = "light_conv"
+    ordered = True
     width: int = 9
     bias: bool = True
 
@@ -42,6 +43,7 @@ class DynamicConv(BranchSpec):
     """
 
     kind = "dynamic_conv"
+    ordered = True
     width: int = 9
     bias: bool = True
 
@@ -62,6 +64,7 @@ class SharedLightConv(BranchSpec):
     """
 
     kind = "shared_light_conv"
+    ordered = True
     width: int = 7
     heads: int | None = None  # None: the model's
     bias: bool | None = None  # None: as the model's linear slot says
@@ -80,6 +83,7 @@ class SharedDynamicConv(BranchSpec):
     """Wu et al. 2019, DynamicConv: as `SharedLightConv`, but every position predicts its filters, k_t = g_t W_k."""
 
     kind = "shared_dynamic_conv"
+    ordered = True
     width: int = 7
     heads: int | None = None  # None: the model's
     bias: bool | None = None  # None: as the model's linear slot says
@@ -96,11 +100,12 @@ class SharedDynamicConv(BranchSpec):
 def _check_width(width: int) -> None:
     if width < 1 or width % 2 == 0:
         raise SpecError("width", f"must be odd, so that as many taps stand on either side, not {width}")
+    check_count("width", width, MOST_TAPS)
 
 
 def _check_heads(heads: int | None) -> None:
-    if heads is not None and heads < 1:
-        raise SpecError("heads", f"must be at least 1, not {heads}")
+    if heads is not None:
+        check_count("heads", heads, MOST_HEADS)
 
 
 def _heads(heads: int | None, site: Site) -> int:

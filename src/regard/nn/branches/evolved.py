@@ -45,6 +45,7 @@ class EvolvedEncoderConv(BranchSpec):
     """
 
     kind = "evolved_encoder_conv"
+    ordered = True
     norm: Norm = LayerNorm()
     bias: bool | None = False  # of W and the plain convolution; None: as the model's linear slot says
 
@@ -61,6 +62,7 @@ class EvolvedDecoderConv(BranchSpec):
     """
 
     kind = "evolved_decoder_conv"
+    ordered = True
     norm: Norm = LayerNorm()
 
     def build(self, site: Site) -> Branch:

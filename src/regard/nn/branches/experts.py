@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Role, Site, drop, full_precision, widen
+from regard.nn.core import (
+    MOST_EXPERTS,
+    Branch,
+    Context,
+    Role,
+    Site,
+    check_count,
+    drop,
+    full_precision,
+    widen,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +82,7 @@ class Switch(BranchSpec):
 
 
 def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
-    if spec.experts < used:
-        raise SpecError("experts", f"must be at least {used}, not {spec.experts}")
+    check_count("experts", spec.experts, MOST_EXPERTS, used)
     for name in ("d_hidden", "group"):
         size = getattr(spec, name)
         if size is not None and size < 1:

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site, full_precision, widen
+from regard.nn.core import (
+    MOST_CHANNELS,
+    MOST_HEADS,
+    Branch,
+    Context,
+    Site,
+    check_count,
+    full_precision,
+    widen,
+)
 from regard.nn.norm import LayerNorm
 
 
@@ -31,9 +40,8 @@ class ProductKeyMemory(BranchSpec):
     knn: int = 32
 
     def check(self) -> None:
-        for name in ("heads", "keys", "knn"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+        for name, most in (("heads", MOST_HEADS), ("keys", MOST_CHANNELS), ("knn", MOST_CHANNELS)):
+            check_count(name, getattr(self, name), most)
         if self.d_key < 2 or self.d_key % 2:
             raise SpecError("d_key", f"must be even, for two halves, not {self.d_key}")
         if self.knn > self.keys:

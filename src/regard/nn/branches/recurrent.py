@@ -21,6 +21,7 @@ class Recurrence(BranchSpec):
 
     kind = "recurrence"
     packs = False
+    ordered = True
     cell: Cell = LSTM()
     d_hidden: int | None = None  # of each direction; None: what makes up the stream
     bidirectional: bool = False

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec, merge_heads, output_projection, split_heads
-from regard.nn.core import Branch, Context, Role, Site, Terms, View
+from regard.nn.core import (
+    MOST_CHANNELS,
+    MOST_HEADS,
+    Branch,
+    Context,
+    Role,
+    Site,
+    Terms,
+    View,
+    check_count,
+)
 from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
 from regard.nn.position.base import Position, places
 from regard.nn.state import KVCache, Past, Rows
@@ -188,6 +198,7 @@ class Synthesizer(BranchSpec):
 
     kind = "synthesizer"
     looks = True
+    ordered = True
     scores: Scores = DenseScores()
     mix: Literal["alone", "plus", "alpha"] = "alone"
     heads: int | None = None  # None: the model's, as for d_head
@@ -198,10 +209,10 @@ class Synthesizer(BranchSpec):
     position: Position | None = None  # this layer's own, instead of the stack's
 
     def check(self) -> None:
-        for name in ("heads", "d_head", "max_len"):
+        for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise SpecError(name, f"must be at least 1, not {size}")
+            if size is not None:
+                check_count(name, size, most)
         check_position(self.position)
 
     def build(self, site: Site) -> Branch:

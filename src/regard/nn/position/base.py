@@ -7,8 +7,7 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
-from regard.nn.core import Site, Terms, View
+from regard.nn.core import MOST_HEADS, Site, Terms, View, check_count
 from regard.tree import Spec
 
 
@@ -53,8 +52,7 @@ class AtHeads(Spec):
     position: Position
 
     def check(self) -> None:
-        if self.heads < 1:
-            raise SpecError("heads", f"must be at least 1, not {self.heads}")
+        check_count("heads", self.heads, MOST_HEADS)
 
 
 class Additive(Spec):

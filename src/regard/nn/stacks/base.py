@@ -26,6 +26,31 @@ def check_seen(spec: Spec) -> None:
             raise SpecError(name, "no branch of this stack looks at other tokens, so it would be ignored; leave it out")
 
 
+def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
+    """Refuse a position of a stack that none of its attentions takes: it would be built, counted and ignored.
+
+    An attention takes the stack's position for its number of heads, unless it has one of its own.
+    """
+    takers = {
+        getattr(part, "heads", None) or site.heads
+        for part in walk(spec)
+        if isinstance(part, BranchSpec) and part.looks and getattr(part, "position", None) is None
+    }
+    shown = ", ".join(map(str, sorted(takers))) or "none without a position of its own"
+    for i, other in enumerate(positions):
+        if other.heads not in takers:
+            raise site.error(
+                f"positions[{i}].heads",
+                f"no attention of this stack takes a position for {other.heads} heads (heads: {shown}), so it would be "
+                "built and ignored; leave it out",
+            )
+    if position is not None and not takers - {other.heads for other in positions}:
+        why = "`positions` has one for all of them" if takers else "each has a position of its own"
+        raise site.error(
+            "position", f"no attention of this stack takes it ({why}), so it would be built and ignored; leave it out"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StackOut:
     """What a stack leaves. It may have shortened the sequence; `seg` says what is left of it."""
@@ -40,6 +65,7 @@ class StackSpec(Spec):
 
     __slots__ = ()
     shortens: ClassVar[bool] = False  # it leaves fewer vectors than it was given
+    ordered: ClassVar[bool] = False  # the order of tokens matters to the wiring itself, whatever the blocks are
 
     @abstractmethod
     def blocks(self) -> int:

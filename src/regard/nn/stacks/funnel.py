@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Context, Site, View
+from regard.nn.core import MOST_BLOCKS, Context, Site, View, check_count
 from regard.nn.mask import Mask
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows
 from regard.tree import walk
 
@@ -30,6 +30,7 @@ class Funnel(StackSpec):
 
     kind = "funnel"
     shortens: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
     pattern: tuple[Block, ...]
     layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks are tiled from `pattern` over all of them
     position: Position | None = None  # shared by all layers
@@ -41,6 +42,7 @@ class Funnel(StackSpec):
             raise SpecError("pattern", "a stack needs at least one block")
         if not self.layers or min(self.layers) < 1:
             raise SpecError("layers", f"every group needs at least 1 layer, not {list(self.layers)}")
+        check_count("layers", sum(self.layers), MOST_BLOCKS)
         if len({other.heads for other in self.positions}) < len(self.positions):
             raise SpecError("positions", "two of them are for the same number of heads; keep one")
         for i, block in enumerate(self.pattern):
@@ -65,6 +67,7 @@ class Funnel(StackSpec):
             raise site.error(
                 "kind", "a funnel joins neighbours, so a token would see the next one; it can only be an encoder"
             )
+        check_shared(self.position, self.positions, self, site)
         others = {other.heads: other.position for other in self.positions}
         return _Funnel(self, replace(site, depth=self.blocks(), position=self.position, positions=others))
 

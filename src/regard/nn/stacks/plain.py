@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block
-from regard.nn.core import Context, Site
+from regard.nn.core import MOST_BLOCKS, Context, Site, check_count
 from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows
 
 
@@ -33,8 +33,7 @@ class Plain(StackSpec):
     positions: tuple[AtHeads, ...] = ()  # as `position`, for attentions of another number of heads than the model's
 
     def check(self) -> None:
-        if self.depth < 1:
-            raise SpecError("depth", f"must be at least 1, not {self.depth}")
+        check_count("depth", self.depth, MOST_BLOCKS)
         if not self.pattern:
             raise SpecError("pattern", "a stack needs at least one block")
         if self.unique is not None and not 1 <= self.unique <= self.depth:
@@ -62,6 +61,7 @@ class Plain(StackSpec):
     def build(self, site: Site) -> Stack:
         if self.strict and not site.causal:
             raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+        check_shared(self.position, self.positions, self, site)
         others = {other.heads: other.position for other in self.positions}
         site = replace(site, depth=self.depth, position=self.position, positions=others)
         blocks = []

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
-from regard.nn.core import Context, Site, widen
+from regard.nn.core import MOST_BLOCKS, Context, Site, check_count, widen
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.sight import Sight
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows, StaticKV
 
 
@@ -92,8 +92,7 @@ class UniversalACT(StackSpec):
 
 def _check(spec: Universal | UniversalACT) -> None:
     for name, least in (("before", 0), ("steps", 1), ("after", 0)):
-        if getattr(spec, name) < least:
-            raise SpecError(name, f"must be at least {least}, not {getattr(spec, name)}")
+        check_count(name, getattr(spec, name), MOST_BLOCKS, least)
     if len({other.heads for other in spec.positions}) < len(spec.positions):
         raise SpecError("positions", "two of them are for the same number of heads; keep one")
     check_seen(spec)
@@ -102,6 +101,7 @@ def _check(spec: Universal | UniversalACT) -> None:
 def _site(spec: Universal | UniversalACT, site: Site) -> Site:
     if spec.strict and not site.causal:
         raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+    check_shared(spec.position, spec.positions, spec, site)
     others = {other.heads: other.position for other in spec.positions}
     return replace(site, depth=spec.blocks(), layer=0, position=spec.position, positions=others)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import SpecError
-from regard.nn.core import Site, widen
+from regard.nn.core import MOST_HEADS, Site, check_count, widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, chunk_rows
 from regard.nn.vocab.tables import Table
 
@@ -28,8 +28,7 @@ class MixtureOfSoftmaxes(HeadSpec):
     smoothing: float = 0.0
 
     def check(self) -> None:
-        if self.components < 1:
-            raise SpecError("components", f"must be at least 1, not {self.components}")
+        check_count("components", self.components, MOST_HEADS)
         if not 0.0 <= self.smoothing < 1.0:
             raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
 

@@ -1,12 +1,28 @@
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 
-from regard.nn.core import Site, View
+from regard.errors import SpecError
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.parallel import Parallel
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.synthesizer import RandomScores, Synthesizer
+from regard.nn.branches.weighted import Weighted
+from regard.nn.core import MOST_BLOCKS, Site, View
 from regard.nn.mask import Mask
-from regard.nn.position.bias import ALiBi
+from regard.nn.position.base import AtHeads
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.position.rotary import Rotary
 from regard.nn.sight import Window
-from regard.nn.stacks.base import prepare
+from regard.nn.stacks.base import StackSpec, prepare
+from regard.nn.stacks.funnel import Funnel
+from regard.nn.stacks.plain import Plain
+from regard.nn.stacks.universal import Universal, UniversalACT
 
 CPU = torch.device("cpu")
 
@@ -31,3 +47,65 @@ def test_positions_join_as_terms(site: Callable[..., Site]) -> None:
     assert prepared.terms is not None
     assert prepared.terms.bias is not None
     assert prepared.terms.bias.shape == (1, 3, 1, 3)
+
+
+def stack(kind: type[StackSpec], *branches: BranchSpec, **more: Any) -> StackSpec:
+    block = Block(branches)
+    if kind is Plain:
+        return Plain((block,), 2, **more)
+    return Funnel((block,), (1, 1), **more) if kind is Funnel else kind(block, 0, 2, 0, **more)  # type: ignore[reportCallIssue]
+
+
+# The site has 3 heads.
+HALVED = Weighted(SelfAttention(6, d_head=4, output=False), FeedForward(8))
+SIDE_BY_SIDE = Parallel((SelfAttention(6, d_head=4), FeedForward(8)))
+SCORED = Synthesizer(RandomScores(), heads=6, d_head=4)
+
+
+@pytest.mark.parametrize("kind", [Plain, Funnel, Universal, UniversalACT])
+@pytest.mark.parametrize("attention", [SelfAttention(6, d_head=4), HALVED, SIDE_BY_SIDE, SCORED])
+def test_a_table_for_heads_that_no_attention_has_is_refused(
+    kind: type[StackSpec], attention: BranchSpec, site: Callable[..., Site]
+) -> None:
+    here = site(causal=False, side="encoder", path="encoder")
+    six, five = AtHeads(6, T5Bias()), AtHeads(5, T5Bias())
+    built = stack(kind, attention, positions=(six,)).build(here)
+    assert [name for name, _ in built.named_parameters() if "positions." in name] == ["positions.6.weight"]
+    with pytest.raises(SpecError, match=r"^encoder.positions\[1\].heads: .* 5 heads \(heads: 6\), .*; leave it out"):
+        stack(kind, attention, positions=(six, five)).build(here)
+    with pytest.raises(SpecError, match=r"^encoder.position: .*`positions` has one for all of them"):
+        stack(kind, attention, position=T5Bias(), positions=(six,)).build(here)
+    both = stack(kind, attention, SelfAttention(), position=T5Bias(), positions=(six,)).build(here)
+    assert len([name for name, _ in both.named_parameters() if name.startswith("position")]) == 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Funnel, Universal, UniversalACT])
+@pytest.mark.parametrize("attention", [SelfAttention(position=ALiBi()), Synthesizer(position=ALiBi())])
+@pytest.mark.parametrize("position", [T5Bias(), Rotary()])
+def test_a_position_beside_attentions_with_their_own_is_refused(
+    kind: type[StackSpec], attention: BranchSpec, position: Any, site: Callable[..., Site]
+) -> None:
+    here = site(causal=False, side="encoder", path="encoder")
+    assert stack(kind, attention).build(here)
+    with pytest.raises(SpecError, match=r"^encoder.position: .*each has a position of its own"):
+        stack(kind, attention, position=position).build(here)
+    with pytest.raises(SpecError, match=r"^encoder.positions\[0\].heads: .*none without a position of its own"):
+        stack(kind, attention, positions=(AtHeads(3, ALiBi()),)).build(here)
+
+
+def test_a_position_that_only_cross_attention_could_hear_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"^position: no branch of this stack looks"):
+        stack(Plain, CrossAttention(), FeedForward(8), position=Rotary())
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: Plain((Block((FeedForward(8),)),), 10**9), "depth"),
+        (lambda: Universal(Block((FeedForward(8),)), steps=10**9), "steps"),
+        (lambda: Funnel((Block((SelfAttention(),)),), (1, 10**9)), "layers"),
+    ],
+)
+def test_a_stack_without_end_is_refused(make: Callable[[], StackSpec], path: str) -> None:
+    with pytest.raises(SpecError, match=rf"^{path}: must be at most {MOST_BLOCKS:,}, not 1,000,000,00"):
+        make()
