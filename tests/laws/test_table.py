@@ -6,7 +6,7 @@ from regard.models.base import ModelSpec
 from regard.testing import LAWS, examine, tiny
 from regard.variants import VARIANTS, apply
 
-from .conftest import broken
+from .conftest import broken, unchecked
 
 LATER = {"compile", "kernels"}  # they examine the kernels, which the parts are examined with in test_laws
 # What the base of the table has already stands on another one.
@@ -27,6 +27,7 @@ def test_every_variant_keeps_the_laws(name: str) -> None:
     bends = VARIANTS[name].bends
     assert set(bends) <= set(LAWS), f"{name} bends a law that there is not"
     assert broken(name, subject, (law for law in LAWS if law not in LATER | set(bends))) == []
-    for law in bends:
-        verdict = examine(name, subject, [law])[0]
-        assert verdict.outcome != "kept", f"{name} says that it bends {law}, and keeps it"
+    with unchecked():
+        for law in bends:
+            verdict = examine(name, subject, [law])[0]
+            assert verdict.outcome != "kept", f"{name} says that it bends {law}, and keeps it"

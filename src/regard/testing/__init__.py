@@ -1,7 +1,7 @@
 """The laws that every part keeps, for our parts and for yours: `check(MyNorm())`, or `regard check module:MyNorm`."""
 
 from regard.testing.laws import LAWS, Law, LawBroken, NotApplicable
-from regard.testing.run import Report, Verdict, check, examine
+from regard.testing.run import Report, Verdict, check, examine, subject_of
 from regard.testing.tiny import around
 
-__all__ = ["LAWS", "Law", "LawBroken", "NotApplicable", "Report", "Verdict", "around", "check", "examine"]
+__all__ = ["LAWS", "Law", "LawBroken", "NotApplicable", "Report", "Verdict", "around", "check", "examine", "subject_of"]

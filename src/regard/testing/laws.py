@@ -36,13 +36,22 @@ class NotApplicable(Exception):  # noqa: N818  # not an error
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model under examination."""
+    """A tiny model under examination. It is built once; a law that changes it asks for one of its own."""
 
     spec: ModelSpec
     extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
+    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # and what it was like then
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """The model with every weight disturbed, in evaluation mode."""
+        """The model with every weight disturbed, in evaluation mode: the same one for every law that leaves it so."""
+        model, before = self.built.get(dtype, (None, ()))
+        if model is None or _condition(model) != before:
+            model = self.own_model(dtype)
+            self.built[dtype] = model, _condition(model)
+        return model
+
+    def own_model(self, dtype: torch.dtype = torch.float64) -> Model:
+        """The same, built anew for a law that changes it."""
         if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
             raise NotApplicable("a pooled encoder answers nothing until it gets a task")
         model = build(self.spec, seed=1).to(dtype)
@@ -66,6 +75,13 @@ class Subject:
     def collate(self, rows: list[tiny.Example], **how: Any) -> Batch:
         """A batch of them."""
         return tiny.collate(self.spec, rows, **how)
+
+
+def _condition(model: Model) -> tuple[Any, ...]:
+    """What a law could leave behind in a model: mode, hooks, gradients, and how often each tensor was written to."""
+    modules = [(module.training, len(module._forward_hooks), len(module._buffers)) for module in model.modules()]
+    learned = [(id(p), p._version, p.grad is None, p.requires_grad) for p in model.parameters()]
+    return (*modules, *learned, *((id(buffer), buffer._version) for buffer in model.buffers()))
 
 
 def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
@@ -127,6 +143,7 @@ def packing(subject: Subject) -> None:
     """Two examples in one row say what they say in two rows."""
     model, rows = subject.model(), subject.examples(3)
     apart = subject.collate(rows)
+    alone = answers(model, apart)
     try:
         together = subject.collate(rows, packed=True, extra=2)
         packed = answers(model, together)
@@ -134,7 +151,7 @@ def packing(subject: Subject) -> None:
         raise NotApplicable(f"refused: {refusal}") from None
     assert apart.target_seg is not None
     assert together.target_seg is not None
-    close(answers(model, apart)[apart.target_seg != 0], packed[together.target_seg != 0], "packed answers")
+    close(alone[apart.target_seg != 0], packed[together.target_seg != 0], "packed answers")
     close(loss(model, apart), loss(model, together), "packed loss")
 
 
@@ -215,6 +232,68 @@ def batch_law(subject: Subject) -> None:
         close(mine, alone, f"row {i} among others and alone")
 
 
+def positions(subject: Subject) -> None:
+    """The order of tokens matters exactly if a part depends on it; and positions, in a decoder, if one reads them.
+
+    Without such a part an encoder's tokens in another order give the same answers in that order, up to 1e-10; and a
+    decoder, whose mask alone tells order, the same answers at positions twice as far apart.
+    """
+    model, streams = subject.model(), tiny.streams(subject.spec)
+    if not streams:
+        raise NotApplicable("this family reads no row of which its parts could tell the order")
+    for stream, parts in streams.items():
+        causal = stream == "target" and isinstance(model, LanguageModel)
+        must, may = tiny.order(parts, causal)
+        try:
+            what, gap = (_stretched if causal else _shuffled)(subject, model, stream)
+        except (DataError, SpecError) as refusal:
+            raise NotApplicable(f"refused: {refusal}") from None
+        if must and gap < CHANGED:
+            raise LawBroken(
+                f"{what} changes nothing, though {must!r} is there: it is ignored (an attention that looks heeds all "
+                "of view.terms, or refuses the stack's position when it is built)"
+            )
+        if not must and not may and gap > SAME:
+            raise LawBroken(
+                f"{what} changes the answers by {gap:.3g}, though no part says that order matters to it (a branch, "
+                "stack or model to which it does says ordered = True)"
+            )
+
+
+DISTINCT = (5, 11, 17, 23, 8, 14, 20)
+SHUFFLED = (0, 2, 4, 1, 5, 3, 6)  # both ends stay, which a classifier may read
+SAME, CHANGED = 1e-10, 1e-12  # without residuals, what a token adds may be no more than 1e-9 of what is said
+
+
+def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
+    """How far the answers to the tokens of a row in another order are from the answers in that order."""
+    rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
+    before, after = (answers(model, subject.collate([row])) for row in rows)
+    if stream == "target" and before.dim() == 3:
+        before = before[:, list(SHUFFLED)]
+    return f"a {stream} in another order", _gap(before, after)
+
+
+def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
+    """How far the answers to the same tokens at positions twice as far apart are from each other."""
+    batch = subject.collate([_row(subject, stream, DISTINCT)])
+    pos = 2 * torch.arange(len(DISTINCT))
+    wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))
+    return f"a {stream} at positions 0, 2, 4, ...", _gap(answers(model, batch), answers(model, wide))
+
+
+def _row(subject: Subject, stream: str, ids: tuple[int, ...]) -> tiny.Example:
+    row = subject.examples(1)[0]
+    if stream == "source":
+        return replace(row, source=ids)
+    return replace(row, target=ids, labels=(row.labels * 2)[: len(ids)], weights=(1.0,) * len(ids))
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    close(a, b, "answers", float("inf"))  # of one shape, and finite
+    return (a - b).abs().max().item()
+
+
 def inspection(subject: Subject) -> None:
     """Outputs are bit-equal with a trace; weights sum to one, or to zero in an empty row; one entry per call."""
     model, calls = subject.model(), 0
@@ -226,9 +305,11 @@ def inspection(subject: Subject) -> None:
     batch, trace = subject.collate(subject.examples(3)), Trace()
     plain = answers(model, batch)
     hooks = [module.register_forward_hook(counted) for module in model.modules()]
-    traced = answers(model, batch, trace)
-    for hook in hooks:
-        hook.remove()
+    try:
+        traced = answers(model, batch, trace)
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not torch.equal(plain, traced):
         raise LawBroken("outputs differ when a trace is present")
     entries = [(name, weights) for name, recorded in trace.weights.items() for weights in recorded]
@@ -269,7 +350,7 @@ def records(subject: Subject) -> None:
 
 def parameters(subject: Subject) -> None:
     """Every parameter receives a gradient; the meta device counts what is built."""
-    model = subject.model().train()
+    model = subject.own_model().train()
     total, _, aux, _ = model.loss(subject.collate(subject.examples(3)))
     (total + aux).backward()
     dead = [name for name, p in model.named_parameters() if p.grad is None or not bool(torch.isfinite(p.grad).all())]
@@ -327,7 +408,7 @@ def kernels_law(subject: Subject) -> None:
 
 def compile_law(subject: Subject) -> None:
     """torch.compile traces the loss and its gradient as one graph and changes nothing."""
-    model = subject.model(torch.float32)
+    model = subject.own_model(torch.float32)
     batch = subject.collate(subject.examples(2))
     torch.compiler.reset()
     compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
@@ -380,8 +461,8 @@ class Law:
 
     @property
     def statement(self) -> str:
-        """What it says."""
-        return (self.hold.__doc__ or "").strip()
+        """What it says, in one sentence."""
+        return (self.hold.__doc__ or "").strip().partition("\n\n")[0]
 
 
 LAWS: dict[str, Law] = {
@@ -394,6 +475,7 @@ LAWS: dict[str, Law] = {
         "ragged": ragged,
         "beams": beams,
         "batch": batch_law,
+        "positions": positions,
         "inspection": inspection,
         "records": records,
         "parameters": parameters,

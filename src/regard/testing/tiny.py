@@ -1,7 +1,8 @@
 """Small models around any single part, and small batches for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,7 +27,11 @@ from regard.nn.init import Init
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Linear
 from regard.nn.norm import Norm
+from regard.nn.position.additive import Injected
 from regard.nn.position.base import Additive, Position
+from regard.nn.position.bias import DistanceBias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import Cell, Start
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.scorer import GeneralScorer, Scorer
@@ -36,7 +41,7 @@ from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.tables import Sharing, TableSpec
 from regard.presets import narang_base
-from regard.tree import Spec, swap
+from regard.tree import Spec, swap, walk
 
 VOCAB = 29
 CLASSES = 3
@@ -94,7 +99,8 @@ def bytenet() -> ByteNet:
     return ByteNet(vocab=VOCAB, d_model=16, encoder_blocks=2, decoder_blocks=3, dilations=(1, 2))
 
 
-def families() -> dict[str, ModelSpec]:
+@cache
+def families() -> Mapping[str, ModelSpec]:
     """One tiny model of every family."""
     return {
         "encoder_decoder": encoder_decoder(),
@@ -135,6 +141,25 @@ def around(part: Spec) -> dict[str, ModelSpec]:
     return {name: _with(model, part) for name, model in models.items()}
 
 
+def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
+    """By scheme and family, tiny models in which nothing but `part`, or a scheme that it must heed, tells positions.
+
+    A branch that looks at other tokens takes the place of self-attention, and meets every kind of term that a position
+    can hand to attention. One that has a position of its own, or does not look, stands in models without any.
+    """
+    if not isinstance(part, BranchSpec) or isinstance(part, CrossAttention):
+        return {}
+    models = {name: _bare(families()[name]) for name in ("decoder_only", "masked_lm")}
+    if not part.looks:
+        return {("none", name): _with_branch(model, part) for name, model in models.items()}
+    models = {name: swap(model, SelfAttention, lambda _: part) for name, model in models.items()}
+    alone = {("none", name): model for name, model in models.items()}
+    if any(isinstance(inner, Position) for inner in walk(part)):
+        return alone
+    schemes = (Rotary(), Injected(), DistanceBias(3), Shaw(3))
+    return alone | {(s.kind, name): _with(model, s) for s in schemes for name, model in models.items()}
+
+
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
     """Instead of the branch of its own type, or else as one more branch before the feed-forward."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
@@ -151,8 +176,7 @@ def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
 
 def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     if isinstance(part, Position):
-        bare = swap(model, Tokens, lambda tokens: replace(tokens, position=None))
-        return swap(bare, Plain, lambda stack: replace(stack, position=part))
+        return swap(_bare(model), Plain, lambda stack: replace(stack, position=part))
     if isinstance(part, Sight):
         return swap(model, Plain, lambda stack: replace(stack, sight=part))
     if isinstance(part, Additive):
@@ -164,6 +188,39 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     raise SpecError(
         "", f"{type(part).__name__} fits no slot; derive it from one of the slots of regard.catalogue.SLOTS"
     )
+
+
+def _bare(model: ModelSpec) -> ModelSpec:
+    """Without positions at the input."""
+    return swap(model, Tokens, lambda tokens: replace(tokens, position=None))
+
+
+def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
+    """The rows of a batch whose order a model may depend on, each with the parts that it passes on its own side."""
+    if spec.ordered:
+        return {"source": (spec,)} if spec.reads_source else {}
+    sides: dict[str, tuple[Spec, ...]] = {}
+    encoder, decoder = getattr(spec, "encoder", None), getattr(spec, "decoder", None)
+    given = getattr(spec, "input", None)
+    read = (given,) if isinstance(given, Spec) else ()
+    if isinstance(encoder, Spec):
+        sides["source" if spec.reads_source else "target"] = (*read, encoder)
+    if isinstance(decoder, Spec):
+        sides["target"] = (*read, decoder)
+    return sides
+
+
+def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
+    """The kind of a part by which order must matter, if there is one, and whether order may matter without.
+
+    In a causal stream the mask tells order anyway, so what counts there is a part that reads positions. A branch that
+    tells order by itself may do so by positions or not, and a sight may hide nothing of a short row.
+    """
+    inside = [inner for part in parts for inner in walk(part)]
+    telling = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
+    reading = [inner for inner in inside if isinstance(inner, Position | Additive)]
+    must = next((inner.kind for inner in (*reading, *(() if causal else telling))), None)
+    return must, bool(telling) or any(isinstance(inner, Sight) for inner in inside)
 
 
 @dataclass(frozen=True, slots=True)
