@@ -369,9 +369,16 @@ def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
 
 
 def load(name: str, path: str = "") -> Any:
-    """What `module:name` names, imported. Whatever the module raises is one sentence."""
-    import importlib  # noqa: PLC0415  # only what the user trusts comes here
+    """What `module:name` names, imported. Whatever the module raises is one sentence.
 
+    The current folder is searched too, after all that is installed, so that no file there can take the place of a
+    library.
+    """
+    import importlib  # noqa: PLC0415  # only what the user trusts comes here
+    import sys  # noqa: PLC0415
+
+    if "" not in sys.path:
+        sys.path.append("")
     module, _, attribute = name.partition(":")
     try:
         loaded = importlib.import_module(module)

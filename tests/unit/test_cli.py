@@ -217,9 +217,7 @@ def test_code_that_the_user_trusts_is_imported_also_by_set(tmp_path: Path) -> No
     (tmp_path / "mine.py").write_text(BROKEN_NORM)
     change = ["--set", 'encoder.pattern[0].residual.norm="mine:Leaky"']
     assert "say --trust-code" in complaint("show", "transformer_tiny", *change, cwd=tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        run = regard("show", "transformer_tiny", *change, "--trust-code", "--json", cwd=tmp_path)
+    run = regard("show", "transformer_tiny", *change, "--trust-code", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     norm = json.loads(run.stdout)["model"]["encoder"]["pattern"][0]["residual"]["norm"]
     assert norm == {"kind": "mine:Leaky"}
@@ -239,6 +237,40 @@ def test_version_and_help() -> None:
         assert run.returncode == 0
         assert "Usage" in run.stdout
         assert "\x1b[" not in run.stdout
+
+
+def test_help_of_check_has_a_line_for_every_law() -> None:
+    lines = [line.strip(" │").split(maxsplit=1) for line in process("check", "--help").stdout.splitlines()]
+    from regard.testing import LAWS
+
+    assert [words[0] for words in lines if len(words) == 2 and words[0] in LAWS] == list(LAWS)
+
+
+def test_trusted_code_comes_after_what_is_installed(tmp_path: Path) -> None:
+    """A file beside the user's own takes the place of no library."""
+    (tmp_path / "mine.py").write_text(f"import colorsys\n{BROKEN_NORM}")
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('not the library')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "colorsys", raising=False)
+        patch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(Path.cwd()))])
+        run = regard("check", "mine:Leaky", "--law", "records", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ("encoder.depth=1000000000", "encoder.depth"),
+        ("heads=1000000000", "heads"),
+        ("decoder.pattern[0].branches[0].heads=1000000000", "decoder.pattern[0].branches[0].heads"),
+        ('head={kind="mixture_of_softmaxes",components=1000000000}', "head.components"),
+        ("encoder.pattern[0].branches[1].d_hidden=100000000000000000", "memory"),
+    ],
+)
+def test_sizes_that_no_machine_could_build_are_refused_at_once(change: str, path: str) -> None:
+    said = complaint("show", "transformer_base", "--set", change)
+    assert path in said
+    assert "Traceback" not in said
 
 
 def test_help_does_not_import_torch() -> None:

@@ -35,7 +35,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Let a recipe name parts as module:Class and import them.")
+    bool,
+    typer.Option("--trust-code", help="Import parts that are named as module:Class, also from the current folder."),
 ]
 # What is learned from: `train` and `ablate` are told in the same words.
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]

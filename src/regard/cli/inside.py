@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import INSIDE, app, console, print_json
+from regard.cli.base import INSIDE, TrustCode, app, console, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def show(
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Tokens of source and target for the FLOPs.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Let a recipe name parts as module:Class and import them.")
-    ] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Show a model: its tree, what differs from its base, exact parameters and FLOPs per token by part.
 

@@ -1,7 +1,6 @@
 """Commands to study parts and modifications: check, variants."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +20,25 @@ def check(
 ) -> None:
     """Try the laws on a part that you wrote: tiny models are built around it, and each law says kept or broken.
 
-    Exit code 1 if a law is broken. The module is imported, so check only code that you trust.
-    """
+    Exit code 1 if a law is broken. MODULE is imported, from the current folder too, so check only code that you trust.
+
+    \b
+    causality   no answer depends on a later token
+    padding     more padding changes neither answers nor loss
+    packing     texts in one row give what they give in rows of their own
+    steps       decoding step by step gives what one pass gives
+    ragged      prompts of unequal length continue correctly
+    beams       the score of a beam is that of its text in one pass
+    batch       the output of a row does not depend on its neighbours
+    positions   order matters exactly if a part depends on it; no position is ignored
+    inspection  a trace changes no bit; attention weights sum to one
+    records     a saved description gives the same model; a misspelt key is named
+    parameters  every parameter gets a gradient; counts are exact
+    storage     no tensor is stored twice; saving and loading are exact
+    kernels     all attention kernels give the same, or refuse
+    compile     torch.compile takes the loss as one graph and changes nothing
+    build       other depths, widths and heads build, or are refused with a path
+    """  # noqa: D301  # click wants the character itself
     from regard.testing import LAWS
     from regard.testing import check as try_laws
 
@@ -42,7 +58,6 @@ def _import_part(name: str) -> Any:
     from regard.tree import load
 
     if ":" in name:
-        sys.path.insert(0, "")
         return load(name)
     if name not in PARTS:
         raise SpecError("", f"{name!r} is neither module:Part nor a kind of regard; {nearest(name, PARTS)}")
