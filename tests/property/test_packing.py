@@ -1,5 +1,7 @@
 """Packing loses nothing."""
 
+from functools import cache
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +52,7 @@ def test_what_is_padded_can_be_unpadded(rows: list[list[int]], extra: int) -> No
     Batch(ids, target_seg=seg)  # and a batch takes it
 
 
+@cache
 def _shaken(spec: DecoderOnly | EncoderDecoder) -> torch.nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -61,8 +64,8 @@ def _shaken(spec: DecoderOnly | EncoderDecoder) -> torch.nn.Module:
     return model
 
 
-def _decoder(stack: Plain, tokens: Tokens) -> torch.nn.Module:
-    return _shaken(DecoderOnly(vocab=11, d_model=8, heads=2, dropout=0.0, input=tokens, decoder=stack))
+def _decoder(stack: Plain, tokens: Tokens) -> DecoderOnly:
+    return DecoderOnly(vocab=11, d_model=8, heads=2, dropout=0.0, input=tokens, decoder=stack)
 
 
 BLOCK = Block((SelfAttention(), FeedForward(8)), PreNorm())
@@ -73,15 +76,15 @@ LANGUAGE_MODELS = [
     _decoder(Plain((BLOCK,), 2, position=T5Bias(8, 9)), Tokens(position=None)),
     _decoder(Plain((BLOCK,), 2, position=Rotary()), Tokens(position=None)),
 ]
-TRANSLATOR = _shaken(
-    EncoderDecoder(vocab=11, d_model=8, heads=2, dropout=0.0, encoder=Plain((BLOCK,), 1), decoder=Plain((PAIR,), 1))
+TRANSLATOR = EncoderDecoder(
+    vocab=11, d_model=8, heads=2, dropout=0.0, encoder=Plain((BLOCK,), 1), decoder=Plain((PAIR,), 1)
 )
 
 
 @settings(max_examples=25)
 @given(st.lists(pieces, min_size=1, max_size=4), st.sampled_from(range(len(LANGUAGE_MODELS))), st.integers(0, 2))
 def test_the_loss_of_a_packed_row_is_the_sum_over_its_parts(texts: list[list[int]], which: int, extra: int) -> None:
-    model = LANGUAGE_MODELS[which]
+    model = _shaken(LANGUAGE_MODELS[which])
     ids, seg, pos = pack([texts], sum(map(len, texts)) + extra)
     labels = (ids * 7 + 3) % 11
     longest = max(map(len, texts))
@@ -95,9 +98,10 @@ def test_the_loss_of_a_packed_row_is_the_sum_over_its_parts(texts: list[list[int
 @settings(max_examples=25)
 @given(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=4))
 def test_packed_pairs_cost_what_they_cost_alone(pairs: list[tuple[list[int], list[int]]]) -> None:
-    packed = TRANSLATOR.loss(translation(pairs, packed=True))  # type: ignore[reportCallIssue]
-    padded = TRANSLATOR.loss(translation(pairs))  # type: ignore[reportCallIssue]
-    alone = [TRANSLATOR.loss(translation([pair])).total for pair in pairs]  # type: ignore[reportCallIssue]
+    translator = _shaken(TRANSLATOR)
+    packed = translator.loss(translation(pairs, packed=True))  # type: ignore[reportCallIssue]
+    padded = translator.loss(translation(pairs))  # type: ignore[reportCallIssue]
+    alone = [translator.loss(translation([pair])).total for pair in pairs]  # type: ignore[reportCallIssue]
     torch.testing.assert_close(packed.total, sum(alone), rtol=0, atol=1e-9)
     torch.testing.assert_close(padded.total, sum(alone), rtol=0, atol=1e-9)
     assert packed.tokens.item() == padded.tokens.item() == sum(len(target) + 1 for _, target in pairs)

@@ -179,11 +179,10 @@ def run_steps(branch: Branch, x: Tensor, counts: list[list[int]], static: bool) 
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-@pytest.mark.parametrize(
-    "counts", [[[3, 3], [1, 1], [2, 2], [1, 1]], [[3, 1], [1, 1], [1, 3], [2, 2]]], ids=["even", "ragged"]
-)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_steps_equal_the_whole(spec: BranchSpec, counts: list[list[int]], static: bool, site: MakeSite) -> None:
+def test_ragged_steps_equal_the_whole(spec: BranchSpec, static: bool, site: MakeSite) -> None:
+    """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
+    counts = [[3, 1], [1, 1], [1, 3], [2, 2]]
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
     whole = branch(x, context(Mask(causal=True)))
     for b, row in enumerate(run_steps(branch, x, counts, static)):

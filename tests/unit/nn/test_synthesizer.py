@@ -69,6 +69,8 @@ SPECS = {
     for name, scores in SCORES.items()
     for mix in ("alone", "plus", "alpha")
 }
+# The others are rows of the table, which are held to the laws of decoding in tests/laws.
+NO_ROW = {name: spec for name, spec in SPECS.items() if name.startswith(("factorised", "two")) and spec.mix != "alone"}
 ALONE = {name: spec for name, spec in SPECS.items() if spec.mix == "alone"}
 
 
@@ -167,7 +169,7 @@ def test_a_position_of_its_own_replaces_the_stacks(spec: Synthesizer, site: Make
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+@pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
 def test_steps_equal_the_whole(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
     whole = branch(x, context(Mask(causal=True)))
@@ -182,7 +184,7 @@ def test_steps_equal_the_whole(spec: Synthesizer, static: bool, site: MakeSite) 
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+@pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
 def test_rows_of_unequal_length_go_on_and_are_reordered(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
     whole = branch(x, context(Mask(causal=True)))

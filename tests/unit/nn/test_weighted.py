@@ -23,7 +23,7 @@ from regard.nn.norm import LayerNorm
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import KVCache, Rows, StaticKV
+from regard.nn.state import Rows, StaticKV
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import apply
@@ -134,21 +134,6 @@ def test_weights_on_the_simplex_stay_there(site: MakeSite) -> None:
     for weights in branch.weights():
         assert bool((weights >= 0).all())
         assert abs(weights.sum().item() - 1) < 1e-12
-
-
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_equal_the_whole(kind: Kind, static: bool, site: MakeSite) -> None:
-    branch, x = branch_of(kind(SELF, FEEDFORWARD), site()), torch.randn(2, T, 12)
-    whole = branch(x, own(Mask(causal=True)))
-    rows = Rows(torch.zeros(2, dtype=torch.int64), 6, uniform=not static, static=static)
-    state, said = branch.start(rows, own(Mask())), []
-    assert isinstance(state, KVCache)
-    for step in (2, 1, 1):
-        at, reach = rows.bound, rows.reach(step)
-        said.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, reach, CPU)), state))
-        rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(said, 1), whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,6 @@ from regard.nn.position.base import places
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
-from regard.nn.state import KVCache, Rows
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]
@@ -130,24 +129,6 @@ def test_rotary_scores_are_relative(site: MakeSite) -> None:
     plain = SelfAttention().build(site())
     plain.load_state_dict(branch.state_dict())
     assert (branch(x, context(here)) - plain(x, context(here))).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [*VARIANTS.values(), *(SelfAttention(position=p) for p in (ALiBi(), Rotary(), Shaw(2), Injected(), T5Bias()))],
-    ids=lambda spec: repr(spec)[13:80],
-)
-def test_steps_equal_the_whole(spec: SelfAttention, site: MakeSite) -> None:
-    branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
-    whole = branch(x, context(Mask(causal=True)))
-    rows = Rows(torch.zeros(2, dtype=torch.int64), T)
-    state, said = branch.start(rows, context(Mask())), []
-    assert isinstance(state, KVCache)
-    for step in (2, 1, 2):
-        at, S = rows.bound, rows.reach(step)
-        said.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, S, CPU)), state))
-        rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(said, 1), whole, rtol=0, atol=1e-12)
 
 
 def test_a_trace_gets_the_weights_and_changes_nothing(site: MakeSite) -> None:
