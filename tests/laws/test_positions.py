@@ -21,25 +21,15 @@ from regard.tree import swap
 
 
 @dataclass(frozen=True, slots=True)
-class Blind(BranchSpec):
-    """Self-attention that is right in all but this: it takes no notice of a rotation and an offset."""
+class Planted(BranchSpec):
+    """Self-attention that is right; or in all but this, that it takes no notice of a rotation and an offset."""
 
-    kind = "planted_blind"
+    kind = "planted_attention"
     looks = True
+    heeds: bool = False
 
     def build(self, site: Site) -> Branch:
-        return _Attention(site, heeds=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Seeing(BranchSpec):
-    """The same with both."""
-
-    kind = "planted_seeing"
-    looks = True
-
-    def build(self, site: Site) -> Branch:
-        return _Attention(site, heeds=True)
+        return _Attention(site, self.heeds)
 
 
 class _Attention(Branch):
@@ -75,16 +65,16 @@ def outcomes(report: Report) -> dict[tuple[str, str], str]:
 def test_an_attention_that_ignores_rotation_is_broken() -> None:
     """All other laws hold for it, which is how it was missed."""
     laws = [law for law in LAWS if law not in ("compile", "kernels")]
-    found = outcomes(check(Blind(), laws))
+    found = outcomes(check(Planted(), laws))
     broken = {where for where, outcome in found.items() if outcome == "broken"}
     schemes, families = ("rotary", "injected"), ("decoder_only", "masked_lm")
     assert broken == {(f"positions ({scheme})", family) for scheme in schemes for family in families}
     assert found["positions (distance_bias)", "masked_lm"] == found["positions (shaw)", "decoder_only"] == "kept"
-    assert {verdict.outcome for verdict in check(Seeing(), ["positions"]).verdicts} == {"kept"}
+    assert {verdict.outcome for verdict in check(Planted(heeds=True), ["positions"]).verdicts} == {"kept"}
 
 
 def test_the_message_names_the_position_and_what_to_do() -> None:
-    detail = next(v.detail for v in check(Blind(), ["positions"]).broken if v.model == "masked_lm")
+    detail = next(v.detail for v in check(Planted(), ["positions"]).broken if v.model == "masked_lm")
     assert "'rotary'" in detail
     assert "view.terms" in detail
 
