@@ -47,7 +47,7 @@ def page(found: Ladder) -> str:
 def lines(folder: Path, found: Ladder) -> list[str]:
     """Every run as a line of JSON, without what it said; then the ladder itself."""
     listed = folder / "results.jsonl"
-    runs = [json.loads(line) for line in listed.read_text(encoding="utf-8").splitlines()] if listed.exists() else []
+    runs = [json.loads(line) for line in listed.read_bytes().split(b"\n") if line] if listed.exists() else []
     for run in runs:
         run.pop("said", None)
     return [json.dumps(record, ensure_ascii=False) for record in (*runs, {"ladder": found.json()})]

@@ -132,8 +132,9 @@ def ablate(
     with begun(wanted, out, settings, machine, watch) as (text, recipe):
         rows = Rows(recipe, text.data, settings.match)
         planned = rows.rows(*chosen(settings.rows))
-        found = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned).run()
-        found.save(Path(out))
+        experiment = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned)
+        found = experiment.run()
+        found.save(Path(out), experiment.say)
         return found
 
 
@@ -204,7 +205,7 @@ class Experiment:
                 raise SpecError("rates", f"{name!r} is no row here; {nearest(name, names)}")
         for row in rows:
             if row.left_out:
-                self._say(f"{row.name} is left out: {row.left_out}")
+                self.say(f"{row.name} is left out: {row.left_out}")
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
 
     def run(self) -> Report:
@@ -279,10 +280,11 @@ class Experiment:
         try:
             return replace(row, steps=self._steps(pool, row, seconds))
         except DataError as error:
-            self._say(f"{row.name} is left out: {error}")
+            self.say(f"{row.name} is left out: {error}")
             return Row(row.name, None, left_out=str(error))
 
-    def _say(self, sentence: str) -> None:
+    def say(self, sentence: str) -> None:
+        """Show a sentence."""
         self.watch({"event": "say", "sentence": sentence})
 
     def _steps(self, pool: Pool, row: Row, seconds: float) -> int:
@@ -292,14 +294,14 @@ class Experiment:
         known, path = probe.hash, self.folder / "steps.json"
         table: dict[str, Any] = read_json(path) if path.exists() else {}
         if f"{known} {seconds:g}" not in table:
-            self._say(f"measuring the speed of {self._called(row)}")
+            self.say(f"measuring the speed of {self._called(row)}")
             speed = pool.speed(probe, self.text, min(PROBE, seconds / 4 if self.settings.each else seconds))
             if isinstance(speed, str):
                 raise DataError(f"{self._called(row)} cannot be trained here: {speed}")
             table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
             write_json(path, table)
         steps = table[f"{known} {seconds:g}"]
-        self._say(f"steps: {steps:,}, what {self._called(row)} makes in {seconds:g} s")
+        self.say(f"steps: {steps:,}, what {self._called(row)} makes in {seconds:g} s")
         return steps
 
     def _called(self, row: Row) -> str:

@@ -5,7 +5,6 @@ same steps or the same seconds of training. It is an ablation whose rows may be 
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from rich.table import Table
 from regard.ablation import page
 from regard.ablation.experiment import DEMO_VALIDATION, Experiment, Settings, begun
 from regard.ablation.path import path_lengths
-from regard.ablation.report import METRICS, Line, Mean, Report, quantity
+from regard.ablation.report import METRICS, Line, Mean, Report, mean, plain, quantity
 from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, Rows
 from regard.ablation.runner import Machine, Watch
@@ -27,17 +26,18 @@ from regard.data.objectives import Translation
 from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
 from regard.evaluation.significance import Interval, intervals
+from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
 from regard.recipe import Asked, Recipe, asked
-from regard.training.checkpoint import write_json, write_text
+from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
 FULL = "transformer"  # the last rung: the base
 # What came before, and of which preset it is; then the Transformer without one of its parts, as variants.
 BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
-VERDICTS = {"the base": "the full Transformer", "no base to compare with": "one seed tells nothing"}
+VERDICTS = {"the base": "the full Transformer", "no base to compare with": "no full Transformer to compare with"}
 ABOUT = {
     "rnn": "LSTMs, 2 + 2 layers, the encoder both ways: the decoder knows the source by its last state alone",
     "rnn_attention": "the same, and the decoder looks at all states of the encoder",
@@ -105,7 +105,7 @@ def ladder(
     """
     with _planned(wanted, out, rungs, settings, machine, watch) as experiment:
         found = _climbed(experiment, experiment.run())
-        found.save(Path(out))
+        found.save(Path(out), experiment.say)
         return found
 
 
@@ -211,14 +211,8 @@ class Rung:
     note: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON; what cannot be said is null."""
-        found = asdict(self)
-        found["buckets"] = [_numbers(one) for one in found["buckets"]]
-        return found
-
-
-def _numbers(one: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in one.items()}
+        """As JSON; a number that is not finite is null."""
+        return plain(asdict(self))
 
 
 @dataclass
@@ -335,14 +329,12 @@ class Ladder:
             ]
         return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
-    def save(self, folder: Path) -> None:
-        """Leave ladder.json, ladder.md and ladder.html in a folder."""
+    def save(self, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        """Leave ladder.json and ladder.md in a folder, then ladder.html; what is wrong with the page is said."""
         write_json(folder / "ladder.json", self.json())
-        shown = page.ladder(self.json(), self.title, self.cells(), self.by_length(), self.sentences())
-        for name, text in (("ladder.md", self.markdown()), ("ladder.html", shown)):
-            making = folder / f".{name}-making"
-            write_text(making, text)
-            making.rename(folder / name)
+        replace_text(folder / "ladder.md", self.markdown())
+        parts = (self.title, self.cells(), self.by_length(), self.sentences())
+        page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), say)
 
 
 def bar(share: float, width: int = 20) -> str:
@@ -432,13 +424,13 @@ def _measured(
         None if whole is None else whole.high,
         None if line.metric is None else line.metric.sd,
         line.final,
-        statistics.fmean(one["tokens_per_second"] for one in done) if done else None,
+        mean([one["tokens_per_second"] for one in done]) if done else None,
         None if longest is None else longest.at(report.length),
         "" if longest is None else str(longest),
         None if shortest is None else shortest.at(report.length),
         "" if shortest is None else str(shortest),
         done[0]["steps"] if done else None,
-        statistics.fmean(one["training_seconds"] for one in done) if done else None,
+        mean([one["training_seconds"] for one in done]) if done else None,
         inside,
         line.curve,
         effect,

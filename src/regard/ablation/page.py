@@ -1,11 +1,13 @@
 """The page of an ablation: one HTML file that needs nothing else, light or dark, with pictures drawn here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from regard.ablation.statistics import BETTER, WORSE
+from regard.files import replace_text
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6570; --line: #d5dae0; --ground: #ffffff;
@@ -33,6 +35,19 @@ svg .curve.base { stroke: var(--base); stroke-width: 3; opacity: 1; }
 svg .bar { fill: var(--line); } svg .bar.base { fill: var(--base); opacity: .6; }
 svg g:hover .curve { opacity: 1; stroke-width: 3; } svg .soft { fill: var(--soft); }
 """
+
+
+ENDS = ("effect", "low", "high")
+LARGEST = 1e100  # beyond it, a number is drawn as one that is not known
+
+
+def save(path: Path, draw: Callable[[], str], say: Callable[[str], None]) -> None:
+    """Write a page. What goes wrong is said: tables are there before it, and must not be lost with a picture."""
+    try:
+        replace_text(path, draw())
+    except Exception as error:
+        path.unlink(missing_ok=True)  # one of an earlier time would show other numbers than the table
+        say(f"warning: {path} could not be drawn ({type(error).__name__}: {error}); the tables beside it are whole")
 
 
 def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str]) -> str:
@@ -90,15 +105,15 @@ def _class(row: dict[str, Any]) -> str:
 
 def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
     """The metric of every rung, from the bottom of the ladder, with its interval."""
-    known = [row for row in rows if row["metric"] is not None]
+    known = [row for row in rows if all(_known(row[name]) for name in ("metric", "low", "high"))]
     if not known:
         return "<p>No rung has been climbed yet.</p>"
     left, right, each, top = 190.0, 880.0, 24.0, 16.0
-    most = max(row["high"] for row in known) or 1.0
+    most = _most(max(row["high"], row["metric"]) for row in known)
     bottom = top + each * len(known)
 
     def x(value: float) -> float:
-        return left + (right - left) * value / most
+        return left + (right - left) * min(max(value, 0.0), most) / most
 
     drawn = [_axis(x, ticks(0.0, most), top, bottom)]
     for i, row in enumerate(known):
@@ -116,18 +131,21 @@ def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
 
 def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> str:
     """The metric by source length, a line for every rung; the full Transformer is the thick one."""
-    points = [[(i, one["value"]) for i, one in enumerate(row["buckets"]) if one["lines"]] for row in rows]
+    points = [
+        [(i, one["value"]) for i, one in enumerate(row["buckets"]) if one["lines"] and _known(one["value"])]
+        for row in rows
+    ]
     known = [row | {"curve": curve} for row, curve in zip(rows, points, strict=True) if curve]
     if not known or len(names) < 2:
         return "<p>There are no lengths to tell apart.</p>"
     left, right, top, bottom = 60.0, 760.0, 16.0, 380.0
-    most = max(value for row in known for _, value in row["curve"]) or 1.0
+    most = _most(value for row in known for _, value in row["curve"])
 
     def x(bucket: float | int) -> float:
         return left + (right - left) * (bucket + 0.5) / len(names)
 
     def y(value: float) -> float:
-        return bottom - (bottom - top) * value / most
+        return bottom - (bottom - top) * min(max(value, 0.0), most) / most
 
     drawn = [_left_axis(y, ticks(0.0, most), left, right)]
     drawn += [
@@ -158,13 +176,14 @@ def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str] | None = None
 
 def effects(rows: Sequence[dict[str, Any]]) -> str:
     """Every row's effect with its interval, the best first; left of the line is better."""
-    known = sorted((row for row in rows if row["effect"]), key=lambda row: row["effect"]["effect"])
+    known = [row for row in rows if row["effect"] and all(_known(row["effect"][name]) for name in ENDS)]
+    known = sorted(known, key=lambda row: row["effect"]["effect"])
     if not known:
         return "<p>No row has an effect yet.</p>"
     left, right, each, top = 190.0, 880.0, 24.0, 16.0
     # One row that failed to learn must not press all others together: the scale is that of the middle of them.
     ends = sorted(max(abs(row["effect"]["low"]), abs(row["effect"]["high"])) for row in known)
-    most = min(ends[-1], 4 * ends[len(ends) // 2]) or 1.0
+    most = _most([min(ends[-1], 4 * ends[len(ends) // 2])])
     height = top + each * len(known) + 40
 
     def x(value: float) -> float:
@@ -197,16 +216,13 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
 
 def curves(rows: Sequence[dict[str, Any]]) -> str:
     """The validation loss of every row by step, mean of its seeds; the base is the thick line."""
-    known = [row for row in rows if len(row["curve"]) > 1]
+    drawable = [row | {"curve": [point for point in row["curve"] if _known(point[1])]} for row in rows]
+    known = [row for row in drawable if len(row["curve"]) > 1]
     if not known:
         return "<p>No run has a curve yet.</p>"
     left, right, top, bottom = 60.0, 760.0, 16.0, 380.0
-    steps = max(row["curve"][-1][0] for row in known)
-    finals = sorted(row["curve"][-1][1] for row in known)
-    low = finals[0]
-    starts = sorted(row["curve"][0][1] for row in known)
-    high = starts[len(starts) // 2]
-    low, high = low - 0.05 * (high - low or 1.0), high + 0.05 * (high - low or 1.0)
+    steps = max(row["curve"][-1][0] for row in known) or 1
+    low, high = _range(*([row["curve"][i][1] for row in known] for i in (0, -1)))
 
     def x(step: float | int) -> float:
         return left + (right - left) * step / steps
@@ -223,6 +239,28 @@ def curves(rows: Sequence[dict[str, Any]]) -> str:
     drawn += _labels(known, y, right + 8, top, bottom)
     drawn.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">steps</text>')
     return _svg(900, bottom + 44, "Validation loss by step, mean of the seeds of each row", drawn)
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and abs(value) <= LARGEST  # NaN is never smaller
+
+
+def _most(values: Iterable[float]) -> float:
+    """The upper end of a scale that begins at 0."""
+    most = max(values)
+    return most if most > 1 / LARGEST else 1.0
+
+
+def _range(starts: Sequence[float], finals: Sequence[float]) -> tuple[float, float]:
+    """What a picture of losses shows: from the best end to the middle of the starts, or of the ends where losses rise.
+
+    Where nothing changes, a little around it.
+    """
+    middle = sorted(starts)[len(starts) // 2]
+    low, high = min(*finals, middle), max(middle, sorted(finals)[len(finals) // 2])
+    size = max(abs(low), abs(high))
+    margin = 0.05 * (high - low) if high - low > 1e-6 * size else 0.05 * size or 1.0
+    return low - margin, high + margin
 
 
 def _labels(rows: Sequence[dict[str, Any]], y: Any, x: float, top: float, bottom: float) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from regard.ablation.rows import Row, sequence_length
 from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
 from regard.data.prepare import Prepared
 from regard.evaluation.validation import ROUGE
+from regard.files import replace_text
 from regard.recipe import Recipe
-from regard.training.checkpoint import write_json, write_text
+from regard.training.checkpoint import write_json
 from regard.variants import VARIANTS
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "bits_per_byte": "bits/byte"} | {
@@ -26,6 +27,12 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "bits_per_byt
 }
 COLUMNS = ("row", "parameters", "operations", "steps/s", "early loss", "final loss")
 LEVEL, POWER = 0.05, 0.8
+HUGE = 1e100  # of values beyond it there is no standard deviation
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of values, which may be anything: a perplexity may be infinite, and no table is to be lost for it."""
+    return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,8 @@ class Mean:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
         """Of values, at least one."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        known = len(values) > 1 and all(abs(value) < HUGE for value in values)
+        return cls(mean(values), statistics.stdev(values) if known else None)
 
     def text(self, digits: int) -> str:
         """`2.184 ± 0.005`."""
@@ -64,8 +72,8 @@ class Line:
     note: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}}
+        """As JSON; a number that is not finite is null."""
+        return plain(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
 
 
 @dataclass
@@ -99,12 +107,12 @@ class Report:
             paired = self.spread.paired is not None
             said.append(
                 f"A verdict compares final losses{', paired by seed,' * paired} at {LEVEL:.0%} over all rows together "
-                f"(Holm). A run varies by ±{self.spread.seeds:.2g} with its seed, taken over all rows; the smallest "
-                f"effect found with {POWER:.0%} power is {self.detectable:.2g}."
+                f"(Holm), also where rows vary unequally. A run varies by ±{self.spread.seeds:.2g} with its seed, "
+                f"taken over all rows; the smallest effect found with {POWER:.0%} power is {self.detectable:.2g}."
             )
         if any(line.effect and not line.effect.steady for line in self.lines):
             names = ", ".join(line.name for line in self.lines if line.effect and not line.effect.steady)
-            said.append(f"Varying far more than the others, and judged by their own variance: {names}.")
+            said.append(f"Varying far more than the others, and judged by their own variance alone: {names}.")
         if len(self.devices) > 1:
             said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
         if not self.complete:
@@ -123,8 +131,8 @@ class Report:
             "metric": self.metric,
             "level": LEVEL,
             "power": POWER,
-            "detectable": self.detectable,
-            "spread": asdict(self.spread) if self.spread else None,
+            "detectable": plain(self.detectable),
+            "spread": plain(asdict(self.spread)) if self.spread else None,
             "devices": self.devices,
             "rows": [line.json() for line in self.lines],
         }
@@ -161,16 +169,20 @@ class Report:
             found.add_row(*cells, f"[{colour}]{verdict}[/]" if colour else verdict)
         return found
 
-    def save(self, folder: Path) -> None:
-        """Leave table.json, table.md and table.html in a folder."""
+    def save(self, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        """Leave table.json and table.md in a folder, then table.html; what is wrong with the page is said."""
         write_json(folder / "table.json", self.json())
-        for name, text in (
-            ("table.md", self.markdown()),
-            ("table.html", page.html(self.json(), self.cells(), self.sentences())),
-        ):
-            making = folder / f".{name}-making"
-            write_text(making, text)
-            making.rename(folder / name)
+        replace_text(folder / "table.md", self.markdown())
+        page.save(folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences()), say)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: a number that is not finite is null."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _narrow(cell: str) -> str:
@@ -219,7 +231,7 @@ def report(
     compared = {name: losses for name, losses in whole.items() if name != base.name}
     effects: dict[str, Effect] = {}
     spread = None
-    if compared and len(of_base) > 1:
+    if compared and len(of_base) > 1 and seeds > 1:
         effects, spread = compare(of_base, compared, level=LEVEL, power=POWER)
     lines = [
         _line(row, found.get(row.name, {}), effects.get(row.name), rates, row.name == base.name, results.metric)
@@ -255,6 +267,10 @@ def _state(runs: dict[int, Result | None]) -> str:
     return f"{what}, {len(bad)} of {len(runs)} runs: {bad[0]['error']}"
 
 
+def _unjudged(seeds: int) -> str:
+    return "no base to compare with" if seeds > 1 else "needs at least 2 seeds"
+
+
 def _line(
     row: Row,
     runs: dict[int, Result | None],
@@ -265,9 +281,7 @@ def _line(
 ) -> Line:
     done = [result for result in runs.values() if result and result["status"] == DONE]
     state = f"left out: {row.left_out}" if row.left_out else _state(runs)
-    verdict = (
-        "the base" if is_base and not state else state or (effect.verdict if effect else "no base to compare with")
-    )
+    verdict = state or ("the base" if is_base else effect.verdict if effect else _unjudged(len(runs)))
     factor = rates.get(row.name, 1.0)
     notes = [row.note, f"rate x {factor:g}" if factor != 1.0 else ""]
     variant = VARIANTS.get(row.name)
@@ -276,7 +290,7 @@ def _line(
         variant.about if variant else "the base as it is",
         None if row.model is None else row.parameters,
         None if row.model is None else row.operations,
-        statistics.fmean(result["steps_per_second"] for result in done) if done else None,
+        mean([result["steps_per_second"] for result in done]) if done else None,
         Mean.of([result["early"]["loss"] for result in done]) if done else None,
         Mean.of([result["loss"] for result in done]) if done else None,
         Mean.of([result["scores"][metric] for result in done]) if done else None,
@@ -293,6 +307,4 @@ def _curve(done: Sequence[Result]) -> list[tuple[int, float]]:
         return []
     steps = [step for step, _ in done[0]["curve"]]
     by_run = [dict(result["curve"]) for result in done]
-    return [
-        (step, statistics.fmean(run[step] for run in by_run)) for step in steps if all(step in run for run in by_run)
-    ]
+    return [(step, mean([run[step] for run in by_run])) for step in steps if all(step in run for run in by_run)]

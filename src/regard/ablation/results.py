@@ -22,18 +22,18 @@ class Results:
             self._take(result)
             self.listed.add(result["hash"])
         for path in sorted(folder.glob("runs/*/result.json")):
-            result = _read(path.read_text(encoding="utf-8"))
+            result = _read(path.read_bytes())
             if result is not None and not self.finished(result["hash"]):  # killed before it was listed
                 self.add(result)
 
     def _lines(self) -> Iterator[Result]:
         if not self.path.exists():
             return
-        text = self.path.read_text(encoding="utf-8")
-        whole, _, cut = text.rpartition("\n")
+        whole, end, cut = self.path.read_bytes().rpartition(b"\n")
         if cut:  # a line that was being written when its writer was killed
-            self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
-        for line in whole.splitlines():
+            os.truncate(self.path, len(whole + end))
+        # A line ends at a line feed and nowhere else: translations may hold any other character that ends one.
+        for line in whole.split(b"\n"):
             result = _read(line)
             if result is not None:
                 yield result
@@ -65,11 +65,17 @@ class Results:
         return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
 
 
-def _read(line: str) -> Result | None:
+NEEDED = {"loss", "scores", "early", "curve", "steps", "steps_per_second", "device"}
+
+
+def _read(line: bytes) -> Result | None:
     """A result, or None for what is none: a list may come from anywhere."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    whole = isinstance(value, dict) and isinstance(value.get("hash"), str) and value.get("status")
-    return value if whole in (DONE, DIVERGED, FAILED) else None
+    if not isinstance(value, dict) or not isinstance(value.get("hash"), str):
+        return None
+    if value.get("status") == DONE:
+        return value if value.keys() >= NEEDED else None
+    return value if value.get("status") in (DIVERGED, FAILED) and "error" in value else None

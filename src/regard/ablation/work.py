@@ -152,7 +152,8 @@ def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
 
 def _read_log(path: Path) -> Result:
     """The validation losses by step, and how fast training was without validation; the first stretch warms up."""
-    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
     curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null: no number
     times = [(event["step"], event["labels"], event["time"]) for event in events if event["event"] == "step"]

@@ -158,4 +158,5 @@ def _show(report: "Report", folder: Path, as_json: bool, quiet: bool) -> None:
     screen.print(report.table(narrow=screen.width < WIDE))
     for sentence in report.sentences():
         screen.print(sentence, markup=False)
-    screen.print(f"{folder / 'table.html'} has the curves and the effects.", markup=False, soft_wrap=True)
+    if (folder / "table.html").exists():
+        screen.print(f"{folder / 'table.html'} has the curves and the effects.", markup=False, soft_wrap=True)

@@ -152,4 +152,5 @@ def _show(found: "Ladder", folder: Path) -> None:
     screen.print(found.length_table())
     for sentence in found.sentences():
         screen.print(sentence, markup=False)
-    screen.print(f"{folder / 'ladder.html'} has the pictures.", markup=False, soft_wrap=True)
+    if (folder / "ladder.html").exists():
+        screen.print(f"{folder / 'ladder.html'} has the pictures.", markup=False, soft_wrap=True)

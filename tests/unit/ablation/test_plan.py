@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -280,7 +281,8 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:
-    scores = {"scores": {"loss": 1.0}}
+    scores = {"scores": {"loss": 1.0}, "loss": 1.0, "early": {"loss": 2.0}, "curve": [], "steps": 5}
+    scores |= {"steps_per_second": 1.0, "device": "cpu"}
     one, two = {"hash": "1", "status": DONE, **scores}, {"hash": "2", "status": FAILED, "error": "no"}
     results = Results(tmp_path)
     results.add(one)
@@ -297,6 +299,24 @@ def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> Non
     assert not Results(tmp_path, "rougeL").finished("2")  # it was not measured by that
     assert last.get("9") is None
     assert (tmp_path / "results.jsonl").read_text().endswith("\n")
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r"])
+def test_a_result_with_any_line_separator_in_its_text_is_read_back(tmp_path: Path, end: str) -> None:
+    done: dict[str, Any] = dict.fromkeys(("loss", "early", "curve", "steps", "steps_per_second", "device"), 1)
+    result = done | {"hash": "1", "status": DONE, "scores": {"loss": 1.0}, "said": [f"one{end}two"]}
+    Results(tmp_path, texts=True).add(result)
+    again = Results(tmp_path, texts=True)
+    assert again.get("1") == result
+    assert again.finished("1")
+
+
+def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
+    failed = b'{"hash": "1", "status": "failed", "error": "no"}\n'
+    odd = [b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"hash": "2", "status": "done"}\n', b"5\n", b"\n", b'{"hash": 3}\n']
+    (tmp_path / "results.jsonl").write_bytes(b"".join([*odd, failed, b'{"hash": "cut \xe2\x80']))
+    assert list(Results(tmp_path).found) == ["1"]
+    assert (tmp_path / "results.jsonl").read_bytes() == b"".join([*odd, failed])
 
 
 @pytest.mark.parametrize(

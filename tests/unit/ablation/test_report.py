@@ -2,12 +2,17 @@
 
 import io
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from regard.ablation import page
@@ -157,3 +162,78 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     found = page.ticks(float(low), float(high))
     assert 3 <= len(found) <= 8
     assert low - 1e-9 <= found[0] <= found[-1] <= high + 1e-9
+
+
+ODD = st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, 1e-300, 1e308, -1e308, math.nan, math.inf, -math.inf])
+LOSS = st.one_of(st.floats(), st.floats(0.0, 10.0), ODD)
+CURVE = st.lists(LOSS, max_size=6).map(lambda losses: [(10 * i, loss) for i, loss in enumerate(losses)])
+
+
+def drawn_well(text: str) -> None:
+    """Pictures are XML, without a number that no browser can draw."""
+    for picture in svgs(text):
+        for part in picture.iter():
+            for name, value in part.attrib.items():
+                assert name in ("aria-label", "class") or not re.search(r"nan|inf", value), (name, value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(CURVE, LOSS, LOSS, LOSS), min_size=1, max_size=4))
+def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
+    report = made(failed=False)
+    some = report.lines[1].effect
+    assert some is not None
+    lines = [
+        replace(
+            report.lines[i % 6],
+            name=f"row {i}",
+            curve=curve,
+            final=Mean.of([final, final]),
+            effect=None if i == 0 else replace(some, effect=effect, low=low, high=effect),
+        )
+        for i, (curve, final, effect, low) in enumerate(rows)
+    ]
+    report.lines[:] = lines
+    text = page.html(report.json(), report.cells(), report.sentences())
+    drawn_well(text)
+    json.dumps(report.json(), allow_nan=False)
+    assert report.markdown()
+    rungs = [
+        line.json() | {"metric": final, "low": low, "high": effect, "buckets": [{"value": low, "lines": 3}] * 2}
+        for line, (_, final, effect, low) in zip(lines, rows, strict=True)
+    ]
+    drawn_well(page.bars(rungs, "BLEU") + page.lengths(rungs, ["1-5", "6-9"], "BLEU"))
+
+
+@pytest.mark.parametrize("end", [2.0, 2.5, 2.5000000001, 3.0, 9.0])
+def test_a_loss_that_rises_is_drawn(end: float) -> None:
+    curve = [(10, 2.5), (20, end)]
+    row = {"name": "a", "verdict": "", "curve": curve}
+    points = re.findall(r'points="([^"]*)"', page.curves([row]))[0].split()
+    (_, first), (_, last) = (map(float, point.split(",")) for point in points)
+    assert (first > last) == (end > 2.501)  # higher on the page
+    assert 16 <= min(first, last) <= max(first, last) <= 380
+
+
+def test_a_page_that_fails_costs_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made().save(tmp_path)
+
+    def fails(*_: Any) -> str:
+        raise ZeroDivisionError("no range")
+
+    monkeypatch.setattr(page, "curves", fails)
+    said: list[str] = []
+    report = made()
+    report.lines[0] = replace(report.lines[0], note="later")
+    report.save(tmp_path, said.append)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.json", "table.md"]
+    assert "later" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "table.html could not be drawn (ZeroDivisionError: no range)" in said[0]
+
+
+def test_one_seed_is_no_verdict() -> None:
+    run = {"status": DONE, "loss": 1.0, "early": {"loss": 2.0}, "scores": {"bleu": 3.0}, "curve": []}
+    row = Row("gelu", preset("transformer_tiny"), 5, 7.0)
+    line = _line(row, {1: run | {"steps_per_second": 1.0}}, None, {}, False, "bleu")
+    assert line.verdict == "needs at least 2 seeds"
+    assert Mean.of([math.inf, 1.0]).sd is None
