@@ -1,4 +1,4 @@
-"""Student's t, Fisher's F and the power of a t test, from the incomplete beta function and the standard library."""
+"""Student's t, Fisher's F and the chi, from the incomplete beta function and the standard library."""
 
 import math
 from collections.abc import Callable
@@ -51,42 +51,22 @@ def f_above(ratio: float, first: float, second: float) -> float:
 @lru_cache(maxsize=4096)
 def critical(level: float, freedom: float) -> float:
     """The t with P(|T| >= t) = level."""
-    return _root(lambda t: level - two_sided(t, freedom), 1e6)
-
-
-@lru_cache(maxsize=4096)
-def detectable_shift(level: float, freedom: float, power: float) -> float:
-    """The effect, in standard errors, that a two-sided t test at `level` finds with probability `power`."""
-    limit = critical(level, freedom)
-    return _root(lambda shift: power_at(shift, limit, freedom) - power, 1e6)
-
-
-def power_at(shift: float, limit: float, freedom: float) -> float:
-    """P(|T| >= limit) where T = (Z + shift) / x, with x^2 a chi-square by its degrees of freedom: a non-central t."""
-    points, weights = _chi(freedom)
-    scale = math.sqrt(2)  # P(Z <= z) = erfc(-z / sqrt 2) / 2
-    above = (math.erfc((limit * x - shift) / scale) + math.erfc((limit * x + shift) / scale) for x in points)
-    return sum(weight * found / 2 for weight, found in zip(weights, above, strict=True))
-
-
-def shrinkage(freedom: float) -> float:
-    """E sqrt(chi-square / freedom): an estimated standard error is this much of the true one on average."""
-    return math.sqrt(2 / freedom) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    return root(lambda t: level - two_sided(t, freedom), 1e6)
 
 
 @lru_cache(maxsize=64)
-def _chi(freedom: float) -> tuple[list[float], list[float]]:
+def chi(freedom: float, nodes: int = 80) -> tuple[list[float], list[float]]:
     """Points x and weights of the distribution of sqrt(chi-square / freedom)."""
     wide = 9.0 / math.sqrt(2 * freedom)
     low, high = max(0.0, 1.0 - wide), 1.0 + wide
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    x = low + (nodes + 1) / 2 * (high - low)
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    x = low + (places + 1) / 2 * (high - low)
     log_density = (freedom - 1) * np.log(x) - freedom * x * x / 2
     density = weights * np.exp(log_density - log_density.max())
     return x.tolist(), (density / density.sum()).tolist()
 
 
-def _root(rising: Callable[[float], float], most: float) -> float:
+def root(rising: Callable[[float], float], most: float) -> float:
     """Where a function that rises from below 0 at 0 meets 0."""
     low, high = 0.0, 1.0
     while rising(high) < 0 and high < most:
