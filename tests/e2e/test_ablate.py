@@ -127,7 +127,8 @@ def test_out_of_time_the_table_says_what_is_missing(corpus: dict[str, str], stra
     found = json.loads(said.stdout)
     assert not found["complete"]
     assert [row["verdict"] for row in found["rows"][-2:]] == ["not run yet"] * 2
-    assert found["rows"][1]["effect"] is not None
+    assert found["rows"][1]["verdict"] == "needs at least 2 seeds"
+    assert found["rows"][1]["final"] is not None
 
 
 def test_other_tasks_rates_and_sizes(tmp_path: Path) -> None:
@@ -169,6 +170,8 @@ def test_other_tasks_rates_and_sizes(tmp_path: Path) -> None:
         (("--rows", "gelu,post_norm", "--base", "transformer_tiny"), "'post_norm' does not apply here"),
         (("--match", "size"), "--match: unknown way 'size'"),
         (("--time", "5s"), "give one of them"),
+        (("--time", "5x"), "--time: '5x' is no time"),
+        (("--set", "train.validate_every=3"), "train.validate_every: is not used here"),
         (("--set", "data.held_out=0"), "held-out text"),
         (("--base", "gpt2_small", "--rows", "gelu"), "cannot learn"),
         (("--device", "tpu"), "--device"),

@@ -99,6 +99,7 @@ def test_what_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
     assert "takes no packed rows" in complaint(
         *climb(corpus, out, "--set", "data.batching={kind='packing', length=64}")
     )
+    assert "train.average: is not used here" in complaint(*climb(corpus, out, "--set", "train.average=3"))
     assert not out.exists()
     assert "no such file" in complaint("ladder", "--tsv", str(tmp_path / "nowhere.tsv"), "--out", str(out))
     recipe = tmp_path / "recipe.json"

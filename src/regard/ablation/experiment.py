@@ -152,6 +152,8 @@ def begun(
         def say(sentence: str) -> None:
             watch({"event": "say", "sentence": sentence})
 
+        if unused := plan.unused(found):
+            say(unused)
         text = plan.tokenised(found, folder / "data", say)
         # Not packed unless asked for: rows that cannot be packed would be trained on other batches than the base.
         yield text, resolve(_asked(found, settings), text.data, choose_device(machine.device), say, packs=False)
@@ -238,7 +240,11 @@ class Experiment:
             steps = self._steps(pool, self.base, settings.seconds)
             if settings.each:
                 self.rows = [self._paced(pool, row, settings.seconds) for row in self.rows]
+        before = getattr(self.recipe.train.schedule, "warmup", None)
         self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
+        after = getattr(self.recipe.train.schedule, "warmup", None)
+        if before != after:
+            self.say(f"warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, pool: Pool, rows: list[Row]) -> tuple[bool, dict[str, float]]:

@@ -1,22 +1,29 @@
 """A plan: every run of an ablation with its content hash, so that none is made twice."""
 
 import hashlib
+import inspect
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from regard import defaults
 from regard.ablation.rows import Row
+from regard.data.prepare import FORMAT as STORE_FORMAT
 from regard.data.prepare import DataSpec, Prepared, opened, prepare
 from regard.data.text import is_pipe
-from regard.errors import DataError
-from regard.recipe import PARTS, Asked, Recipe
+from regard.data.tokenizer import VERSION as TOKENIZERS_VERSION
+from regard.data.tokenizer import Imported
+from regard.decoding.beam import Beam
+from regard.errors import DataError, SpecError
+from regard.recipe import PARTS, Asked, Recipe, parse_change
 from regard.training.checkpoint import file_digest
 from regard.training.optim import Muon
 from regard.training.spec import TrainSpec
-from regard.tree import to_record
+from regard.tree import to_record, walk
 
 FORMAT = 1  # to be raised when the same description is trained or measured in another way: older results do not count
 FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, where rates are searched
@@ -65,17 +72,23 @@ def _key(wanted: Asked) -> str:
     """Names a store by what it is made of: how, and the content of the files, wherever they are."""
     record = to_record(replace(wanted.data, train=wanted.data.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
-    paths = [path for corpus in (*wanted.data.train, *wanted.data.valid) for path in corpus.files()]
+    everything = (*wanted.data.train, *wanted.data.valid)
+    paths = [path for corpus in everything for path in corpus.files()]
+    tokenizer = wanted.data.tokenizer
+    if isinstance(tokenizer, Imported):
+        record["tokenizer"] = tokenizer.kind
+        paths.append(tokenizer.path)
     for path in filter(is_pipe, paths):
         raise DataError(f"{path}: is a pipe, and the same command must find the same text later; write it to a file")
     try:
         files = [file_digest(Path(path)) for path in paths]
     except OSError:
-        for corpus in (*wanted.data.train, *wanted.data.valid):
+        for corpus in everything:
             next(iter(corpus.records()))  # says which file cannot be read, and why
-        raise
-    corpora = [_corpus(corpus) for corpus in (*wanted.data.train, *wanted.data.valid)]
-    return digest([record, files, corpora, len(wanted.data.train), wanted.train.seed])
+        raise DataError(f"data.tokenizer.path: cannot read {paths[-1]}; name the file of a tokenizer") from None
+    made_by = [STORE_FORMAT, TOKENIZERS_VERSION]
+    corpora = [_corpus(corpus) for corpus in everything]
+    return digest([record, files, corpora, len(wanted.data.train), wanted.train.seed, made_by])
 
 
 def _corpus(corpus: Any) -> dict[str, Any]:
@@ -93,6 +106,34 @@ def _fingerprint(folder: Path) -> str:
 def digest(value: Any) -> str:
     """16 hexadecimal digits for a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# What every run does alike, whatever a recipe says: see `training`.
+FIXED = ("validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
+ALIKE = f"every run makes all its steps, is measured at {POINTS} points and judged by its last weights"
+
+
+def check_changes(changes: Iterable[str], wanted: Asked, steps: bool) -> None:
+    """Refuse `--set` edits that would change nothing; `steps`: whether another option says how many are made."""
+    for path in (parse_change(change)[0] for change in changes):
+        section, _, field = path.partition(".")
+        if section == "decode":
+            raise SpecError(path, "is not used here: translations are greedy, so that all runs are measured alike")
+        if section == "train" and field in FIXED:
+            raise SpecError(path, f"is not used here: {ALIKE}; leave it out")
+        if path == "train.steps" and steps:
+            raise SpecError(path, "says how many steps are made, and so does another option; give one of them")
+        if path == "train.seed" and not wanted.data.split_by_source:
+            raise SpecError(path, "is not used here: runs have the seeds 1, 2, ... (--seeds); leave it out")
+
+
+def unused(wanted: Asked) -> str:
+    """What a recipe says and an ablation does not do; empty if there is nothing."""
+    usual = (TrainSpec(), defaults.for_objective(wanted.data.objective))
+    said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
+    said += ["train.seed"] * (wanted.train.seed != TrainSpec().seed and not wanted.data.split_by_source)
+    said += ["decode"] * (wanted.decode != Beam())
+    return f"of the recipe {', '.join(said)} is not used: {ALIKE}; translations are greedy" if said else ""
 
 
 def training(train: TrainSpec, given: int | None) -> TrainSpec:
@@ -138,7 +179,10 @@ def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) ->
 
 
 def run_hash(recipe: Recipe, fingerprint: str) -> str:
-    """The digest of what a result depends on: model, training and seed, batches, tokens; not where they are."""
+    """The digest of what a result depends on: model, training and seed, batches, tokens; not where they are.
+
+    A part of one's own code counts by the file that it is in.
+    """
     record = recipe.record()
     data: DataSpec = recipe.data
     rest = {
@@ -147,7 +191,15 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
         "weights": [corpus.weight for corpus in data.train],
         "max_len": data.max_len,
     }
-    return digest([FORMAT, record["model"], record["train"], rest, fingerprint])
+    code = _code(recipe)
+    return digest([FORMAT, record["model"], record["train"], rest, fingerprint, *([code] if code else [])])
+
+
+def _code(recipe: Recipe) -> list[str]:
+    """The digests of files that hold parts which are not regard's."""
+    modules = {type(part).__module__ for part in walk(recipe)}
+    files = {inspect.getsourcefile(sys.modules[name]) for name in modules if name.partition(".")[0] != "regard"}
+    return sorted(file_digest(Path(file)) for file in files if file is not None)
 
 
 def _rated(optimizer: Any, factor: float) -> Any:

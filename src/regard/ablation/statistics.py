@@ -1,8 +1,8 @@
 """Is a row better than the base, or did it only meet luckier seeds?
 
 The model of a table of losses is  y[r, s] = mu[r] + b[s] + e[r, s]:  a mean for each row, what a seed does to all rows
-(its order of the data), variance tau^2, and what it does to one of them, variance sigma_r^2. Rows have seeds 1 .. n, the
-base these and m more. The effect of a row is the mean of its seeds less a mean of the base, the paired seeds with
+(its order of the data), variance tau^2, and what it does to one of them, variance sigma_r^2. Rows have seeds 1 .. n,
+the base these and m more. The effect of a row is the mean of its seeds less a mean of the base, the paired seeds with
 weight w, the further ones with 1 - w. Its variance is
 
     V_r = sigma_r^2 / n  +  w^2 sigma_0^2 / n  +  (1 - w)^2 (sigma_0^2 + tau^2) / m  +  (1 - w)^2 tau^2 / n
@@ -26,10 +26,10 @@ base's variance is always its own, from its paired and its further runs. That of
             with n - 1 degrees of freedom.
 
 Degrees of freedom of the sums are Satterthwaite's. A row is called better or worse if both estimates find an effect:
-the pooled one at the familywise level, shared by Holm over all rows, and the row's own at OWN of that level, not shared. A
-row that varies more than the others then adds at most OWN * level to the false alarms. Holm's share of the whole level
-is larger than that once few rows are left; then the own variance alone decides, at that share (Welch 1947 with Holm).
-The simulation of tests/unit/ablation/test_statistics.py holds this to 5 % with one row up to 10 times as noisy.
+the pooled one at the familywise level, shared by Holm over all rows, and the row's own at OWN of that level, unshared.
+A row that varies more than the others then adds at most OWN * level to the false alarms. Holm's share of the level is
+larger than that once few rows are left; then the own variance alone decides, at that share (Welch 1947 with Holm). The
+simulation of tests/unit/ablation/test_statistics.py holds this to 5 % with one row up to 10 times as noisy.
 
 With fewer than 4 degrees of freedom for E there is no telling what pairing is worth: means are compared with means,
 and what seeds have in common makes the true error smaller than the one stated. There, and for a single row, the own

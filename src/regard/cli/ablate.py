@@ -106,6 +106,7 @@ def ablate(
     if match not in MATCHES:
         raise SpecError("--match", f"unknown way {match!r}; {nearest(match, MATCHES)}")
     from regard.ablation.experiment import Settings, ablate, demo, write_demo
+    from regard.ablation.plan import check_changes
     from regard.ablation.runner import Machine
     from regard.ablation.view import View
     from regard.cli.train import seconds
@@ -123,7 +124,7 @@ def ablate(
         "valid": valid,
     }
     given = {name: value for name, value in files.items() if value}
-    settings = Settings(rows, seeds, steps, seconds(time), match, search_rates, metric, seconds(max_time))
+    settings = Settings(rows, seeds, steps, seconds(time, "--time"), match, search_rates, metric, seconds(max_time))
     settings.check()
     folder = Path(out)
     if given or recipe is not None:
@@ -133,6 +134,7 @@ def ablate(
         check(wanted)
     else:
         wanted = demo(folder / "text", base, variant or (), change or ())
+    check_changes(change or (), wanted, steps is not None or time is not None)
     view = View(quiet=quiet or as_json)
 
     def ready() -> Any:

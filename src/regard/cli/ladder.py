@@ -93,6 +93,7 @@ def ladder(
     from regard.ablation.experiment import Settings, write_demo
     from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, chosen, demo
     from regard.ablation.ladder import ladder as climb
+    from regard.ablation.plan import check_changes
     from regard.ablation.runner import Machine
     from regard.ablation.view import View
     from regard.cli.train import seconds as parsed
@@ -124,6 +125,7 @@ def ladder(
         check(wanted)
     else:
         wanted = demo(folder / "text", base, change or ())
+    check_changes(change or (), wanted, steps is not None or seconds is not None)
     view = View(quiet=quiet or as_json)
 
     def ready() -> Any:

@@ -213,11 +213,11 @@ def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def seconds(text: str | None) -> float | None:
-    """`90`, `90s`, `30m` or `2h` in seconds."""
+def seconds(text: str | None, option: str = "--max-time") -> float | None:
+    """`90`, `90s`, `30m` or `2h` in seconds, as an option is given."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if not found or float(found[1]) == 0:
-        raise SpecError("--max-time", f"{text!r} is no time; write 90s, 30m or 2h")
+        raise SpecError(option, f"{text!r} is no time; write 90s, 30m or 2h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

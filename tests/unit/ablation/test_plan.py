@@ -1,23 +1,29 @@
 """Rows and runs: what is compared, what a run is called, and what is not run twice."""
 
+import importlib
 import json
 import random
+import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from regard import defaults
 from regard.ablation import plan, rows, work
 from regard.ablation.experiment import Settings, demo, metric_of
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import DataSpec
+from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
 from regard.models.base import count
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.norm import LayerNorm
 from regard.recipe import Asked, Recipe, asked
 from regard.session import resolve
 from regard.training.checkpoint import RunFolder
@@ -25,12 +31,27 @@ from regard.training.loop import DivergedError
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import InverseSqrt
 from regard.training.spec import TrainSpec
-from regard.tree import walk
+from regard.tree import swap, walk
 
 CHANGES = (
     "model.d_model=16", "model.heads=2", "encoder.depth=1", "decoder.depth=1", "data.tokenizer=characters",
     "data.batching.tokens=200", "train.optimizer.rate=1e-3", "train.schedule.warmup=4", "train.decode=4",
 )  # fmt: skip
+
+
+NORM = """
+from dataclasses import dataclass
+from regard.nn.norm import LayerNorm, Norm
+
+
+@dataclass(frozen=True, slots=True)
+class MyNorm(Norm):
+    kind = "my_norm"
+    eps: float = 1e-5
+
+    def build(self, site):
+        return LayerNorm().build(site)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +201,109 @@ def test_other_text_is_tokenised_anew_and_the_same_is_not(tmp_path: Path) -> Non
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
         plan.tokenised(found, tmp_path / "data")
+
+
+def test_another_tokenizer_in_the_same_file_is_another_store(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    change = f"data.tokenizer={{kind = 'imported', path = '{file}'}}"
+    stores = []
+    for vocabulary in (262, 270):
+        made = plan.tokenised(
+            wanted(tmp_path, f"data.tokenizer={{kind = 'bpe', vocab = {vocabulary}}}"), tmp_path / "d"
+        )
+        made.data.tokenizers["source"].save(file)
+        stores.append(plan.tokenised(wanted(tmp_path, change), tmp_path / "data"))
+        assert stores[-1].data.tokenizers["source"].size == made.data.tokenizers["source"].size
+    assert stores[0].folder != stores[1].folder
+    assert stores[0].fingerprint != stores[1].fingerprint
+    file.rename(tmp_path / "elsewhere.json")
+    again = plan.tokenised(wanted(tmp_path, change.replace("/tokenizer.json", "/elsewhere.json")), tmp_path / "data")
+    assert again.folder == stores[1].folder  # wherever it is
+    with pytest.raises(DataError, match=r"data\.tokenizer\.path: cannot read .*tokenizer\.json"):
+        plan.tokenised(wanted(tmp_path, change), tmp_path / "data")
+
+
+def test_a_hash_knows_the_code_of_a_part_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, recipe = prepared(tmp_path)
+    (tmp_path / "my_norm.py").write_text(NORM)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("my_norm")
+    changed = replace(recipe, model=swap(recipe.model, LayerNorm, lambda _: module.MyNorm()))
+    first = plan.run_hash(changed, text.fingerprint)
+    assert plan.run_hash(changed, text.fingerprint) == first
+    (tmp_path / "my_norm.py").write_text(NORM.replace("1e-5", "1e-2"))
+    assert plan.run_hash(changed, text.fingerprint) != first
+    monkeypatch.delitem(sys.modules, "my_norm")
+
+
+# Another value of every field of the training and of the data, and whether an ablation does as it says.
+TRAINING: dict[str, Any] = {
+    "steps": 7, "seed": 5, "optimizer": Muon(), "schedule": InverseSqrt(3), "accumulate": 2, "clip": 0.5,
+    "precision": "float32", "ema": 0.9, "validate_every": 3, "save_every": 3, "log_every": 3, "keep": 3,
+    "choose": "last", "average": 3, "criterion": "chrf", "decode": 3, "bleu_tokenize": "char", "patience": 3,
+    "compile": False,
+}  # fmt: skip
+DATA: dict[str, Any] = {
+    "train": (), "valid": (), "held_out": 3, "tokenizer": Characters(), "joint": False,
+    "max_len": 9, "batching": Buckets(tokens=100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainSpec)])
+def test_every_setting_of_the_training_is_used_or_refused(tmp_path: Path, name: str) -> None:
+    found = wanted(tmp_path)
+    before, after = found.train, replace(found.train, **{name: TRAINING[name]})
+    assert before != after
+    if name in plan.FIXED:
+        with pytest.raises(SpecError, match=f"train.{name}: is not used here: every run makes all its steps"):
+            plan.check_changes([f"train.{name}=3"], found, steps=False)
+        assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
+        said = plan.unused(replace(found, train=after))
+        assert f"train.{name}" in said or TRAINING[name] == getattr(defaults.for_objective(Translation()), name)
+    else:
+        plan.check_changes([f"train.{name}=3"], found, steps=False)
+        assert getattr(plan.training(replace(after, steps=after.steps or 160), None), name) == TRAINING[name]
+        assert not plan.unused(replace(found, train=after))
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_setting_of_the_data_names_another_run(tmp_path: Path, name: str) -> None:
+    text, recipe = prepared(tmp_path, "data.tokenizer=words")
+    found = wanted(tmp_path, "data.tokenizer=words")
+    (tmp_path / "more.tsv").write_text("a b\tb a\n" * 20)
+    value = DATA[name]
+    if name in ("train", "valid"):
+        value = (*getattr(found.data, name), replace(found.data.train[0], path=str(tmp_path / "more.tsv")))
+    changed = replace(found, data=replace(found.data, **{name: value}))
+    assert {*DATA, "objective"} == {field.name for field in fields(DataSpec)}  # the objective is that of the files
+    plan.check_changes([f"data.{name}=3"], changed, steps=False)
+    store = plan.tokenised(changed, tmp_path / "data")
+    after = resolve(changed, store.data, torch.device("cpu"), lambda _: None)
+    after = replace(after, train=recipe.train)
+    assert plan.run_hash(after, store.fingerprint) != plan.run_hash(recipe, text.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("decode.beams=4", "greedy"),
+        ("decode={kind = 'sample'}", "greedy"),
+        ("train.steps=5", "another option"),
+        ("train.seed=5", "--seeds"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(tmp_path: Path, change: str, says: str) -> None:
+    found = wanted(tmp_path)
+    held_out = replace(found, data=replace(found.data, valid=found.data.train))
+    with pytest.raises(SpecError, match=says):
+        plan.check_changes([change], held_out, steps=True)
+    plan.check_changes(["model.d_model=16", "d_model=16", "train.decode=3"], held_out, steps=True)
+
+
+def test_what_a_recipe_says_and_is_not_used_is_said(tmp_path: Path) -> None:
+    assert plan.unused(wanted(tmp_path)) == ""
+    said = plan.unused(wanted(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beams=3"))
+    assert said.startswith("of the recipe train.keep, train.average, train.patience, decode is not used: every run")
 
 
 def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
