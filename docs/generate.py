@@ -45,7 +45,8 @@ def catalogue() -> str:
         lines.append(f"| `{name}` | {first} | {count(make()):,} |")
     lines += ["", "## Variants", "", "`regard train --variant NAME`", ""]
     lines += [
-        "Rows are those of Narang et al. 2021 in the form that was run; parameters are of `narang_base` with it.",
+        "Rows are those of Narang et al. 2021 in the form that was run, but for what "
+        "[decision 008](decisions/008-rows-of-the-table.md) lists; parameters are of `narang_base` with it.",
         "",
     ]
     lines += [

@@ -1,8 +1,16 @@
-"""What a model costs: exact parameters and forward FLOPs per token, by part, counted on the meta device."""
+"""What a model costs: exact parameters and forward FLOPs per token, by part, counted on the meta device.
+
+FLOPs are those of matrix products, convolutions and sums over looked-up rows, two per multiply-add, in evaluation.
+Attention counts all pairs of positions, whatever its pattern leaves out. A token counts for the experts that it uses.
+What is done number by number is not counted: norms, activations, the taps of light and dynamic convolutions.
+"""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -109,20 +117,61 @@ class _Forward(nn.Module):
             self.model(batch)
 
 
+@runtime_checkable
+class Idle(Protocol):
+    """A part that also computes what no token asks for, because of how it lays tokens out."""
+
+    def idle_flops(self, tokens: int) -> int:
+        """How many FLOPs of a call with so many tokens are of no use."""
+        ...
+
+
+def _bag(weight: torch.Size, indices: torch.Size, *_: Any, **__: Any) -> int:
+    """A weighted sum of rows of a table: a multiply-add for each number that is read."""
+    return 2 * prod(indices) * weight[-1]
+
+
+BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forward_only: _bag}
+
+
+def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
+    """FLOPs of every module that is called as one, by its name, and of all."""
+    idle: Counter[str] = Counter()
+
+    def note(name: str, module: Idle) -> Any:
+        def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
+            idle[name] += module.idle_flops(prod(given[0].shape[:-1]))
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(note(name, module))
+        for name, module in model.named_modules()
+        if isinstance(module, Idle)
+    ]
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=BAGS) as counter:
+        _Forward(model)(batch)
+    for hook in hooks:
+        hook.remove()
+    found: dict[str, float] = {}
+    for name, ops in counter.get_flop_counts().items():
+        inside = name.removeprefix("_Forward.model.")
+        of_no_use = sum(count for part, count in idle.items() if part == inside or part.startswith(f"{inside}."))
+        found[inside] = float(sum(ops.values()) - of_no_use)
+    return found, float(counter.get_total_flops() - idle.total())
+
+
 def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str, float], float]:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        _Forward(model)(_batch(model, length))
-    counted = {name: float(sum(ops.values())) for name, ops in counter.get_flop_counts().items()}
+    counted, total = _counted(model, _batch(model, length))
     flops: dict[str, float] = {}
-    own = {module: counted.get(f"_Forward.model.{module}", 0.0) for module in owners}
+    own = {module: counted.get(module, 0.0) for module in owners}
     for module in owners:  # what holds other parts has what they leave of it
         holder = _holder(module, owners)
         if holder is not None:
-            own[holder] -= counted.get(f"_Forward.model.{module}", 0.0)
+            own[holder] -= counted.get(module, 0.0)
     for module, part in owners.items():
         # A model's children and stacks may be called by method; what was not counted has nothing left.
         flops[part] = flops.get(part, 0.0) + max(0.0, own[module])
-    total = float(counter.get_total_flops())
     # Heads and tables are called by method and not as modules: what no module accounts for is theirs.
     flops["head"] = flops.get("head", 0.0) + total - sum(flops.values())
     return flops, total

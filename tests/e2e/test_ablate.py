@@ -45,7 +45,7 @@ def straight(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     assert said.returncode == 0, said.stderr
     assert "5/5" in said.stderr
     assert "swiglu" in said.stdout
-    assert "smallest effect found" in " ".join(said.stdout.split())
+    assert "needs at least 2 seeds" in " ".join(said.stdout.split())
     return out
 
 

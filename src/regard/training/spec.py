@@ -21,7 +21,9 @@ class TrainSpec(Spec):
     seed: int = 1
     optimizer: OptimizerSpec = AdamW()
     schedule: Schedule = InverseSqrt()
-    accumulate: int = 1  # batches a step; their gradients are those of one large batch
+    # Batches a step; their gradient is that of one large batch, but for experts and adaptive computation time, whose
+    # auxiliary losses (and an expert's capacity) are of each batch.
+    accumulate: int = 1
     clip: float = 1.0  # the largest norm of the gradient; 0: any
     precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere
     ema: float = 0.0  # decay of a moving average of the weights, which is then what is measured and kept; 0: none

@@ -1,7 +1,7 @@
 """The table of modifications: a variant is a function from description to description.
 
-The 52 rows of Narang et al. 2021 in the form that was run, where a paper's method differs a second entry, and what came
-since. One file per group; a new variant is one entry.
+The 52 rows of Narang et al. 2021 in the form that was run (but for what docs/decisions/008-rows-of-the-table.md lists),
+where a paper's method differs a second entry, and what came since. One file per group; a new variant is one entry.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ Group = Literal[
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of Narang et al. 2021, in the form that was run: its number and exact parameter counts."""
+    """A row of the table of Narang et al. 2021: its number and the exact parameter counts of what was run."""
 
     number: int
     parameters: int  # at narang_base

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,8 @@ class MixtureOfExperts(BranchSpec):
     In training the second is used with probability min(1, g_2 / threshold), and an expert has room for
     max(4, group * capacity / experts) tokens of each group, first choices before second ones, then by position;
     what finds no room adds 0. So tokens of a group, later ones too, depend on each other in training, and only there:
-    evaluation uses both experts and drops nothing. Padding is not routed.
+    evaluation uses both experts and drops nothing. Padding is not routed. Capacity and balance loss are those of each
+    batch: gradient accumulation is not exactly the gradient of one large batch here.
     """
 
     kind = "mixture_of_experts"
@@ -60,7 +61,8 @@ class Switch(BranchSpec):
 
     In training the router reads x times U(1 - jitter, 1 + jitter), and an expert has room for
     max(4, group * capacity / experts) tokens of each group, by position; what finds no room adds 0. Evaluation
-    drops nothing, so that no token depends on its neighbours. Padding is not routed.
+    drops nothing, so that no token depends on its neighbours. Padding is not routed. Capacity and balance loss are
+    those of each batch: gradient accumulation is not exactly the gradient of one large batch here.
     """
 
     kind = "switch"
@@ -114,6 +116,8 @@ class _Places(NamedTuple):
 class _Experts(Branch):
     """Abstract: a router in front of experts, whose weights are kept as (E, out, in)."""
 
+    used: ClassVar[int]  # experts of a token
+
     def __init__(self, spec: MixtureOfExperts | Switch, d_hidden: int, site: Site) -> None:
         super().__init__()
         self.router = site.parameter(spec.experts, site.d_model, role="router")
@@ -157,6 +161,12 @@ class _Experts(Branch):
         self.routed.zero_()
         return counts
 
+    def idle_flops(self, tokens: int) -> int:
+        """FLOPs of an evaluation for places that no token takes: they belong to the layout, not to the model."""
+        (E, hidden, D), K = self.up.shape, self.used
+        width, rows = _laid_out(tokens * K, E)
+        return (rows * width - tokens * K) * 4 * D * hidden
+
     def _count(self, choice: _Choice, places: _Places) -> None:
         routed = (places.at < places.rows * places.width).sum()
         self.routed += routed
@@ -176,13 +186,15 @@ class _Experts(Branch):
 
 
 class _MixtureOfExperts(_Experts):
+    used = 2
+
     def __init__(self, spec: MixtureOfExperts, d_hidden: int, site: Site) -> None:
         super().__init__(spec, d_hidden, site)
         self.threshold = spec.threshold
 
     def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
         probability = self.probabilities(x)
-        best, expert = probability.topk(2, -1)
+        best, expert = probability.topk(self.used, -1)
         gate = best / (best.sum(-1, keepdim=True) + 1e-9)
         second = real
         # Narang et al. drew at random in evaluation, too; then the model would not be a function of its input.
@@ -192,6 +204,8 @@ class _MixtureOfExperts(_Experts):
 
 
 class _Switch(_Experts):
+    used = 1
+
     def __init__(self, spec: Switch, d_hidden: int, site: Site) -> None:
         super().__init__(spec, d_hidden, site)
         self.jitter = spec.jitter
@@ -236,15 +250,22 @@ def _limited(choice: _Choice, capacity: float, most: int) -> _Places:
     return _Places(at.where(choice.sent & (turn < C), E * G * C), G * C, E, None)
 
 
+def _laid_out(choices: int, experts: int) -> tuple[int, int]:
+    """(width, rows) of an array with a place for every choice, however they fall.
+
+    At the mean width there are at most 2 * E rows, and in a step of a decoding no more than choices.
+    """
+    width = -(-choices // experts)
+    return width, min(choices, choices // width + experts)
+
+
 def _unlimited(choice: _Choice) -> _Places:
     """Every choice has a place, in an array whose shape does not depend on the choices.
 
-    An expert works as many rows as it needs. At the mean width there are at most 2 * E rows, and in a step of a
-    decoding no more than choices: it reads the weights that it uses.
+    An expert works as many rows as it needs, and reads no weights but those that it uses.
     """
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
-    width = -(-N * K // E)
-    rows = min(N * K, N * K // width + E)
+    width, rows = _laid_out(N * K, E)
     chosen = (F.one_hot(choice.expert, E) * choice.sent[..., None]).flatten(0, 1)
     needed = (chosen.sum(0) + width - 1) // width
     end = needed.cumsum(0)

@@ -14,7 +14,7 @@ from regard.nn.position.base import Places, Position, PositionTerms
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """score + b(i - j), one learned scalar per head and distance, clipped at +-max_distance (CS 182, 17.3)."""
+    """score + b(i - j), one learned scalar per head and distance, clipped at +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64
