@@ -46,8 +46,9 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
         f"on {', '.join(table['devices'])}. Right what they published: 223 million, C4, 524,288 steps.",
         "",
         "Losses are nats a token on held-out text, early ones after an eighth of the steps, ± the standard deviation "
-        "over seeds. A verdict is on the final loss, paired by seed, at 5 % over all rows together (Holm); an effect "
-        f"of {table['detectable']:.3f} would be found with 80 % power.{_apart(rows)}",
+        "over seeds. A verdict is on the final loss, paired by seed, at 5 % over all rows together (Holm), also where "
+        "rows vary unequally ([docs/ablation.md](../ablation.md)); an effect of "
+        f"{table['detectable']:.3f} would be found with 80 % power.{_apart(rows)}",
         "",
         f"| row | parameters | ops | steps/s | early loss | final loss | {metric} | effect | verdict "
         "| theirs: parameters | ops | steps/s | early | final | SuperGLUE | XSum | WebQ | WMT |",
@@ -64,7 +65,7 @@ def _apart(rows: dict[str, Any]) -> str:
     """Which rows vary too much to be judged with the others."""
     effects = {name: row.get("effect") for name, row in rows.items()}
     names = [f"`{name}`" for name, effect in effects.items() if effect is not None and not effect["steady"]]
-    return f" Varying far more than the others, and judged by their own variance: {', '.join(names)}." if names else ""
+    return f" Varying far more than the others, and judged by their own variance alone: {', '.join(names)}." if names else ""
 
 
 def _ours(row: dict[str, Any] | None) -> list[str]:
