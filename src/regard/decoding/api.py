@@ -292,11 +292,9 @@ class Texts:
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
-    """One warning for all lines that are alike; `lines` says what each of them has."""
-    if lines:
-        (line, what), more = next(iter(lines.items())), len(lines) - 1
-        others = f" (and {more:,} more {'lines' if more > 1 else 'line'} like it)" if more else ""
-        warn(f"line {line}: {what} {why}{others}")
+    """Warn about each of several lines that are alike; `lines` says what each of them has."""
+    for line, what in lines.items():
+        warn(f"line {line}: {what} {why}")
 
 
 def wanted(search: Search) -> int:
