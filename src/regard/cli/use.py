@@ -222,7 +222,7 @@ def generate(
 ) -> None:
     r"""Continue prompts with a language model; prompts may also stand in a file, a line each, or on standard input (-).
 
-    Samples, unless --beam or the recipe (decode) says otherwise. A newline inside a prompt is written \\n. Of a prompt
+    Samples, unless --beam or the recipe (decode) says otherwise. A newline inside a prompt is written \n. Of a prompt
     that is too long only the end is read, with a warning.
     """
     set_threads(threads, device=device)
