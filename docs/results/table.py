@@ -65,7 +65,11 @@ def _apart(rows: dict[str, Any]) -> str:
     """Which rows vary too much to be judged with the others."""
     effects = {name: row.get("effect") for name, row in rows.items()}
     names = [f"`{name}`" for name, effect in effects.items() if effect is not None and not effect["steady"]]
-    return f" Varying far more than the others, and judged by their own variance alone: {', '.join(names)}." if names else ""
+    return (
+        f" Varying far more than the others, and judged by their own variance alone: {', '.join(names)}."
+        if names
+        else ""
+    )
 
 
 def _ours(row: dict[str, Any] | None) -> list[str]:

@@ -144,11 +144,8 @@ def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
 
         return hook
 
-    hooks = [
-        module.register_forward_pre_hook(note(name, module))
-        for name, module in model.named_modules()
-        if isinstance(module, Idle)
-    ]
+    parts: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Idle)}
+    hooks = [part.register_forward_pre_hook(note(name, part)) for name, part in parts.items()]
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=BAGS) as counter:
         _Forward(model)(batch)
     for hook in hooks:

@@ -19,6 +19,7 @@ from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import DataSpec
+from regard.data.text import TSV
 from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
 from regard.models.base import count
@@ -273,7 +274,7 @@ def test_every_setting_of_the_data_names_another_run(tmp_path: Path, name: str) 
     (tmp_path / "more.tsv").write_text("a b\tb a\n" * 20)
     value = DATA[name]
     if name in ("train", "valid"):
-        value = (*getattr(found.data, name), replace(found.data.train[0], path=str(tmp_path / "more.tsv")))
+        value = (*getattr(found.data, name), TSV(str(tmp_path / "more.tsv")))
     changed = replace(found, data=replace(found.data, **{name: value}))
     assert {*DATA, "objective"} == {field.name for field in fields(DataSpec)}  # the objective is that of the files
     plan.check_changes([f"data.{name}=3"], changed, steps=False)

@@ -55,8 +55,8 @@ class UniversalACT(StackSpec):
     After step n a token's state s_n says p_n = sigmoid(w s_n + b). The token halts at the first step N at which
     p_1 + ... + p_N > 1 - epsilon, or at the last; what it leaves is p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with
     R = 1 - p_1 - ... - p_(N-1). While others go on, its state stays what it was. The training loss gets
-    `ponder` * (N + R), in the mean over all tokens of a batch, which accumulated batches enter by their labels: gradient
-    accumulation is not exactly the gradient of one large batch here.
+    `ponder` * (N + R), in the mean over all tokens of a batch, which accumulated batches enter by their labels:
+    gradient accumulation is not exactly the gradient of one large batch here.
 
     Shapes do not depend on the data, so all steps are computed. Differs from the code of Dehghani et al., where
     p_n is said by s_(n-1), halted states go on to change for others to see, and the sum is an interpolation.
