@@ -10,6 +10,8 @@ from jaxtyping import install_import_hook
 if find_spec("beartype"):
     install_import_hook("regard", "beartype.beartype")
 
+from tests.learning import Learned
+
 
 @pytest.fixture(autouse=True, scope="session")
 def no_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -18,3 +20,9 @@ def no_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("REGARD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("REGARD_CACHE_SIZE", "0")
         yield
+
+
+@pytest.fixture
+def learned(request: pytest.FixtureRequest) -> Learned:
+    """Asserts what was learned, with seeds to learn it from."""
+    return Learned(request.node.nodeid)

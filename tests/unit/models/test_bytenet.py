@@ -21,6 +21,7 @@ from regard.nn.core import View
 from regard.nn.mask import Mask
 from regard.nn.taps import windows
 from regard.testing import tiny
+from tests.learning import Learned, copying, wrong_tokens
 
 Shaken = Callable[[Any], Any]
 PAIRS = [([5, 9, 4, 7], [6, 3, 8]), ([8, 3], [4, 4, 9, 5, 7, 6, 6]), ([7], [3])]
@@ -162,20 +163,8 @@ def test_what_would_be_ignored_is_refused() -> None:
     assert packs(tiny.convs2s(), Translation())
 
 
-def test_it_learns_to_copy() -> None:
+def test_it_learns_to_copy(learned: Learned) -> None:
     spec = ByteNet(vocab=9, d_model=32, encoder_blocks=2, decoder_blocks=2, dilations=(1, 2), dropout=0.0)
-    model, rng = build(spec), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(model.parameters(), 6e-3)
-    for _ in range(60):
-        loss = model.loss(copies(rng, 24))
-        optimizer.zero_grad()
-        (loss.total / loss.tokens).backward()
-        optimizer.step()
-    loss = model.eval().loss(copies(rng, 64))
-    assert loss.nll / loss.tokens < 0.1
-
-
-def copies(rng: torch.Generator, rows: int) -> Batch:
-    lengths = torch.randint(2, 6, (rows,), generator=rng).tolist()
-    sources = [torch.randint(3, 9, (length,), generator=rng).tolist() for length in lengths]
-    return translation([(source, source) for source in sources])
+    task = copying(2, 3, 4, 5)
+    wrong = [wrong_tokens(spec, task, seed, steps=30, rate=1e-2) for seed in learned.seeds(3)]
+    learned("wrong tokens", *wrong, below=0.15, broken=0.46)  # without the order of the source; 0.70 without the source

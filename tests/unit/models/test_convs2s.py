@@ -19,6 +19,7 @@ from regard.nn.linear import Dense
 from regard.nn.mask import Mask
 from regard.nn.vocab.tables import Sharing
 from regard.testing import tiny
+from tests.learning import Learned, reversing, wrong_tokens
 
 Shaken = Callable[[Any], Any]
 PAIRS = [([5, 9, 4, 7], [6, 3, 8]), ([8, 3], [4, 4, 9, 5, 7]), ([7], [3])]
@@ -184,20 +185,8 @@ def test_what_would_be_ignored_is_refused() -> None:
         build(replace(tiny.convs2s(), sharing=Sharing(), output_table=None))
 
 
-def test_it_learns_to_reverse() -> None:
+def test_it_learns_to_reverse(learned: Learned) -> None:
     spec = ConvS2S(vocab=9, d_model=24, encoder=((24, 3),), decoder=((24, 3),) * 2, dropout=0.0)
-    model, rng = build(spec), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(model.parameters(), 6e-3)
-    for _ in range(120):
-        loss = model.loss(reversal(rng, 24))
-        optimizer.zero_grad()
-        (loss.total / loss.tokens).backward()
-        optimizer.step()
-    loss = model.eval().loss(reversal(rng, 64))
-    assert loss.nll / loss.tokens < 0.1
-
-
-def reversal(rng: torch.Generator, rows: int) -> Batch:
-    lengths = torch.randint(2, 6, (rows,), generator=rng).tolist()
-    sources = [torch.randint(3, 9, (length,), generator=rng).tolist() for length in lengths]
-    return translation([(source, source[::-1]) for source in sources])
+    task = reversing(2, 3, 4, 5)
+    wrong = [wrong_tokens(spec, task, seed, steps=60, rate=1.2e-2) for seed in learned.seeds(3)]
+    learned("wrong tokens", *wrong, below=0.15, broken=0.34)  # without the order of the source; 0.70 without attention
