@@ -22,6 +22,13 @@ def no_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what compares something learned with a threshold, for bench/margins.py."""
+    for item in items:
+        if "learned" in getattr(item, "fixturenames", ()):
+            item.add_marker("learns")
+
+
 @pytest.fixture
 def learned(request: pytest.FixtureRequest) -> Learned:
     """Asserts what was learned, with seeds to learn it from."""

@@ -13,16 +13,15 @@ import torch
 from regard.batch import Batch, translation
 from regard.models.base import ModelSpec, build
 
-MARGIN = 3.0  # a value this close to its threshold depends on the machine: the order of its additions is enough
 Task = Callable[[random.Random, int], Batch]
 
 
 class Learned:
-    """Assert that a measure of error is far below a threshold, and record it where REGARD_MARGINS names a file.
+    """Compare what was learned with a threshold, and record it where REGARD_MARGINS names a file.
 
-    The error of one training depends on rounding, hence on the CPU, the number of threads and the libraries. So a
-    threshold stands at least `MARGIN` above the error and below that of a model that lacks the part under test;
-    `bench/margins.py` measures the former in many settings, each with seeds of its own (REGARD_SEED_OFFSET).
+    What a training ends with depends on rounding, hence on the CPU, the number of threads and the libraries. So the
+    threshold is at least three times worse than the value, and better than that of a model without the part under
+    test; `bench/margins.py` measures this in many settings, each with seeds of its own (REGARD_SEED_OFFSET).
     """
 
     def __init__(self, test: str) -> None:
@@ -34,15 +33,20 @@ class Learned:
         first = int(os.environ.get("REGARD_SEED_OFFSET", "0")) * count
         return [*range(first, first + count)]
 
-    def __call__(self, quantity: str, *errors: float, below: float, broken: float) -> None:
-        """Assert that the median of `errors` is `below` a threshold; `broken` is the error without the part."""
-        assert below < broken, "a model without the part would pass"
-        value = median(errors)
+    def __call__(
+        self, quantity: str, *values: float, broken: float, below: float | None = None, above: float | None = None
+    ) -> None:
+        """Assert that the median of `values` is `below` or `above` a threshold; `broken` is that without the part."""
+        threshold, sign = (below, 1) if below is not None else (above, -1)
+        assert threshold is not None
+        assert sign * threshold < sign * broken, "a model without the part would pass"
+        value = median(values)
         if path := os.environ.get("REGARD_MARGINS"):
-            line = {"test": self.test, "quantity": quantity, "value": value, "threshold": below, "broken": broken}
+            about = {"test": self.test, "quantity": quantity, "below": sign > 0}
+            line = about | {"value": value, "threshold": threshold, "broken": broken}
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        assert value < below, f"{quantity}: {value:.4g} (of {errors}), where below {below:g} was expected"
+        assert sign * value < sign * threshold, f"{quantity}: {value:.4g} of {values}, where the limit is {threshold:g}"
 
 
 def wrong_tokens(spec: ModelSpec, task: Task, seed: int, *, steps: int, rate: float) -> float:

@@ -1,10 +1,10 @@
 """A stored loss curve: a change that should alter no numbers proves it here, one that does alters this file."""
 
-import pytest
 import torch
 
 from regard import build
 from regard.testing import tiny
+from tests.learning import Learned
 
 CURVE = [
     3.5709302892,
@@ -38,6 +38,7 @@ def losses() -> list[float]:
     return seen
 
 
-def test_the_curve_is_the_stored_one() -> None:
-    assert losses() == pytest.approx(CURVE, abs=1e-7)
+def test_the_curve_is_the_stored_one(learned: Learned) -> None:
+    farthest = max(abs(loss - stored) for loss, stored in zip(losses(), CURVE, strict=True))
+    learned("largest difference of losses", farthest, below=1e-7, broken=1e-6)  # in float32
     assert CURVE[-1] < CURVE[0] - 0.5

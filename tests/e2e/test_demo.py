@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "PIECES", 400)
     monkeypatch.setattr(demo, "VALIDATION", 20)
 
-    def fewer(pairs: int, language: str, seed: int) -> Corpus:
-        corpus = generate(pairs, language, seed)
-        assert len(corpus.test) > 500
-        return replace(corpus, test=corpus.test[:60])  # who has learned nothing says all that it may
-
     monkeypatch.setattr(demo, "generate", fewer)
+
+
+@cache
+def fewer(pairs: int, language: str, seed: int) -> Corpus:
+    corpus = generate(pairs, language, seed)
+    assert len(corpus.test) > 500
+    return replace(corpus, test=corpus.test[:60])  # who has learned nothing says all that it may
 
 
 @pytest.mark.usefixtures("small")

@@ -18,6 +18,7 @@ from regard.nn.stacks.plain import Plain
 from regard.presets import preset
 from regard.tree import swap
 from regard.variants import VARIANTS, combine
+from tests.learning import Learned
 
 PAIRS = [([5, 6, 7, 8], [8, 9, 4]), ([4, 6], [5, 6, 7]), ([9, 8, 7], [3, 3])]
 ROWS = [name for name, variant in VARIANTS.items() if variant.row is not None and name != "vanilla"]
@@ -47,13 +48,13 @@ def refusal(pair: tuple[str, str]) -> str | None:
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_two_rows_train_and_decode_together(number: int) -> None:
+def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> None:
     """The pairs that go together, one after the other; none is built before it is asked for."""
     pair = next(islice((pair for pair in PAIRED if refusal(pair) is None), number, None))
-    model = build(combine(pair, base()), seed=1)
+    model = build(combine(pair, base()), seed=learned.seeds(1)[0])
     assert isinstance(model, Generator)
     batch = translation(PAIRS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(5):
         loss = model.loss(batch)
@@ -61,7 +62,7 @@ def test_two_rows_train_and_decode_together(number: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.total.item())
-    assert losses[-1] < losses[0]
+    learned("share of the loss removed", 1 - losses[-1] / losses[0], above=0.02, broken=0.0)
     model.eval()
     with torch.no_grad():
         decoding = model.start(batch, 4)

@@ -29,6 +29,7 @@ from regard.training.optim import AdamW
 from regard.training.schedule import Constant, InverseSqrt
 from regard.training.selection import ERROR
 from regard.training.spec import TrainSpec
+from tests.learning import Learned
 
 Weights = dict[str, Tensor]
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2}
@@ -152,13 +153,13 @@ def split_and_whole(steps: int) -> tuple[list[Item], list[Item]]:
 
 
 @pytest.mark.parametrize("make", [transformer, tiny])
-def test_four_batches_are_one_large_batch(tmp_path: Path, make: Callable[[], Model]) -> None:
+def test_four_batches_are_one_large_batch(tmp_path: Path, make: Callable[[], Model], learned: Learned) -> None:
     small, large = split_and_whole(20)
     spec, notes = spec_of(20, clip=0.1, log_every=1), (Notes(), Notes())
     apart = replace(spec, accumulate=4)
     four = trained(tmp_path / "4", apart, Scripted(small), make(), watchers=[notes[0]])
     one = trained(tmp_path / "1", spec, Scripted(large), make(), watchers=[notes[1]])
-    assert farthest(four.model, one.model) < 1e-9
+    learned("largest difference of weights", farthest(four.model, one.model), below=1e-9, broken=1e-3)
     assert farthest(one.model, make()) > 0.01
     for name in ("loss", "nll", "gradient"):
         found, wanted = ([event[name] for event in n.of("step")] for n in notes)
@@ -168,7 +169,7 @@ def test_four_batches_are_one_large_batch(tmp_path: Path, make: Callable[[], Mod
     assert four.progress.place == Place(0, 80)
 
 
-def test_four_batches_are_one_large_batch_in_float32(tmp_path: Path) -> None:
+def test_four_batches_are_one_large_batch_in_float32(tmp_path: Path, learned: Learned) -> None:
     torch.set_default_dtype(torch.float32)
     small, large = split_and_whole(8)
     spec, notes = spec_of(8, log_every=1), (Notes(), Notes())
@@ -177,7 +178,8 @@ def test_four_batches_are_one_large_batch_in_float32(tmp_path: Path) -> None:
     trained(tmp_path / "1", spec, Scripted(large), transformer(), watchers=[notes[1]])
     found, wanted = ([event["loss"] for event in n.of("step")] for n in notes)
     assert len(found) == 8
-    assert found == pytest.approx(wanted, abs=1e-5)
+    apart_by = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+    learned("largest difference of losses", apart_by, below=1e-5, broken=1e-2)
 
 
 def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
