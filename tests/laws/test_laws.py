@@ -248,10 +248,11 @@ def test_every_catalogued_part_is_under_law() -> None:
 
 
 def test_laws_apply_where_they_should() -> None:
-    verdicts = examine("encoder_decoder", tiny.encoder_decoder(), [law for law in LAWS if law not in SLOW])
+    with unchecked():
+        verdicts = examine("encoder_decoder", tiny.encoder_decoder(), [law for law in LAWS if law not in SLOW])
+        tagger = examine("tagger", tiny.encoder_only(TokenClassifier(3)), ["causality", "steps", "padding", "packing"])
     assert {verdict.outcome for verdict in verdicts} == {"kept"}
-    verdicts = examine("tagger", tiny.encoder_only(TokenClassifier(3)), ["causality", "steps", "padding", "packing"])
-    assert [verdict.outcome for verdict in verdicts] == ["not applicable", "not applicable", "kept", "kept"]
+    assert [verdict.outcome for verdict in tagger] == ["not applicable", "not applicable", "kept", "kept"]
 
 
 COMPILED = [
@@ -266,8 +267,12 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("names", [COMPILED[::2], COMPILED[1::2]], ids=["even", "odd"])
-def test_compile(names: list[str]) -> None:
+def _shallow(stack: Plain) -> Plain:
+    """Blocks are compiled one like the other, so one is enough, where not the order of several is what is compiled."""
+    return replace(stack, depth=1) if stack.unique is None and len(stack.pattern) == 1 else stack
+
+
+def test_compile() -> None:
     """In a process of its own: the shape checks of the test suite are not part of what is compiled."""
     program = (
         "import json, sys\n"
@@ -277,11 +282,11 @@ def test_compile(names: list[str]) -> None:
         "    for verdict in examine(name, from_record(record), ['compile']):\n"
         "        print(name, verdict.outcome, verdict.detail)\n"
     )
-    records = {name: to_record(SUBJECTS[name]) for name in names}
+    records = {name: to_record(swap(SUBJECTS[name], Plain, _shallow)) for name in COMPILED}
     run = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(records), capture_output=True, text=True, check=False
     )
-    assert run.stdout.splitlines() == [f"{name} kept " for name in names], run.stdout + run.stderr
+    assert run.stdout.splitlines() == [f"{name} kept " for name in COMPILED], run.stdout + run.stderr
 
 
 def test_branch_is_a_slot_of_its_own() -> None:
