@@ -40,5 +40,5 @@ def losses() -> list[float]:
 
 def test_the_curve_is_the_stored_one(learned: Learned) -> None:
     farthest = max(abs(loss - stored) for loss, stored in zip(losses(), CURVE, strict=True))
-    learned("largest difference of losses", farthest, below=1e-7, broken=1e-6)  # in float32
+    learned("largest difference of losses", farthest, below=5e-7, broken=1e-6)  # in float32
     assert CURVE[-1] < CURVE[0] - 0.5

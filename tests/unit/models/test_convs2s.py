@@ -189,4 +189,4 @@ def test_it_learns_to_reverse(learned: Learned) -> None:
     spec = ConvS2S(vocab=9, d_model=24, encoder=((24, 3),), decoder=((24, 3),) * 2, dropout=0.0)
     task = reversing(2, 3, 4, 5)
     wrong = [wrong_tokens(spec, task, seed, steps=60, rate=1.2e-2) for seed in learned.seeds(3)]
-    learned("wrong tokens", *wrong, below=0.15, broken=0.34)  # without the order of the source; 0.70 without attention
+    learned("wrong tokens", *wrong, below=0.2, broken=0.34)  # without the order of the source; 0.70 without attention
