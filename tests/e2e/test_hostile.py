@@ -208,7 +208,7 @@ def test_output_that_is_not_utf8(encoding: str, tmp_path: Path) -> None:
     file, terminal = Buffered(encoding, terminal=False), Buffered(encoding, terminal=True)
     for stdout in (file, terminal):
         assert on_stdout(stdout, "show", str(path)).returncode == 0
-    assert "größe-日本" in file.written().decode("utf-8")
+    assert "größe-日本" in file.written().decode("utf-8").replace("\n", "")  # a long path is wrapped
     assert "\\u65e5" in terminal.written().decode(encoding)
 
 

@@ -58,7 +58,7 @@ def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int
 
 def test_a_padded_translation_is_that_of_the_batch_module() -> None:
     found = item(Translation(), translation_table(), rows([2], [0], [3]))
-    same(found.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)]))
+    same(found.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)], source_end=()))
     assert found.labels == 2 + 3 + 4
     assert found.places == 3 * (6 + 4)
     assert found.padding == found.places - (6 + 4 + 3) - (2 + 3 + 4)
@@ -67,7 +67,7 @@ def test_a_padded_translation_is_that_of_the_batch_module() -> None:
 def test_a_packed_translation_is_that_of_the_batch_module() -> None:
     order = [1, 3, 0, 2]
     found = item(Translation(), translation_table(), rows(order), width=15)
-    wanted = batches.translation([PAIRS[n] for n in order], packed=True)
+    wanted = batches.translation([PAIRS[n] for n in order], packed=True, source_end=())
     assert wanted.source is not None
     assert wanted.source.shape == (1, 15)
     assert wanted.target.shape == (1, 14)  # ours has a place of padding at the end

@@ -153,7 +153,7 @@ def test_the_live_line_shows_what_share_is_dropped() -> None:
     file = io.StringIO()
     view = View(Console(file=file, force_terminal=True, width=120, color_system=None, legacy_windows=False))
     view.note({"event": "start", "step": 0, "time": 0.0, "steps": 9})
-    step = {"event": "step", "step": 1, "time": 1.0, "loss": 2.0, "tokens_per_second": 10.0}
+    step = {"event": "step", "step": 1, "time": 1.0, "loss": 2.0, "nll": 1.9, "tokens_per_second": 10.0}
     view.note(step | {"routed_tokens": 300, "dropped_tokens": 100})
     assert view.live is not None
     assert view.live.tasks[0].fields["facts"].endswith("10 tokens/s  25.0% dropped")
