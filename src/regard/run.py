@@ -410,7 +410,8 @@ def load(
 ) -> Run:
     """A run from its folder: the final weights, those of a step, or the mean of the last `average` checkpoints.
 
-    With `mapped` the weights stay in their file, which all processes that map it have in memory together.
+    With `mapped` the weights stay in their file, which all processes that map it have in memory together; they are to
+    be used as they are (a change through `.data` may not be noticed).
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)

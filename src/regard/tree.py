@@ -371,8 +371,8 @@ def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
 def load(name: str, path: str = "") -> Any:
     """What `module:name` names, imported. Whatever the module raises is one sentence.
 
-    The current folder is searched too, after all that is installed, so that no file there can take the place of a
-    library.
+    The current folder is searched too, after all that is installed, so that no file there can take the place of
+    an installed library.
     """
     import importlib  # noqa: PLC0415  # only what the user trusts comes here
     import sys  # noqa: PLC0415

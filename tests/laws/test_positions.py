@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec, merge_heads, split_heads
 from regard.nn.core import Branch, Context, Site, Terms
 from regard.nn.input import Tokens
@@ -156,3 +157,17 @@ def test_an_encoder_without_positions_does_not_know_order(family: str) -> None:
     assert tiny.order(tiny.streams(turned)[side], causal=False)[0] == "rotary"
     for model in (spec, bare, turned):
         assert examine(family, model, ["positions"])[0].outcome == "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Never(BranchSpec):
+    kind = "planted_never"
+
+    def build(self, site: Site) -> Branch:
+        raise site.error("", "cannot be built")
+
+
+def test_a_part_that_is_never_built_keeps_no_law() -> None:
+    """What is refused beside other positions does not apply; what is refused everywhere was not examined."""
+    with pytest.raises(SpecError, match="no model could be built around Never"):
+        check(Never)

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -333,3 +334,16 @@ def test_variants_complains_in_a_sentence(words: list[str], sentence: str) -> No
     found = regard("variants", *words)
     assert found.returncode == 2
     assert found.stderr.startswith(f"regard: {sentence}")
+
+
+def test_options_are_named_apart_from_their_metavar() -> None:
+    """typer 0.27 names an option --ROWS whose metavar is its name in capitals, unless its name is given."""
+    import typer
+
+    from regard.cli.base import app
+
+    group: Any = typer.main.get_command(app)
+    options = [p for command in group.commands.values() for p in command.params if p.param_type_name == "option"]
+    alike = {option.name for option in options if option.metavar and option.metavar.lower() == option.name}
+    assert alike == {"rows", "rungs", "group", "time"}, "give the option its name: typer.Option('--rows', metavar='ROWS')"
+    assert {"--rows", "--rungs", "--group"} <= {name for option in options for name in option.opts}

@@ -48,7 +48,9 @@ def ablate(
     valid: HeldOut = None,
     rows: Annotated[
         str,
-        typer.Option(metavar="ROWS", help="all, table (the 52 rows), a group such as activation, or names: a,b,c."),
+        typer.Option(
+            "--rows", metavar="ROWS", help="all, table (the 52 rows), a group such as activation, or names: a,b,c."
+        ),
     ] = "all",
     base: Annotated[
         str | None,

@@ -46,7 +46,9 @@ def ladder(
     ] = False,
     rungs: Annotated[
         str,
-        typer.Option(metavar="RUNGS", help="all, or names between commas; the full Transformer is always the last."),
+        typer.Option(
+            "--rungs", metavar="RUNGS", help="all, or names between commas; the full Transformer is always the last."
+        ),
     ] = "all",
     base: Annotated[
         str | None,

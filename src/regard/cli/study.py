@@ -91,7 +91,9 @@ def _print_report(report: "Report") -> None:
 @app.command(rich_help_panel=STUDY)
 def variants(
     name: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these; with every change.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group, such as activation.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="Only this group, such as activation.")
+    ] = None,
     base: Annotated[str, typer.Option(metavar="PRESET", help="The model that is changed.")] = "narang_base",
     as_json: AsJson = False,
 ) -> None:

@@ -28,7 +28,8 @@ C = TypeVar("C", bound="Corpus")
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # how the content of a packed file begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 STRETCH = 1 << 20  # bytes looked at together, so that a binary file is refused before it fills the memory
-LONGEST = 1 << 24  # bytes of a line: a packed file of a megabyte may unpack to a line that fills the memory
+# Bytes of a line. text8 is one line of 100 MB; a packed file of a megabyte may unpack to one that fills the memory.
+LONGEST = 1 << 28
 FASTTEXT = "__label__"
 UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 

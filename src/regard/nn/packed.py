@@ -26,7 +26,8 @@ class Layout:
     A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight is made a
     copy-on-write tensor that shares its memory with `original`: the first write to it, by whatever alias, moves the
     weight to memory of its own, and its address changes. Only a write past torch, by a numpy array that was made over
-    the weight before, is missed. `frozen` promises that nobody writes at all, and needs no memory that torch can move.
+    the weight before, is missed. `frozen` is for memory that torch cannot move: there a write through `.data` is
+    missed, too, and others are seen by the weight's version.
     """
 
     def __init__(self, frozen: bool = False) -> None:
@@ -36,6 +37,7 @@ class Layout:
     def forget(self) -> None:
         """Keep no copy."""
         self.address = -1  # where the weight lay; nothing else can, as long as `original` is there
+        self.version = -1  # of a frozen weight
         self.original: Tensor | None = None
         self.turned: Tensor | None = None
         self.blocks: Tensor | None = None
@@ -54,6 +56,7 @@ class Layout:
             self.original = _watched(weight)
             fits = self.original is not None
         self.address = _address(weight)
+        self.version = _version(weight) if self.frozen else -1
         self.one = 1 if fits and outputs >= self.inputs else -1
         self.some = (MANY if outputs >= WIDE * self.inputs else SOME) if fits else 0
 
@@ -61,7 +64,7 @@ class Layout:
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
         """x W' + b, by the fastest order. Every projection of a step calls this, so it asks as little as it can."""
-        if _address(weight) != self.address:
+        if _address(weight) != self.address or (self.frozen and _version(weight) != self.version):
             self._begin(weight)
         rows = x.numel() // self.inputs
         if rows == self.one:
@@ -74,6 +77,11 @@ class Layout:
                 self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach().clone(), SOME)
             return torch.ops.mkldnn._linear_pointwise.default(x, self.blocks, bias, "none", [], "")
         return F.linear(x, weight, bias)
+
+
+def _version(weight: Tensor) -> int:
+    """How often a tensor was written to; one that was made in inference mode does not count that."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def _watched(weight: Tensor) -> Tensor | None:

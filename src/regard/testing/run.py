@@ -85,10 +85,10 @@ def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Map
     verdicts: list[Verdict] = []
     for name, model in around(part).items():
         verdicts += examine(name, model, laws, bends)
-    if "positions" in laws:
-        verdicts += _alone(part, bends)
     if all(verdict.outcome == "refused" for verdict in verdicts):
         raise SpecError("", f"no model could be built around {type(part).__name__}: {verdicts[0].detail}")
+    if "positions" in laws:
+        verdicts += _alone(part, bends)
     return Report(type(part).__name__, tuple(verdicts))
 
 

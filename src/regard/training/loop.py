@@ -167,6 +167,7 @@ class Trainer:
         self.progress = Progress()
         self.window = Window()
         self.prefetch: Prefetch | None = None
+        self.measuring = False  # rather than training
         self.update = Update(
             model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
         )
@@ -202,6 +203,11 @@ class Trainer:
                 raise
             why = str(error)
         # Outside of the handler, whose error holds all that the step had in memory.
+        if self.measuring:
+            raise OutOfMemoryError(
+                f"memory ran out on {self.device} while validating; translate fewer lines with --set train.decode=16 "
+                "(0: none), or leave out long ones with data.max_len"
+            )
         longest = max(int(lengths.max()) for lengths in self.stream.examples.lengths.values())
         found = Lack(why, self.device, getattr(self.stream.batching, "tokens", None), self.spec.accumulate, longest)
         latest = self.folder.latest()
@@ -316,14 +322,23 @@ class Trainer:
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
         self.model.eval()
-        with self.averaged(), torch.no_grad():
-            metrics = self.measure(self.model)
+        with self.averaged():
+            metrics = self.measured()
         progress.scores[progress.step] = metrics
         better = improvements(progress.reached, metrics, self.criterion)
         progress.reached |= better
         progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
         progress.stale = 0 if better else progress.stale + 1
         self.tell("valid", best=progress.best[0], seconds=time.perf_counter() - began, **metrics)
+
+    @torch.no_grad()
+    def measured(self) -> Metrics:
+        """Metrics of the model on the validation text."""
+        assert self.measure is not None
+        self.measuring = True
+        metrics = self.measure(self.model)
+        self.measuring = False
+        return metrics
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -382,8 +397,7 @@ class Trainer:
             return steps, weights, {}
         self.model.load_state_dict(weights)
         self.model.eval()
-        with torch.no_grad():
-            scores = self.measure(self.model)
+        scores = self.measured()
         reached = progress.reached | improvements(progress.reached, scores, self.criterion)
         best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
         self.tell("final", steps=steps, kept=steps if best == MEAN else [best], **scores)

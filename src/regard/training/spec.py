@@ -32,7 +32,7 @@ class TrainSpec(Spec):
     log_every: int = 50
     keep: int = 5  # how many of the last checkpoints keep their weights
     choose: Literal["best", "last"] = "best"  # which checkpoints make the final weights: by validation, or by age
-    average: int = 1  # how many of them are averaged, where their mean is at least as good as the best of them
+    average: int = 1  # how many of them are averaged, if their mean ranks before each of them on the validation text
     # What ranks checkpoints; within the noise of the validation set, the loss does. auto: for translation bleu, or chrf
     # where targets are too short for it; accuracy for classification; loss otherwise.
     criterion: Criterion = "auto"

@@ -79,8 +79,8 @@ class View:
     def on_final(self, event: Event) -> None:
         """What the mean of several checkpoints is worth."""
         steps, kept = event["steps"], event["kept"]
-        worse = "" if kept == steps else f"; worse than step {kept[0]:,}, which is used instead"
-        self.say(f"mean of {len(steps)} checkpoints: {_validation(event)}{worse}")
+        behind = "" if kept == steps else f"; ranks behind step {kept[0]:,}, which is used instead"
+        self.say(f"mean of {len(steps)} checkpoints: {_validation(event)}{behind}")
 
     def on_end(self, event: Event) -> None:
         """The last line."""

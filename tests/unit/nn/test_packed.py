@@ -132,6 +132,10 @@ def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> Non
         with torch.inference_mode():
             torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
         assert (module.layout.blocks is not None) == frozen
+    with torch.no_grad():
+        module.weight.mul_(2)  # in place: the address stays
+    with torch.inference_mode():
+        torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_decoding_lays_out_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from regard.data.batching import Buckets
 from regard.data.objectives import Item, Translation
 from regard.data.store import Table
 from regard.data.stream import Examples, Place, Stream
-from regard.errors import DataError, SpecError
+from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.models.base import Loss, Model, build
 from regard.presets import preset
 from regard.training import loop
@@ -476,6 +476,15 @@ def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) 
     again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), "bleu")
     assert again.resume()
     assert (again.progress.reached["bleu"], again.progress.reached["loss"]) == (9.0, 2.0)
+
+
+def test_memory_that_runs_out_in_a_validation_is_not_blamed_on_the_batch(tmp_path: Path) -> None:
+    def measure(model: Model) -> Metrics:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    spec = spec_of(4, validate_every=2, patience=0)
+    with pytest.raises(OutOfMemoryError, match=r"ran out on cpu while validating; .* train.decode=16"):
+        Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), measure).fit()
 
 
 def test_without_validation_the_last_weights_are_final(tmp_path: Path) -> None:

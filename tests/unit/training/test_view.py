@@ -49,7 +49,7 @@ def test_a_mean_of_checkpoints_is_said() -> None:
     final |= {"loss": 0.5, "accuracy": 97.0}
     line = "mean of 2 checkpoints: validation loss 0.500  accuracy 97.00"
     assert told(final) == f"{line}\n"
-    assert told(final | {"kept": [1000]}) == f"{line}; worse than step 1,000, which is used instead\n"
+    assert told(final | {"kept": [1000]}) == f"{line}; ranks behind step 1,000, which is used instead\n"
 
 
 def test_a_terminal_shows_progress_and_takes_it_away() -> None:
