@@ -47,7 +47,7 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
         "",
         "Losses are nats a token on held-out text, early ones after an eighth of the steps, ± the standard deviation "
         "over seeds. A verdict is on the final loss, paired by seed, at 5 % over all rows together (Holm), also where "
-        "rows vary unequally ([docs/ablation.md](../ablation.md)); an effect of "
+        "one row varies more than the others ([docs/ablation.md](../ablation.md)); an effect of "
         f"{table['detectable']:.3f} would be found with 80 % power.{_apart(rows)}",
         "",
         f"| row | parameters | ops | steps/s | early loss | final loss | {metric} | effect | verdict "

@@ -345,5 +345,5 @@ def test_options_are_named_apart_from_their_metavar() -> None:
     group: Any = typer.main.get_command(app)
     options = [p for command in group.commands.values() for p in command.params if p.param_type_name == "option"]
     alike = {option.name for option in options if option.metavar and option.metavar.lower() == option.name}
-    assert alike == {"rows", "rungs", "group", "time"}, "give the option its name: typer.Option('--rows', metavar='ROWS')"
+    assert alike == {"rows", "rungs", "group", "time"}, "name the option: typer.Option('--rows', metavar='ROWS')"
     assert {"--rows", "--rungs", "--group"} <= {name for option in options for name in option.opts}
