@@ -108,8 +108,8 @@ class Report:
             said.append(
                 f"A verdict compares final losses{', paired by seed,' * paired} at {LEVEL:.0%} over all rows together "
                 "(Holm), also where one row varies more than the others. A run varies by "
-                f"±{self.spread.seeds:.2g} with its seed, taken over all rows; the smallest effect found with {POWER:.0%} "
-                f"power is {self.detectable:.2g}."
+                f"±{self.spread.seeds:.2g} with its seed, taken over all rows; the smallest effect found with "
+                f"{POWER:.0%} power is {self.detectable:.2g}."
             )
         if any(line.effect and not line.effect.steady for line in self.lines):
             names = ", ".join(line.name for line in self.lines if line.effect and not line.effect.steady)
