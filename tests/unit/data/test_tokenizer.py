@@ -260,7 +260,7 @@ def test_a_sample_stands_for_more() -> None:
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(12_000)]
     texts = [" ".join(rng.choices(words, k=100)) for _ in range(400)]
     whole, sample = train(BPE(), texts), train(BPE(), texts, 0.25)
-    assert whole.why.endswith(f"{whole.size:,} subwords for 40,000 words, all that occur at least 10 times")
+    assert whole.why.endswith(f"{whole.size:,} subwords for 40,000 words, all that occur at least {FREQUENT} times")
     assert sample.size == choose_vocab(160_000) > whole.size
     assert sample.why.startswith(f"{sample.size:,} subwords for about 160,000 words, learned from 0.2")
     with pytest.raises(TooFewPiecesError, match="a sample of the text has"):
@@ -272,7 +272,7 @@ def test_a_sample_stands_for_more() -> None:
 def test_the_choice_of_a_vocabulary() -> None:
     sizes = {0: 300, 1: 400, 10_000: 3_500, 200_000: 7_400, 1_000_000: 11_000, 50_000_000: 29_000, 10**9: 32_000}
     assert {words: choose_vocab(words) for words in sizes} == sizes
-    assert "all that occur at least 10 times" in TOKENIZERS["bpe"].why
+    assert f"all that occur at least {FREQUENT} times" in TOKENIZERS["bpe"].why
     assert f"{sum(len(text.split()) for text in CORPUS)} words" in TOKENIZERS["bpe"].why
 
 
