@@ -1,7 +1,6 @@
 """Runs: load one, use one."""
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from regard.batch import Batch
-from regard.data.batching import Buckets, Windows
+from regard.data.batching import Windows
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.store import Column, Table
 from regard.data.stream import Examples, Stream
@@ -346,7 +345,8 @@ class Run:
     def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
         """Texts as one batch, laid out as training lays them out: `run.model.loss(run.batch(records))`.
 
-        Records are (source, target), a text each, or (label, text); texts of a stream are joined and cut into windows.
+        Records are (source, target), a text each, or (label, text), and rows are in their order; texts of a stream are
+        joined and cut into windows, and a text of `lines` that is longer than `data.max_len` takes several rows.
         """
         if isinstance(records, str) or not records:
             raise DataError("records: a batch is made of several; give a list of them")
@@ -356,12 +356,14 @@ class Run:
         if not fitted.kept.all():
             left_out = int(np.flatnonzero(~fitted.kept)[0])
             raise DataError(f"record {left_out + 1}: has more than {data.max_len} tokens, and is not learned from")
-        table, batching = fitted.table, Buckets(sys.maxsize)
+        table = fitted.table
         if self.objective.stream:
             ids, length = table["target"].ids, getattr(data.batching, "length", len(table["target"].ids))
             table = Table({"target": Column(ids, np.array([0, len(ids)]))})
             batching = Windows(-(-len(ids) // length) * length, length)
-        (item,) = Stream(Examples([table], [1.0], self.objective), batching, seed=0).once()
+            (item,) = Stream(Examples([table], [1.0], self.objective), batching, seed=0).once()
+        else:  # not by `once`, which goes by length: row i is record i
+            item = self.objective.item(table.columns, list(np.arange(table.rows)[:, None]))
         return item.batch.to(self.device)
 
     def _beam(self) -> Beam:

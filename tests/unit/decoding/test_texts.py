@@ -521,6 +521,24 @@ def test_a_batch_of_ids_is_the_batch_of_their_texts(runs: dict[str, Run]) -> Non
     assert torch.equal(ids.target, texts.target)
 
 
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [
+        ("translator", [("abcd efgh ijkl", "mnop abcd efgh"), ("mnop", "ijkl"), ("ijkl mnop", "abcd")]),
+        ("LINES", ["abcd efgh ijkl", "mnop", "ijkl mnop"]),
+        ("classifier", [("good", "abcd efgh ijkl"), ("bad", "mnop"), ("good", "ijkl mnop")]),
+    ],
+)
+def test_rows_of_a_batch_are_in_the_order_of_the_records(runs: dict[str, Run], name: str, records: list[Any]) -> None:
+    batch = runs[name].batch(records)
+    for i, record in enumerate(records):
+        alone = runs[name].batch([record])
+        assert batch.labels is not None
+        assert alone.labels is not None
+        for row, wanted in ((batch.target[i], alone.target[0]), (batch.labels[i].view(-1), alone.labels.view(-1))):
+            assert row.tolist() == wanted.tolist() + [0] * (len(row) - len(wanted))
+
+
 def test_records_that_are_not_learned_from_are_refused(runs: dict[str, Run]) -> None:
     for name, records in (
         ("translator", "abcd"),
