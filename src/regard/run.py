@@ -303,6 +303,10 @@ class Run:
             )
         said = (*output.ids, self.tokenizer.eos) if output.ended else output.ids
         if not output.read:
+            if output.ids:
+                raise DataError(
+                    f"line {line}: the output has ids but not what was read before them (read), and cannot be scored"
+                )
             return Said((), ())
         if isinstance(self.objective, Translation):
             return Said((self.tokenizer.bos,), said, output.read)

@@ -457,17 +457,24 @@ def _outputs(file: str) -> "list[Output]":
                 -math.inf if one["log_prob"] is None else float(one["log_prob"]),
                 tuple(one["tokens"]),
                 bool(one["ended"]),
-                tuple(map(int, one["ids"])),
-                tuple(map(int, one["read"])),
+                _ids(one["ids"]),
+                _ids(one["read"]),
             )
             for one in flat
         ]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
             f"{file}: is not what translate --json or generate --json prints ({type(error).__name__}: {error})"
         ) from None
+
+
+def _ids(written: Sequence[Any]) -> tuple[int, ...]:
+    for each in written:
+        if type(each) is not int:
+            raise TypeError(f"{each!r} is no token id")
+    return tuple(written)
 
 
 def _needs(run: "Run", objective: str, command: str) -> None:

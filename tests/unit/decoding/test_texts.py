@@ -392,10 +392,33 @@ def test_outputs_are_scored_from_json(folders: dict[str, Path], tmp_path: Path) 
     assert "another run" in complaint("score", folders["LINES"], "--outputs", wrong(tmp_path))
 
 
-def wrong(folder: Path) -> Path:
+def wrong(folder: Path, **changes: Any) -> Path:
     one = {"text": "x", "score": 0.0, "log_prob": 0.0, "tokens": ["x"], "ended": True, "ids": [99999], "read": [5]}
-    (folder / "wrong").write_text(json.dumps([[one]]))
+    (folder / "wrong").write_text(json.dumps([[one | changes]]))
     return folder / "wrong"
+
+
+BAD = {
+    "infinite": {"ids": [float("inf")]},
+    "fraction": {"ids": [3.7]},
+    "boolean": {"read": [True]},
+    "huge": {"score": 10**400},
+    "nothing read": {"read": []},
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_outputs_that_no_model_said_are_refused(folders: dict[str, Path], tmp_path: Path, bad: dict[str, Any]) -> None:
+    path = wrong(tmp_path, ids=[5], **bad) if "ids" not in bad else wrong(tmp_path, **bad)
+    said = complaint("score", folders["LINES"], "--outputs", path)
+    assert ("cannot be scored" if bad == {"read": []} else "is not what translate --json") in said
+
+
+def test_score_refuses_a_classifier_before_it_waits_for_text(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.cli.use.pieces_of", pytest.fail)
+    assert "regard classify, not score" in complaint("score", folders["classifier"])
 
 
 def test_a_line_has_a_score_whatever_is_in_it(folders: dict[str, Path], runs: dict[str, Run], tmp_path: Path) -> None:
