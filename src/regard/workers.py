@@ -51,8 +51,7 @@ class Task:
     @classmethod
     def of(cls, order: Mapping[str, Any]) -> "Task":
         """A task that was told."""
-        told: dict[str, Any] = order["wishes"]
-        wishes = Wishes(told["prefix"], tuple(told["required"]), tuple(told["banned"]), told["no_repeat"])
+        wishes = Wishes(**order["wishes"])
         search: Any = read(order["search"], Search, "", PARTS, order["trust_code"])
         limits: Limits = read(order["limits"], Limits, "", {Limits.kind: Limits})
         rest = {name: order[name] for name in ("batch_size", "average", "trust_code")}

@@ -1,5 +1,6 @@
 """Lines to workers and back: in order, as they come, and never for ever. The workers here only shout."""
 
+import json
 import sys
 import threading
 import time
@@ -144,3 +145,9 @@ def test_leaving_ends_all() -> None:
 def test_a_task_is_told_whole() -> None:
     task = Task(["a", "b"], Beam(3, 2, alpha=0.5), 7, Limits(1, 9), Wishes("x", ("y",), ("z",), 2), 4, True)
     assert Task.of(task.order()) == task
+
+
+def test_a_string_is_one_required_word_for_workers_too() -> None:
+    wishes = Wishes(required="word", banned="other")
+    assert wishes == Wishes(required=("word",), banned=("other",))
+    assert Task.of(json.loads(json.dumps(Task(["a"], Beam(), wishes=wishes).order()))).wishes == wishes

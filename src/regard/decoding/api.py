@@ -51,9 +51,14 @@ class Wishes:
     """Rules in words, of every output: how it begins, what it must and must not say. A string is one word."""
 
     prefix: str = ""
-    required: str | tuple[str, ...] = ()
-    banned: str | tuple[str, ...] = ()
+    required: Sequence[str] = ()
+    banned: Sequence[str] = ()
     no_repeat: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("required", "banned"):
+            words = getattr(self, name)
+            object.__setattr__(self, name, (words,) if isinstance(words, str) else tuple(words))
 
     def rules(self, tokenizer: Tokenizer) -> Rules:
         """The same in ids. A word has other ids at the beginning of a text than inside; all its spellings are banned.
@@ -65,8 +70,7 @@ class Wishes:
         return Rules(tuple(tokenizer.encode(self.prefix)), tuple(banned), tuple(required), self.no_repeat)
 
 
-def _words(name: str, words: str | tuple[str, ...]) -> tuple[str, ...]:
-    words = (words,) if isinstance(words, str) else words
+def _words(name: str, words: Iterable[str]) -> Iterable[str]:
     if any(not word.strip() for word in words):
         raise SpecError(name, "an empty word says nothing; leave it out")
     return words
