@@ -15,6 +15,9 @@ OTHERS = r"\u0e01-\u0e5b\u0e81-\u0edf\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"  #
 SAMPLE = 1000  # lines that are looked at
 ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
 
+# What sacreBLEU's tokenizers split a text into; the others have units of their own.
+UNITS = {"13a": "word", "intl": "word", "none": "word", "zh": "character", "char": "character"}
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -33,8 +36,8 @@ def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
     sample = _sample(targets)
     typical = statistics.median(len(split(line).split()) for line in sample) if sample else ORDER
     if typical < ORDER:
-        unit = "one word" if typical == 1 else f"{typical:g} {'words' if tokenize == '13a' else 'characters'}"
-        return Choice("chrf", tokenize, f"chrF: a typical target has {unit}, and BLEU needs {ORDER}")
+        unit = UNITS.get(tokenize, "token") + ("" if typical == 1 else "s")
+        return Choice("chrf", tokenize, f"chrF: a typical target has {typical:g} {unit}, and BLEU needs {ORDER}")
     why = "" if given or tokenize == "13a" else ": the target script has no spaces between words"
     return Choice("bleu", tokenize, f"BLEU, tokenizer {tokenize}{why}")
 

@@ -51,6 +51,21 @@ def test_a_tokenizer_that_is_given_is_kept() -> None:
     assert (choice.criterion, choice.tokenize, choice.reason) == ("bleu", "none", "BLEU, tokenizer none")
 
 
+@pytest.mark.parametrize(
+    ("line", "tokenize", "unit"),
+    [
+        ("two words", "intl", "2 words"),
+        ("two words", "none", "2 words"),
+        ("eins", "auto", "1 word"),
+        ("书", "auto", "1 character"),
+        ("苹果", "auto", "2 characters"),
+        ("ab", "char", "2 characters"),
+    ],
+)
+def test_the_reason_counts_what_the_tokenizer_counts(line: str, tokenize: str, unit: str) -> None:
+    assert choose([line], tokenize).reason == f"chrF: a typical target has {unit}, and BLEU needs 4"
+
+
 def test_a_long_text_is_sampled_throughout() -> None:
     lines = ["eins"] * 3000 + ["这是一个很长的中文句子而且没有空格"] * 9000
     assert choose(lines).tokenize == "zh"
