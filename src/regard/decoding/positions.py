@@ -25,6 +25,8 @@ def positions(models: Sequence[Generator]) -> Positions:
         value
         for model in models
         for path, value in leaves(model.spec)
-        if path.rpartition(".")[2] == "max_len" and path.partition(".")[0] != "encoder"
+        if path.rpartition(".")[2] == "max_len"
+        and path.partition(".")[0] != "encoder"
+        and type(value) is int  # None is how a part says that it has no limit
     ]
     return Positions(min(tables, default=None), any(model.source_first for model in models))

@@ -4,6 +4,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from regard.data.text import lines
 from regard.decoding.api import Output, Wishes
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Hypothesis, Limits
+from regard.decoding.positions import positions
 from regard.decoding.rules import Rules
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search
@@ -24,6 +27,7 @@ from regard.engines.base import Engine, Sources
 from regard.errors import DataError, RegardError, SpecError
 from regard.evaluation.loss import likelihood
 from regard.run import Run, texts_of
+from regard.tree import Spec
 from regard.workers import Task, _translated
 
 from .untrained import LINES, POSITIONS, STREAM, TWO, WINDOW, complaint, printed, regard, started, untrained
@@ -82,6 +86,21 @@ def test_without_a_table_of_positions_there_is_no_limit(runs: dict[str, Run]) ->
     (output,) = runs["stream"].generate("abcd", limits=far)
     assert len(output.ids) == 70
     assert len(runs["translator"].translations("abcd", Beam(1), limits=far)[0].ids) == 70
+
+
+def test_parts_without_a_limit_have_no_positions(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = runs["stream"].model
+    assert isinstance(model, package.Generator)
+    for parts, count in ((), None), ((Limited(max_len=9), Limited()), 9):
+        monkeypatch.setattr(model, "spec", Limited(parts))
+        assert positions([model]).count == count
+
+
+@dataclass(frozen=True, slots=True)
+class Limited(Spec):
+    kind = "limited"
+    parts: tuple["Limited", ...] = ()
+    max_len: int | None = None
 
 
 def test_min_len_above_max_len_is_refused(folders: dict[str, Path], source: Path) -> None:
