@@ -174,7 +174,10 @@ def test_searches_that_cannot_be(run: Path) -> None:
 
 
 def test_standard_input_that_is_not_text(run: Path) -> None:
-    assert "line 2" in complaint("translate", str(run), stdin=b"one\n\xff\n")
+    said = regard("translate", str(run), stdin=b"one\n\xff\n")
+    assert said.returncode == 2
+    assert said.stdout.count("\n") == 1  # of the line before it
+    assert "line 2" in said.stderr
 
 
 def test_packed_files_must_be_what_they_say(files: dict[str, str], tmp_path: Path) -> None:

@@ -302,6 +302,12 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert run.stderr == ""
 
 
+def test_a_closed_output_is_no_traceback() -> None:
+    command = f"{sys.executable} -m regard --version >&-"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_variants_lists_the_whole_table() -> None:
     found = regard("variants", "--json")
     assert found.returncode == 0

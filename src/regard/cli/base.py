@@ -84,7 +84,8 @@ def main() -> None:
     code = _attempt()
     _warnings.close()
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where it is closed
+            sys.stdout.flush()
     except OSError as error:
         code = code or _system_error(error)
         _discard_output()

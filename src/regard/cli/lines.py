@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO
 
+from regard.errors import DataError
+
 PAUSE = 0.1  # seconds without a line after which those that came are worked on
 PATIENCE = 1.0  # seconds after which they are worked on even if more keep coming
 
@@ -20,6 +22,8 @@ def lines_of(file: str | None) -> Iterator[str]:
 
     if file is not None and file != "-":
         return lines(file)
+    if sys.stdin is None:  # Python's way to say that it is closed
+        raise DataError("standard input is closed; name a file, or give it text")
     stream: BinaryIO = sys.stdin.buffer
     with suppress(OSError):  # io.UnsupportedOperation, where it is no file
         # A buffer of our own: a thread may be waiting in it when we leave, and in its own Python would not allow that.
@@ -31,15 +35,26 @@ def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines): `size` of them, or fewer where their writer pauses.
 
     A file on a disk never pauses. Of a terminal or a pipe, what has come is worked on as soon as nothing more does, so
-    that a line typed is a line answered.
+    that a line typed is a line answered. What is wrong with a line is raised after the lines before it.
     """
     from regard.data.store import chunks
 
-    read = lines_of(file)
+    failed = list[Exception]()
+    read = _until_failure(lines_of(file), failed)
     first = 0
     for piece in _as_they_come(read, size) if _pauses(file) else chunks(read, size):
         yield first, piece
         first += len(piece)
+    if failed:
+        raise failed[0]
+
+
+def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[str]:
+    """The lines before the first that cannot be read; why it cannot is appended to `failed`."""
+    try:
+        yield from lines
+    except Exception as error:  # raised again once the lines before it are worked on
+        failed.append(error)
 
 
 def _pauses(file: str | None) -> bool:
@@ -53,14 +68,11 @@ def _pauses(file: str | None) -> bool:
 
 def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
     """Lists of at most `size` lines: those that came before a pause."""
-    arrived: queue.Queue[str | Exception | None] = queue.Queue(size)
+    arrived: queue.Queue[str | None] = queue.Queue(size)
 
     def read() -> None:
-        try:
-            for line in lines:
-                arrived.put(line)
-        except Exception as error:  # raised where the lines are wanted
-            arrived.put(error)
+        for line in lines:
+            arrived.put(line)
         arrived.put(None)
 
     threading.Thread(target=read, name="lines", daemon=True).start()
@@ -73,8 +85,6 @@ def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
                 line = arrived.get(timeout=None if until is None else max(0.0, min(PAUSE, until - time.monotonic())))
             except queue.Empty:
                 break
-            if isinstance(line, Exception):
-                raise line
             if line is None:
                 over = True
                 break

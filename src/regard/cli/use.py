@@ -1,7 +1,9 @@
 """Commands that use a run: translate, generate, classify, score, evaluate."""
 
+import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -563,7 +565,13 @@ def _one_line(text: str) -> str:
 
 def _print_line(text: str) -> None:
     """One line on stdout, at once."""
-    sys.stdout.write(text + "\n")
+    _write(text + "\n")
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:  # Python's way to say that it is closed
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -571,6 +579,5 @@ def _stream(texts: Iterable[Iterator[str]], whole: bool = False) -> None:
     """Texts as they grow. `whole` leaves the line feeds inside them."""
     for pieces in texts:
         for piece in pieces:
-            sys.stdout.write(piece if whole else _one_line(piece))
-            sys.stdout.flush()
+            _write(piece if whole else _one_line(piece))
         _print_line("")

@@ -1,7 +1,10 @@
 """Text in, text out, in Python and on the command line: limits, prompts, line counts, streams, recipes, scores."""
 
+import io
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -13,6 +16,8 @@ import pytest
 import torch
 
 import regard as package
+from regard.cli import main
+from regard.cli.use import SearchOptions
 from regard.data.objectives import Translation
 from regard.data.store import Column, Table
 from regard.data.text import lines
@@ -370,10 +375,31 @@ def test_what_would_be_ignored_is_refused(
     assert named in complaint(command, folders.get(name, source), *file, *given)
 
 
-def test_prompts_of_a_file_are_read_like_those_of_the_command_line(folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "prompts").write_text("abcd\\nefgh\n")
-    words = ("generate", folders["STREAM"], "--max-len", "5")
-    assert printed(*words, tmp_path / "prompts") == printed(*words, "--prompt", "abcd\\nefgh")
+def test_backslash_n_is_a_newline_in_prompt_options_alone(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("C:\\new\n")
+    for options in ((), ("--stream",)):
+        words = ("generate", folders["STREAM"], "--max-len", "5", *options)
+        assert printed(*words, tmp_path / "prompts").startswith("C:\\new")
+        assert printed(*words, "-", stdin=b"C:\\new\n").startswith("C:\\new")
+        assert printed(*words, "--prompt", "C:\\new").startswith("C:\new")
+
+
+def test_evaluate_reads_outputs_from_pipes(source: Path) -> None:
+    files = ("--source", source, "--reference", source)
+    with piped(source.read_bytes()) as pipe:
+        assert json.loads(printed("evaluate", pipe, *files, "--json"))["exact_match"] == 100
+    with piped(source.read_bytes()) as pipe:
+        assert "--beam" in complaint("evaluate", source, *files, "--against", pipe, "--beam", "3")
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[str]:
+    """A pipe with this content, by the name that a shell gives to `<(command)`."""
+    ours, theirs = os.pipe()
+    os.write(theirs, content)
+    os.close(theirs)
+    yield f"/dev/fd/{ours}"
+    os.close(ours)
 
 
 # Scores
@@ -638,7 +664,6 @@ def test_an_answer_waits_for_no_line_after_it(
 
 
 def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
     import threading
 
     from regard.cli import lines as reading
@@ -671,9 +696,19 @@ def test_a_file_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert list(reading.pieces_of("-", 2)) == [(0, ["a", "b"]), (2, ["c"])]
 
 
-def test_a_line_that_is_no_text_is_refused_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+def test_a_line_that_is_no_text_is_refused_after_the_lines_before_it(tmp_path: Path) -> None:
+    from regard.cli import lines as reading
 
+    (tmp_path / "text").write_bytes(b"a\nb\nc\n\xff\nd\n")
+    with piped((tmp_path / "text").read_bytes()) as pipe:
+        for file in (pipe, str(tmp_path / "text")):
+            pieces = reading.pieces_of(file, 2)
+            assert [next(pieces), next(pieces)] == [(0, ["a", "b"]), (2, ["c"])]
+            with pytest.raises(RegardError, match="line 4"):
+                next(pieces)
+
+
+def test_closed_standard_streams_are_one_sentence(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.cli import lines as reading
 
     ours, theirs = os.pipe()
