@@ -403,7 +403,7 @@ def evaluate(
         run,
         against,
         test,
-        lambda loaded: SearchOptions(beam).search(loaded.recipe.decode, changes),
+        lambda loaded: SearchOptions(beam).search(_fitting(loaded.recipe.decode, beam), changes),
         samples or 1000,
         warn,
     )
@@ -412,6 +412,17 @@ def evaluate(
         return
     for name, value in result.items():
         _print_fact(name, value)
+
+
+def _fitting(search: "Search", beam: int | None) -> "Search":
+    """A search that asks for no more outputs than a beam of this size holds: only the best is measured."""
+    from dataclasses import replace
+
+    from regard.decoding.beam import Beam
+
+    if beam is None or not isinstance(search, Beam):
+        return search
+    return replace(search, n_best=min(search.n_best, beam))
 
 
 def _print_fact(name: str, value: Any, indent: str = "") -> None:
@@ -499,7 +510,8 @@ class SearchOptions:
     def search(self, usual: "Search", changes: dict[str, Any]) -> "Search":
         """The search of the recipe with these options: it samples if any setting of sampling is given.
 
-        A search of the other kind than the recipe's begins with that kind's defaults.
+        A search of the other kind than the recipe's begins with that kind's defaults. A search of the recipe that is
+        neither a beam nor a sample takes no options: it is changed by path alone.
         """
         from dataclasses import replace
 
@@ -513,6 +525,9 @@ class SearchOptions:
             raise SpecError("--beam", "searches and sampling settings sample; choose one of them")
         if self.n_best is not None:
             given["n_best"] = self.n_best
+        if not isinstance(usual, Beam | Sample):
+            self._refuse(usual, given)
+            return edit(usual, changes, PARTS) if changes else usual
         samples = self.beam is None and (isinstance(usual, Sample) or bool(given.keys() - {"n_best"}))
         if samples:
             if self.seed is not None:
@@ -532,6 +547,14 @@ class SearchOptions:
             given["beams"] = beams
             search = replace(found, beams=beams, n_best=n_best)
         return edit(search, self._edits(changes, given), PARTS) if changes else search
+
+    def _refuse(self, usual: "Search", given: dict[str, Any]) -> None:
+        options = {"beam": self.beam, "seed": self.seed} | given
+        for name, value in options.items():
+            if value is not None:
+                raise SpecError(
+                    f"--{name.replace('_', '-')}", f"the search of the recipe is {usual.kind!r}; change it with --set"
+                )
 
     def _edits(self, changes: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         options = {name: f"--{name.replace('_', '-')}" for name in given} | {"beams": "--beam"}

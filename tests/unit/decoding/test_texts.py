@@ -26,6 +26,7 @@ from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Hypothesis, Limits
 from regard.decoding.positions import positions
 from regard.decoding.rules import Rules
+from regard.decoding.run import Job
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search
 from regard.engines.base import Engine, Sources
@@ -311,6 +312,37 @@ def test_what_the_recipe_says_is_the_default_everywhere(
         assert "decode.n_best" in complaint(*words, "--beam", "1")
     if command == "translate":
         assert run.translate(texts, limits=limits) == [best[0].text for best in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Own(Search):
+    """A search that is neither a beam nor a sample."""
+
+    kind = "own"
+    size: int = 1
+
+    def find(self, job: Job) -> list[list[Hypothesis]]:
+        raise NotImplementedError
+
+
+def test_a_search_of_another_kind_is_kept_and_takes_no_options() -> None:
+    assert SearchOptions(sampling={"top_k": None}).search(Own(), {}) == Own()
+    assert SearchOptions().search(Own(), {"size": 3}) == Own(3)
+    for options, name in (
+        (SearchOptions(beam=2), "--beam"),
+        (SearchOptions(n_best=2), "--n-best"),
+        (SearchOptions(sampling={"top_k": 3}), "--top-k"),
+        (SearchOptions(seed=0), "--seed"),
+    ):
+        with pytest.raises(SpecError, match=rf"^{name}: the search of the recipe is 'own'; change it with --set"):
+            options.search(Own(), {})
+
+
+def test_evaluate_takes_a_beam_smaller_than_the_n_best_of_the_recipe(source: Path, tmp_path: Path) -> None:
+    path = untrained(tmp_path / "run", Translation(), Beam(4, 4))
+    words = ("evaluate", path, "--source", source, "--reference", source, "--json")
+    greedy = json.loads(printed(*words, "--beam", "1"))
+    assert greedy == json.loads(printed(*words, "--set", "n_best=1", "--set", "beams=1"))
 
 
 def test_a_language_model_samples_unless_its_recipe_says_otherwise(tmp_path: Path) -> None:
