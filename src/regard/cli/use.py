@@ -224,8 +224,8 @@ def generate(
 ) -> None:
     r"""Continue prompts with a language model; prompts may also stand in a file, a line each, or on standard input (-).
 
-    Samples, unless --beam or the recipe (decode) says otherwise. A newline inside a prompt is written \n. Of a prompt
-    that is too long only the end is read, with a warning.
+    Samples, unless --beam or the recipe (decode) says otherwise. A newline inside --prompt is written \n; a file is
+    read as it stands. Of a prompt that is too long only the end is read, with a warning.
     """
     set_threads(threads, device=device)
     from regard.decoding.api import Wishes
@@ -247,23 +247,14 @@ def generate(
     search = asked.search(loaded[0].recipe.decode, parse_changes(change or [], "decode"))
     wishes = Wishes("", (), tuple(ban or ()), no_repeat)
     texts, limits, size = texts_of(loaded, warn), Limits(min_len, max_len), batch_size or LINES
+    prompts = [text.replace("\\n", "\n") for text in prompt or [""]]
     if stream:
-        given = lines_of(file) if file is not None else prompt or [""]
-        _stream(
-            (texts.generate_stream(_unescaped(text), search, limits, wishes, n) for n, text in enumerate(given)),
-            whole=True,
-        )
+        given = lines_of(file) if file is not None else prompts
+        _stream((texts.generate_stream(text, search, limits, wishes, n) for n, text in enumerate(given)), whole=True)
         return
-    pieces = pieces_of(file, AHEAD * size) if file is not None else [(0, prompt or [""])]
-    outputs = (
-        texts.generate([_unescaped(text) for text in piece], search, size, limits, wishes, first)
-        for first, piece in pieces
-    )
+    pieces = pieces_of(file, AHEAD * size) if file is not None else [(0, prompts)]
+    outputs = (texts.generate(piece, search, size, limits, wishes, first) for first, piece in pieces)
     _print_outputs(chain.from_iterable(outputs), as_json, whole=True)
-
-
-def _unescaped(prompt: str) -> str:
-    return prompt.replace("\\n", "\n")
 
 
 @app.command(rich_help_panel=USE)
@@ -319,6 +310,8 @@ def score(
     from regard.run import load
 
     loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
+    if loaded.objective.kind == "classification":  # before text is waited for
+        _needs(loaded, "language_model", "score")
     translates = loaded.objective.kind == "translation"
     pieces: Iterable[tuple[int, Sequence[Any]]]
     if outputs is not None:
@@ -371,7 +364,7 @@ def evaluate(
     With --against another run, a paired bootstrap says whether the difference is more than chance.
     """
     set_threads(threads, device=device)
-    from regard.evaluation.report import Test, evaluate_run
+    from regard.evaluation.report import Test, evaluate_run, holds_outputs
     from regard.recipe import parse_changes
     from regard.run import load
 
@@ -379,7 +372,7 @@ def evaluate(
         raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
     changes = parse_changes(change or [], "decode")
     searching = {"--beam": beam is not None, "--set": bool(changes)}
-    if all(name is None or Path(name).is_file() for name in (run, against)):
+    if all(name is None or holds_outputs(name) for name in (run, against)):
         computing = {
             "--average": average is not None,
             "--batch-size": batch_size is not None,

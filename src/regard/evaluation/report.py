@@ -93,7 +93,7 @@ def evaluate_run(
     warn: Warn = lambda _: None,
 ) -> dict[str, Any]:
     """The report: scores of a run, or of two and their difference."""
-    first = None if Path(name).is_file() else load(name)
+    first = None if holds_outputs(name) else load(name)
     if first is not None and not isinstance(first.objective, Translation | Classification):
         if against is not None:
             raise SpecError("--against", "compares what systems say; measure each language model by itself")
@@ -123,6 +123,11 @@ def evaluate_run(
         "against": other,
         "difference": _difference(one.said, two.said, wanted, tokenize, classifies, samples),
     }
+
+
+def holds_outputs(path: str) -> bool:
+    """Return whether a path names outputs, in a file or in a pipe, and not the folder of a run."""
+    return Path(path).exists() and not Path(path).is_dir()
 
 
 def _outputs(path: str, count: int) -> list[str]:

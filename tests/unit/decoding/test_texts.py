@@ -743,13 +743,16 @@ def test_a_line_that_is_no_text_is_refused_after_the_lines_before_it(tmp_path: P
 def test_closed_standard_streams_are_one_sentence(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.cli import lines as reading
 
-    ours, theirs = os.pipe()
-    with os.fdopen(theirs, "wb") as pipe:
-        pipe.write(b"a\n\xff\n")
-    with os.fdopen(ours, "r") as opened:
-        monkeypatch.setattr("sys.stdin", opened)
-        with pytest.raises(RegardError, match="line 2"):
-            list(reading.pieces_of(None, 4))
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(DataError, match="standard input is closed"):
+        list(reading.pieces_of(None, 4))
+    monkeypatch.setattr("sys.argv", ["regard", "generate", str(folders["STREAM"]), "--max-len", "3"])
+    error, handler = io.StringIO(), signal.getsignal(signal.SIGINT)
+    with redirect_stderr(error), redirect_stdout(None), pytest.raises(SystemExit) as left:
+        main()
+    signal.signal(signal.SIGINT, handler)
+    assert left.value.code == 2
+    assert error.getvalue().startswith("regard: the output: cannot be read or written (Bad file descriptor)")
 
 
 def test_runs_that_learned_different_things_are_no_ensemble(folders: dict[str, Path]) -> None:
