@@ -4,8 +4,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from regard.errors import DataError
@@ -15,7 +17,9 @@ try:
 except ImportError:  # where there are no such locks, two commands in one folder are not noticed
     fcntl = None
 
+WINDOWS = os.name == "nt"
 LOCK = ".lock"
+STALE = 24 * 3600  # seconds after which what is half-made is what nobody goes on with
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 TEMPORARY = re.compile(r"\..+-making-[0-9a-f]{16}")
 FORMER = re.compile(r"\.saving|\..+-making")  # temporaries of earlier versions, in folders that are ours
@@ -85,49 +89,108 @@ def usual_mode(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file or folder is on the disk. Windows opens no folder, and flushes only what may be written."""
+    if WINDOWS and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
+def clear(folder: Path, keep: Container[str]) -> None:
+    """Remove all that is in a folder but what has a name in `keep`."""
+    for path in list(folder.iterdir()):
+        if path.name not in keep:
+            remove(path)
+
+
 @contextmanager
-def held(folder: Path, wait: bool = False) -> Iterator[None]:
+def held(
+    folder: Path,
+    check: Callable[[], None] = lambda: None,
+    writes: Callable[[str], bool] = lambda _: True,
+    wait: Callable[[], None] | None = None,
+) -> Iterator[None]:
     """Keep other processes from writing to a folder, which is made if it is not there, and goes if it is still empty.
 
-    Whoever comes second waits, or is told. The lock ends with its holder, however that ends; what a killed holder left
-    half-made is removed. A link in the folder, through which we might write elsewhere, is refused.
+    Whoever comes second is refused; with `wait` it calls that, and waits. `check` may refuse the folder once it is
+    locked, before anything in it is touched. `writes` tells which names in the folder may be written to: a link there,
+    at any depth, is refused. The lock ends with its holder, however that ends; what a killed holder left half-made is
+    removed.
     """
-    handle, made = _locked(folder, wait)
+    lock = _locked(folder, wait)
     try:
-        for path in sorted(folder.iterdir()):
-            if path.is_symlink():
-                raise DataError(
-                    f"{path} is a link, and nothing is written through links; put what it points to in its place"
-                )
-            if TEMPORARY.fullmatch(path.name) or FORMER.fullmatch(path.name):
-                remove(path)
+        check()
+        for link in filter(Path.is_symlink, _written(folder, writes)):
+            raise DataError(
+                f"{link} is a link, and nothing is written through links; put what it points to in its place"
+            )
+        _sweep(folder, lock.works)
         yield
     finally:
+        lock.release()
+
+
+def _written(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path]:
+    """All in a folder that may be written to, at any depth, or removed."""
+    for path in sorted(folder.iterdir()):
+        if writes(path.name):
+            yield path
+            yield from path.rglob("*")
+        elif _left_over(path):
+            yield path
+
+
+def _sweep(folder: Path, locked: bool) -> None:
+    """Remove what was left half-made; without a lock, only what is so old that nobody is still making it."""
+    for path in filter(_left_over, list(folder.iterdir())):
+        with suppress(FileNotFoundError):  # finished by another process, where there are no locks
+            if locked or time.time() - path.stat().st_mtime > STALE:
+                remove(path)
+
+
+def _left_over(path: Path) -> bool:
+    return bool(TEMPORARY.fullmatch(path.name) or FORMER.fullmatch(path.name))
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """An open lock file."""
+
+    path: Path
+    handle: int
+    works: bool  # False where there are no locks: others may have the same file open
+    made: bool  # whether the file was made for it
+    folder_made: bool
+
+    def release(self) -> None:
+        """Remove the lock file, unless it is somebody else's, and the folder if it was made for it and is empty."""
         with suppress(OSError):
-            if _is(handle, folder / LOCK):
-                (folder / LOCK).unlink()  # while it is locked: whoever waits for it sees that, and makes another
-            if made:
-                folder.rmdir()  # fails if there is anything in it, such as the lock of whoever came next
-        os.close(handle)
+            if not self.works:
+                os.close(self.handle)  # first, for Windows removes no open file
+                if self.made:
+                    self.path.unlink()
+            elif _is(self.handle, self.path) and not os.fstat(self.handle).st_size:  # ours are empty
+                self.path.unlink()  # while it is locked: whoever waits for it sees that, and makes another
+        with suppress(OSError):
+            if self.folder_made:
+                self.path.parent.rmdir()  # fails if there is anything in it, such as the lock of whoever came next
+        if self.works:
+            os.close(self.handle)
 
 
-def _locked(folder: Path, wait: bool) -> tuple[int, bool]:
-    """An open lock file that is ours, and whether its folder was made for it."""
+def _locked(folder: Path, wait: Callable[[], None] | None) -> _Lock:
+    """A lock that is ours, in a folder that is made if it is not there."""
     path = folder / LOCK
     while True:
-        made = not folder.exists()
+        folder_made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"cannot make the folder {folder}: {error.strerror}") from None
+        made = not os.path.lexists(path)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
         except FileNotFoundError:  # the folder was removed a moment ago
@@ -135,26 +198,33 @@ def _locked(folder: Path, wait: bool) -> tuple[int, bool]:
         except OSError as error:
             raise DataError(f"cannot write to {folder}: {path.name}: {error.strerror}") from None
         try:
-            _lock(handle, folder, wait)
+            works = _lock(handle, folder, wait)
             if _is(handle, path):
-                return handle, made
+                return _Lock(path, handle, works, made, folder_made)
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)  # of a holder who has ended, and taken the file away
 
 
-def _lock(handle: int, folder: Path, wait: bool) -> None:
+def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
+    """Lock an open file; False if there are no locks here."""
     if fcntl is None:
-        return
+        return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise DataError(
-            f"{folder} is being worked on by another process; wait for it, or choose another folder"
-        ) from None
+        if wait is None:
+            raise DataError(
+                f"{folder} is being worked on by another process; wait for it, or choose another folder"
+            ) from None
     except OSError:  # a file system without locks
-        return
+        return False
+    else:
+        return True
+    wait()
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return True
 
 
 def _is(handle: int, path: Path) -> bool:

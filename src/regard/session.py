@@ -25,7 +25,7 @@ from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.evaluation import target_text
 from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
-from regard.files import LOCK, held, remove
+from regard.files import LOCK, TEMPORARY, clear, held
 from regard.models.base import Classifier, LanguageModel, Model, build
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, load_weights, read_recipe, read_tokenizers
@@ -215,40 +215,34 @@ def begin(
 ) -> tuple[Run, Outcome]:
     """Start a run in a new folder, which may hold nothing but what is named in `beside`."""
     folder = RunFolder(out)
-    if not (folder.path / LOCK).exists():  # nothing, not even a lock, is written to a folder of something else
+    if not folder.asked.exists():  # nothing, not even a lock, is written to a folder of something else
         _check_free(folder, beside)
     precision(wanted.train, choose_device(session.device))  # what is not there is said before anything is made
     check(wanted)
     view = View(quiet=session.quiet)
-    with held(folder.path):
-        _check_free(folder, beside)  # now that nobody else can begin there
+    with held(folder.path, lambda: _check_free(folder, beside)):  # now nobody else can begin there
         try:
             write_json(folder.asked, {"format": FORMAT} | wanted.absolute().record())
             data, recipe = _prepared(folder, session, view)
             trainer = _trainer(folder, recipe, data, session, view)
         except BaseException:  # nothing was trained: leave nothing behind
-            _clear(folder.path)
+            clear(folder.path, [LOCK])
             raise
         try:
             return _fit(trainer, folder, session, view)
         except OutOfMemoryError:  # in its first steps it has learned nothing that a folder should be kept for
             if folder.latest() is None:
-                _clear(folder.path)
+                clear(folder.path, [LOCK])
             raise
-
-
-def _clear(folder: Path) -> None:
-    """Remove all that is in a folder that is held; one that was made for it goes, too, once it is not held any more."""
-    for path in list(folder.iterdir()):
-        if path.name != LOCK:
-            remove(path)
 
 
 def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
     """Refuse a folder that holds something."""
-    if folder.path.exists() and (
-        not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - {LOCK, *beside}
-    ):
+    free = not folder.path.exists() or (
+        folder.path.is_dir()
+        and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
+    )
+    if not free:
         hint = "regard resume goes on with it; " if folder.asked.exists() else ""
         raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
 
@@ -271,7 +265,7 @@ def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]
         raise DataError(f"{folder.path} is no run; regard train makes one")
     view = View(quiet=session.quiet)
     if not folder.final.exists():
-        with held(folder.path):
+        with held(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished it a moment ago
                 data, recipe = _prepared(folder, replace(session, cache=False), view)
                 trainer = _trainer(folder, recipe, data, session, view)

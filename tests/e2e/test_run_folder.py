@@ -56,7 +56,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["tensorboard", ".environment.json-making", ".log.jsonl-making", ".saving", "data"])
+@pytest.mark.parametrize("name", ["tensorboard", ".environment.json-making", ".log.jsonl-making", ".saving"])
 def test_a_run_with_a_link_is_not_resumed(copy: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -64,6 +64,13 @@ def test_a_run_with_a_link_is_not_resumed(copy: Path, tmp_path: Path, name: str)
     (copy / name).symlink_to(outside)
     assert f"{name} is a link" in complaint("resume", str(copy))
     assert not list(outside.iterdir())
+
+
+def test_a_run_with_links_that_are_only_read_is_resumed(copy: Path, tmp_path: Path) -> None:
+    (copy / "data").rename(tmp_path / "elsewhere")
+    (copy / "data").symlink_to(tmp_path / "elsewhere")
+    (copy / "best").symlink_to(next(copy.glob("weights-*")).name)
+    assert regard("resume", str(copy), "-q").returncode == 0
 
 
 def test_a_copy_of_a_checkpoint_is_ignored(copy: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from regard import files
 from regard.errors import DataError
 from regard.files import LOCK, held, new_folder, replace_text, temporary
+from regard.training.checkpoint import RunFolder
 
 HOLDER = "import sys, time, pathlib\nfrom regard.files import held\nwith held(pathlib.Path(sys.argv[1])):\n"
 
@@ -57,7 +58,7 @@ def test_who_waits_comes_next(tmp_path: Path) -> None:
 
     def work(n: int) -> None:
         for _ in range(20):
-            with held(tmp_path / "run", wait=True):
+            with held(tmp_path / "run", wait=lambda: None):
                 (tmp_path / "run" / "work").write_text("")
                 inside.append(n)
                 most.append(len(inside))
@@ -105,20 +106,101 @@ def test_what_was_left_half_made_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", ".mine", "making"]
 
 
-def test_without_locks_nobody_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, or on a file system that has none."""
-
-    class Fake:
-        LOCK_EX = LOCK_NB = 0
-
-        @staticmethod
-        def flock(*_: object) -> None:
-            raise OSError(95, "Operation not supported")
-
-    for fake in (None, Fake):
-        monkeypatch.setattr(files, "fcntl", fake)
-        with held(tmp_path), held(tmp_path):
+def test_links_are_refused_at_any_depth_but_only_where_something_is_written(tmp_path: Path) -> None:
+    run, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
+    (run.path / "tensorboard").mkdir(parents=True)
+    outside.mkdir()
+    run.recipe.touch()
+    (run.path / "best").symlink_to("weights-00001000.safetensors")
+    run.data.symlink_to(outside)  # only read, once there is a recipe
+    with held(run.path, writes=run.writes):
+        pass
+    with pytest.raises(DataError, match="best is a link"), held(run.path):
+        pass
+    for name in ("log.jsonl", "tensorboard/events", ".saving", "weights-00001000.safetensors", "tokenizer.source.json"):
+        (run.path / name).symlink_to(outside)
+        with pytest.raises(DataError, match=f"{name} is a link"), held(run.path, writes=run.writes):
             pass
+        (run.path / name).unlink()
+    run.recipe.unlink()
+    with pytest.raises(DataError, match="data is a link"), held(run.path, writes=run.writes):
+        pass
+
+
+def test_a_folder_that_is_refused_keeps_all_its_files(tmp_path: Path) -> None:
+    for name in (".saving", ".photos-making", "mine"):
+        (tmp_path / name).write_text("precious")
+
+    def refuse() -> None:
+        raise DataError("not ours")
+
+    with pytest.raises(DataError, match="not ours"), held(tmp_path, refuse):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".photos-making", ".saving", "mine"]
+    (tmp_path / LOCK).write_text("of another program")
+    with pytest.raises(DataError, match="not ours"), held(tmp_path, refuse):
+        pass
+    assert (tmp_path / LOCK).read_text() == "of another program"
+
+
+class NoLocks:
+    """A file system that has none."""
+
+    LOCK_EX = LOCK_NB = 0
+
+    @staticmethod
+    def flock(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+
+@pytest.mark.parametrize("locks", [None, NoLocks])  # None: as on Windows
+def test_without_locks_nobody_is_stopped_or_harmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: type[NoLocks] | None
+) -> None:
+    monkeypatch.setattr(files, "fcntl", locks)
+    with held(tmp_path / "run"):
+        live, old = temporary(tmp_path / "run" / "data"), temporary(tmp_path / "run" / "old")
+        for path in (live, old):
+            path.mkdir()
+        os.utime(old, (1, 1))
+        with held(tmp_path / "run"):
+            assert not old.exists()
+        assert live.exists()
+        assert (tmp_path / "run" / LOCK).exists()
+        live.rmdir()
+    assert not (tmp_path / "run").exists()
+
+
+def test_on_windows_no_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, opens = [], os.open
+
+    def windows(path: Path, flags: int, *mode: int) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        opened.append(flags)
+        return opens(path, flags, *mode)
+
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setattr(os, "open", windows)
+    replace_text(tmp_path / "a", "whole")
+    files.sync(tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "whole"
+    assert opened[-1] == os.O_RDWR  # a file that is only read cannot be flushed there
+
+
+def test_who_waits_says_so(tmp_path: Path) -> None:
+    told: list[str] = []
+    first = held(tmp_path)
+    first.__enter__()
+
+    def wait() -> None:
+        told.append("waiting")
+        first.__exit__(None, None, None)
+
+    with held(tmp_path, wait=wait):
+        assert told == ["waiting"]
+    with held(tmp_path, wait=wait):
+        assert told == ["waiting"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:

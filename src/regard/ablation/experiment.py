@@ -1,7 +1,7 @@
 """An ablation from text to table: prepare once, plan, run what was not run before, compare."""
 
 import math
-import shutil
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +19,13 @@ from regard.data.objectives import Classification, LanguageModelling, Objective,
 from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import ROUGE
-from regard.files import held
+from regard.files import LOCK, clear, held, replace_text
 from regard.recipe import Asked, Recipe, asked
 from regard.run import choose_device
 from regard.session import resolve
 from regard.training.checkpoint import read_json, write_json
 
+WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
 LONG = 10**9  # steps that are never made
 PROBE = 8.0  # seconds for which the base's speed is measured
 DEMO_PAIRS, DEMO_VALIDATION, DEMO_STEPS = 20_000, 400, 400
@@ -113,9 +114,7 @@ def write_demo(text: Path) -> None:
     text.mkdir(parents=True, exist_ok=True)
     for name, examples in (("train", corpus.train), ("valid", corpus.test)):
         lines = "".join(f"{example.source}\t{example.target}\n" for example in examples)
-        making = text / f".{name}.tsv-making"
-        making.write_text(lines, encoding="utf-8", newline="\n")
-        making.rename(text / f"{name}.tsv")
+        replace_text(text / f"{name}.tsv", lines)
 
 
 def ablate(
@@ -146,7 +145,8 @@ def begun(
     settings.check()
     choose_device(machine.device)  # one that is not there is said before anything is made
     folder = Path(out)
-    with _folder(folder), held(folder):
+    _check_folder(folder)  # nothing, not even a lock, is written to a folder of something else
+    with held(folder, lambda: _check_folder(folder), _writes), _runs(folder):
         found = wanted() if callable(wanted) else wanted
 
         def say(sentence: str) -> None:
@@ -165,21 +165,32 @@ def _asked(wanted: Asked, settings: Settings) -> Asked:
     return replace(wanted, train=replace(wanted.train, steps=steps, patience=0, validate_every=1))
 
 
-@contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """A folder to work in: a new one, or one that was worked in. What is refused before it begins leaves nothing."""
-    made = not folder.exists()
-    if not made and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "runs").is_dir())):
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than an ablation."""
+    if folder.exists() and (
+        not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
+    ):
         raise DataError(f"{folder} holds something else than an ablation; choose another folder with --out")
+
+
+def _writes(name: str) -> bool:
+    return WRITTEN.fullmatch(name) is not None
+
+
+@contextmanager
+def _runs(folder: Path) -> Iterator[None]:
+    """Make the folder `runs` in a folder that is held. What is refused before the first run leaves nothing."""
+    runs = folder / "runs"
+    made = not runs.exists()
     try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        runs.mkdir(exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise DataError(f"cannot make the folder {runs}: {error.strerror}") from None
     try:
         yield
     finally:
-        if made and not any((folder / "runs").iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+        if made and runs.is_dir() and not any(runs.iterdir()):
+            clear(folder, [LOCK])
 
 
 class Experiment:
@@ -301,7 +312,8 @@ class Experiment:
         table: dict[str, Any] = read_json(path) if path.exists() else {}
         if f"{known} {seconds:g}" not in table:
             self.say(f"measuring the speed of {self._called(row)}")
-            speed = pool.speed(probe, self.text, min(PROBE, seconds / 4 if self.settings.each else seconds))
+            limit = min(PROBE, seconds / 4 if self.settings.each else seconds)
+            speed = pool.speed(probe, self.text, limit, self.watch)
             if isinstance(speed, str):
                 raise DataError(f"{self._called(row)} cannot be trained here: {speed}")
             table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))

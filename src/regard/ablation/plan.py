@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -232,11 +231,3 @@ def runs(
     for row in rows:
         found += [job(row, seed, recipe, text, rates.get(row.name, 1.0)) for seed in range(1, seeds + 1)]
     return found
-
-
-def clear(folder: Path, keep: Iterable[str]) -> None:
-    """Remove what a finished run needs no more."""
-    kept = set(keep)
-    for path in folder.iterdir():
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -196,12 +196,12 @@ class Pool:
             "trust_code": self.machine.trust_code,
         }
 
-    def speed(self, job: Job, text: Text, seconds: float) -> float | str:
+    def speed(self, job: Job, text: Text, seconds: float, watch: Watch) -> float | str:
         """Steps a second of a run, measured; or why not."""
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job.recipe.record(), text) | {"seconds": seconds}
-        result = self.workers[0].ask(order, lambda _: None)
+        result = self.workers[0].ask(order, watch)
         return result["steps_per_second"] if "steps_per_second" in result else str(result["error"])
 
 

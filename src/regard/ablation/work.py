@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from regard import defaults
-from regard.ablation.plan import clear, early_step
+from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
 from regard.data.stream import Examples, Stream
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import ROUGE, HeldOut, validate
-from regard.files import LOCK, held
+from regard.files import LOCK, clear, held
 from regard.models.base import build
 from regard.recipe import Recipe
 from regard.run import choose_device
@@ -172,7 +172,12 @@ def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])
-    with held(folder, wait=True):  # a killed command's worker may need a moment to notice
+
+    def wait() -> None:  # a killed command's worker may need a moment to notice
+        said = f"{folder} is being worked on by another process, perhaps left by a killed command; waiting for it"
+        tell({"event": "say", "sentence": said})
+
+    with held(folder, wait=wait):
         data = opened(recipe.data, Path(order["data"]))
         if "seconds" in order:
             return {"steps_per_second": speed(folder, recipe, data, device, order["seconds"])}

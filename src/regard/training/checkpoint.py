@@ -34,6 +34,9 @@ FORMAT = 1  # of the run folder; a newer one is refused
 FINAL = "weights-final.safetensors"
 NOTES = "regard"  # in a safetensors header: notes as one JSON object, because the library writes keys in random order
 NESTED = 100  # a JSON file of ours is far from being nested so deeply
+WRITTEN = re.compile(
+    r"(asked|recipe|environment)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
+)
 Tensors = Mapping[str, Tensor]
 
 
@@ -74,6 +77,10 @@ class RunFolder:
     def log(self) -> Path:
         """One JSON object a line."""
         return self.path / "log.jsonl"
+
+    def writes(self, name: str) -> bool:
+        """Return whether training writes to what has this name; the token store is only read once there is a recipe."""
+        return WRITTEN.fullmatch(name) is not None or (name == self.data.name and not self.recipe.exists())
 
     def weights(self, step: int) -> Path:
         """The weights of a checkpoint."""

@@ -22,6 +22,7 @@ from regard.data.prepare import DataSpec
 from regard.data.text import TSV
 from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
+from regard.files import held
 from regard.models.base import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
@@ -403,6 +404,25 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
         found = work.do(order, lambda _: None)
         assert (found["status"], found["error"]) == (status, error)
     assert Results(tmp_path).found == {}
+
+
+def test_a_worker_says_that_it_waits_for_another(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    order = {
+        "folder": str(tmp_path / "abc"),
+        "recipe": recipe.record(),
+        "data": str(text.folder),
+        "device": "cpu",
+        "trust_code": False,
+    }
+
+    def tell(event: dict[str, Any]) -> None:
+        assert event["event"] == "say"
+        assert f"{tmp_path / 'abc'} is being worked on by another process" in event["sentence"]
+        raise KeyboardInterrupt
+
+    with held(tmp_path / "abc"), pytest.raises(KeyboardInterrupt):
+        work.do(order, tell)
 
 
 def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:

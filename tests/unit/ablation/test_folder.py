@@ -1,0 +1,96 @@
+"""The folder of an ablation: one process at a time, nothing through links, and nothing of anybody else is removed."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.ablation import experiment
+from regard.ablation.experiment import Settings, begun, write_demo
+from regard.ablation.runner import Machine
+from regard.demo.corpus import generate
+from regard.errors import DataError
+from regard.recipe import Asked
+
+
+class StopError(Exception):
+    """The end of a test."""
+
+
+def begin(folder: Path, wanted: Any) -> None:
+    with begun(wanted, folder, Settings(), Machine("cpu"), lambda _: None):
+        pass
+
+
+def stop() -> Asked:
+    raise StopError
+
+
+def test_an_ablation_that_is_refused_harms_no_other_in_the_same_new_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+
+    def meanwhile() -> Asked:
+        (folder / "text").mkdir()
+        with pytest.raises(DataError, match="is being worked on by another process"):
+            begin(folder, stop)
+        assert {path.name for path in folder.iterdir()} == {".lock", "runs", "text"}
+        raise StopError
+
+    with pytest.raises(StopError):
+        begin(folder, meanwhile)
+    assert not folder.exists()
+
+
+def test_of_two_ablations_that_begin_together_the_second_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second looks at the folder before the first has made it, and locks it after."""
+    folder, held = tmp_path / "new", experiment.held
+    with ExitStack() as first:
+
+        def late(*given: Any) -> Any:
+            first.enter_context(held(folder))
+            (folder / "data").mkdir()
+            return held(*given)
+
+        monkeypatch.setattr(experiment, "held", late)
+        with pytest.raises(DataError, match="is being worked on by another process"):
+            begin(folder, stop)
+        assert {path.name for path in folder.iterdir()} == {".lock", "data"}
+
+
+@pytest.mark.parametrize("link", ["runs", "runs/0123456789abcdef", "runs/.speed", "data", "text", "results.jsonl"])
+def test_an_ablation_writes_through_no_link(tmp_path: Path, link: str) -> None:
+    folder, outside = tmp_path / "ablation", tmp_path / "outside"
+    (outside / "runs").mkdir(parents=True)
+    (outside / "mine").write_text("precious")
+    (folder / link).parent.mkdir(parents=True)
+    if link != "runs":
+        (folder / "runs").mkdir(exist_ok=True)
+    (folder / link).symlink_to(outside)
+    with pytest.raises(DataError, match=f"{link} is a link"):
+        begin(folder, stop)
+    assert {path.name for path in outside.iterdir()} == {"runs", "mine"}
+    assert (folder / link).is_symlink()
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    for name in (".lock", ".saving", "mine"):
+        (tmp_path / name).write_text("precious")
+    with pytest.raises(DataError, match="holds something else than an ablation"):
+        begin(tmp_path, stop)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        (".lock", ".saving", "mine"), "precious"
+    )
+
+
+def test_the_demo_is_written_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "generate", lambda *_, **__: generate(20, held_out=2))
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "text").mkdir()
+    for name in (".train.tsv-making", "train.tsv"):
+        (tmp_path / "text" / name).symlink_to(tmp_path / "mine")
+    write_demo(tmp_path / "text")
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert len((tmp_path / "text" / "train.tsv").read_text().splitlines()) == 20
