@@ -74,17 +74,21 @@ def _key(wanted: Asked) -> str:
     everything = (*wanted.data.train, *wanted.data.valid)
     paths = [path for corpus in everything for path in corpus.files()]
     tokenizer = wanted.data.tokenizer
-    if isinstance(tokenizer, Imported):
+    imported = [tokenizer.path] if isinstance(tokenizer, Imported) else []
+    if imported:
         record["tokenizer"] = tokenizer.kind
-        paths.append(tokenizer.path)
-    for path in filter(is_pipe, paths):
+    for path in filter(is_pipe, [*paths, *imported]):
         raise DataError(f"{path}: is a pipe, and the same command must find the same text later; write it to a file")
-    try:
-        files = [file_digest(Path(path)) for path in paths]
-    except OSError:
-        for corpus in everything:
-            next(iter(corpus.records()))  # says which file cannot be read, and why
-        raise DataError(f"data.tokenizer.path: cannot read {paths[-1]}; name the file of a tokenizer") from None
+    files = []
+    for path in (*paths, *imported):
+        try:
+            files.append(file_digest(Path(path)))
+        except OSError as error:
+            if path in imported:
+                raise DataError(f"data.tokenizer.path: cannot read {path}; name the file of a tokenizer") from None
+            for corpus in everything:
+                next(iter(corpus.records()))  # may say more about what is wrong
+            raise DataError(f"{path}: cannot be read ({error.strerror or error}); restore it") from None
     made_by = [STORE_FORMAT, TOKENIZERS_VERSION]
     corpora = [_corpus(corpus) for corpus in everything]
     return digest([record, files, corpora, len(wanted.data.train), wanted.train.seed, made_by])

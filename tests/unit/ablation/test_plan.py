@@ -225,6 +225,16 @@ def test_another_tokenizer_in_the_same_file_is_another_store(tmp_path: Path) -> 
         plan.tokenised(wanted(tmp_path, change), tmp_path / "data")
 
 
+def test_a_text_that_cannot_be_read_to_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    found = wanted(tmp_path)
+    monkeypatch.setattr(plan, "file_digest", broken)
+    with pytest.raises(DataError, match=rf"^{tmp_path}/text\.tsv: cannot be read \(Input/output error\)"):
+        plan.tokenised(found, tmp_path / "data")
+
+
 def test_a_hash_knows_the_code_of_a_part_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, recipe = prepared(tmp_path)
     (tmp_path / "my_norm.py").write_text(NORM)
