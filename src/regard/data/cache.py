@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regard.errors import SpecError
-from regard.files import TEMPORARY, new_folder, remove, replace_text, temporary
+from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, temporary
 
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 MOST = "20GB"
@@ -30,10 +30,12 @@ INDEX = "regard-files.json"  # checksums of text files, by path and mark
 ENTRY = re.compile(r"[0-9a-f]{64}")
 # A file may change twice within one tick of its clock, so what changed so recently is not taken for unchanged later.
 RECENT = 10 * 10**9  # nanoseconds
-STALE = 24 * 3600  # seconds after which a half-made entry is one that nobody goes on with
 KNOWN = 1000  # files in the index
 MEASURED = re.compile(r"regard-[0-9a-f]{16}\.json")  # in `threads`, beside the data: what was measured of the machine
-MARK = ".regard"  # in `compiled`, beside the data, where torch.compile keeps things of any name: the folder is ours
+COMPILED = "regard-compiled"  # beside the data, where torch.compile keeps things of any name
+MARK = ".regard"  # in that folder: it is ours
+HALF_MADE = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")  # now, and by earlier versions
+FORMER_INDEX, FORMER_MEASURED, FORMER_COMPILED = "files.json", re.compile(r"[0-9a-f]{16}\.json"), "compiled"
 
 Mark = tuple[int, int, int, int, int]
 
@@ -67,7 +69,7 @@ def measured(facts: str) -> Path:
 
 def compiled() -> Path | None:
     """The folder for what torch.compile makes; None, if there can be none, or one of that name is somebody else's."""
-    folder = where() / "compiled"
+    folder = where() / COMPILED
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.iterdir()):
@@ -192,7 +194,7 @@ class Cache:
             total += entry.size
             if total > self.most:
                 self.drop(entry.name)
-        for path in _named(self.data, TEMPORARY):
+        for path in _named(self.data, HALF_MADE):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > STALE:
                     remove(path)
@@ -202,14 +204,24 @@ class Cache:
         for path in _named(self.data, ENTRY):
             if (path / ABOUT).is_file():
                 self.drop(path.name)
-        threads, compiled = self.folder / "threads", self.folder / "compiled"
-        ours = [self.data / INDEX, *_named(self.data, TEMPORARY)]
-        ours += [*_named(threads, MEASURED), *_named(threads, TEMPORARY)]
-        for path in [*ours, compiled] if (compiled / MARK).is_file() else ours:
+        threads = self.folder / "threads"
+        ours = [self.data / INDEX, *_named(self.data, HALF_MADE)]
+        ours += [*_named(threads, MEASURED), *_named(threads, TEMPORARY), *self._former()]
+        ours += [path for name in (COMPILED, FORMER_COMPILED) if ((path := self.folder / name) / MARK).is_file()]
+        for path in ours:
             with suppress(OSError):
                 remove(path)
         with suppress(OSError):
             threads.rmdir()  # unless it holds something else
+
+    def _former(self) -> Iterator[Path]:
+        """Files of earlier versions. Others may give such names, too, so their content must also be ours."""
+        if _index(self.data / FORMER_INDEX):
+            yield self.data / FORMER_INDEX
+        for path in _named(self.folder / "threads", FORMER_MEASURED):
+            with suppress(OSError, ValueError, TypeError, RecursionError):
+                if set(json.loads(path.read_text(encoding="utf-8"))) == {"train", "decode"}:
+                    yield path
 
     def drop(self, name: str) -> None:
         """Remove an entry, at once for whoever looks for it."""
@@ -221,7 +233,7 @@ class Cache:
 
     def _digests(self, files: Sequence[str], marks: Sequence[Mark]) -> list[str] | None:
         """The checksum of every file; those that have not changed since they were last read are not read again."""
-        index, found, news = self._index(), [], False
+        index, found, news = _index(self.data / INDEX), [], False
         for file, mark in zip(files, marks, strict=True):
             path = os.path.realpath(file)
             known = index.get(path)
@@ -238,19 +250,21 @@ class Cache:
             self._remember(index)
         return found
 
-    def _index(self) -> dict[str, Any]:
-        try:
-            index = json.loads((self.data / INDEX).read_text(encoding="utf-8"))
-            return {path: {"mark": list(one["mark"]), "sha256": str(one["sha256"])} for path, one in index.items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return {}
-
     def _remember(self, index: dict[str, Any]) -> None:
         """Write the index; of two processes that do so at once the later wins, and a file may be read once more."""
         with suppress(OSError):
             self.data.mkdir(parents=True, exist_ok=True)
             latest = dict(list(index.items())[-KNOWN:])
             replace_text(self.data / INDEX, json.dumps(latest, ensure_ascii=False, indent=1))
+
+
+def _index(path: Path) -> dict[str, Any]:
+    """The checksums of text files that were read before; none if the file is not there or is something else."""
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        return {file: {"mark": list(one["mark"]), "sha256": str(one["sha256"])} for file, one in index.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
 
 
 def _mark(file: str) -> Mark:

@@ -351,6 +351,7 @@ def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monke
             "threads/mine.txt",
             "threads/0123456789abcdef.json",
             "compiled/main.o",
+            "regard-compiled/main.o",
             "mine/a",
             f"data/{'b' * 63}/entry.json",
         ),
@@ -382,7 +383,7 @@ def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch:
     for _ in range(2):
         folder = caching.compiled()
         assert folder is not None
-        assert folder == cache.folder / "compiled"
+        assert folder == cache.folder / "regard-compiled"
         (folder / "fx").mkdir()
         (folder / "link").symlink_to(outside)
         (outside / "mine").touch()
@@ -391,6 +392,30 @@ def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch:
         assert (outside / "mine").exists()
     monkeypatch.setenv("REGARD_CACHE", str(outside / "mine" / "below-a-file"))
     assert caching.compiled() is None
+
+
+def test_what_earlier_versions_left_is_cleared_and_in_nobodys_way(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
+    half, old = f".{'a' * 64}-0123abcd", f".{'b' * 64}-0123abcd"
+    left = {
+        f"data/{half}/x": "",
+        f"data/{old}/x": "",
+        "data/files.json": '{"/a": {"mark": [1, 2], "sha256": "0"}}',
+        "threads/0123456789abcdef.json": '{"train": {"1": 0.5}, "decode": {"1": 0.5}}',
+        "compiled/fx/graph": "",  # without a mark
+    }
+    for name, text in left.items():
+        (cache.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache.folder / name).write_text(text)
+    os.utime(cache.data / old, (1, 1))
+    assert caching.compiled() == cache.folder / "regard-compiled"
+    cache.trim()
+    assert [path.name for path in cache.data.glob(".*")] == [half]
+    cache.clear()
+    found = [path.relative_to(cache.folder).as_posix() for path in cache.folder.rglob("*") if path.is_file()]
+    assert found == ["compiled/fx/graph"]  # which may be anybody's
 
 
 def test_many_at_once(tmp_path: Path, cache: Cache) -> None:

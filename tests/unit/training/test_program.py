@@ -152,7 +152,7 @@ def test_what_is_compiled_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     update(model()).compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "regard-compiled")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     update(model()).compiled()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
