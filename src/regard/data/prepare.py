@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus, is_pipe, spool
 from regard.data.tokenizer import BPE, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
-from regard.files import new_folder
+from regard.files import new_folder, temporary
 from regard.tree import Spec, to_record
 
 CHUNK = 8192  # records that are encoded at once
@@ -189,9 +189,11 @@ def _spooled(
     if not pipes:
         yield spec, str
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".text-", dir=folder.parent) as place:
-        copies = {pipe: str(Path(place) / f"pipe-{number}") for number, pipe in enumerate(pipes)}
+    place = temporary(folder.with_name("text"))
+    place.mkdir(0o700, parents=True)
+    try:
+        # The suffix says how it is packed.
+        copies = {pipe: str(place / f"pipe-{number}{Path(pipe).suffix}") for number, pipe in enumerate(pipes)}
 
         def named(sentence: str) -> str:
             for pipe, copy in copies.items():
@@ -209,6 +211,8 @@ def _spooled(
             yield replace(spec, train=tuple(map(moved, spec.train)), valid=tuple(map(moved, spec.valid))), named
         except DataError as error:
             raise DataError(named(str(error))) from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _described(

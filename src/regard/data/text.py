@@ -181,11 +181,13 @@ def check_file(path: str) -> None:
 
 
 def spool(path: str, to: Path) -> None:
-    """Copy a pipe into a file. What is no text is not copied to its end, which it may not have."""
+    """Copy a pipe into a file. What is neither text nor packed is not copied to its end, which it may not have."""
     with _opened(path) as pipe, open(to, "wb") as file:
+        magic = MAGIC.get(Path(path).suffix.lower())
+        packed = magic is not None and pipe.peek(len(magic)).startswith(magic)
         while stretch := pipe.read1(STRETCH):
             file.write(stretch)
-            if b"\0" in stretch:
+            if b"\0" in stretch and not packed:
                 break
 
 

@@ -1,6 +1,9 @@
 """Preparation: what is held out, what is left out, what the tokenizers see, and what is left on disk."""
 
 import errno
+import gzip
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -16,6 +19,7 @@ from regard.data.store import Table
 from regard.data.text import TSV, Corpus, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, TokenizerSpec, Words
 from regard.errors import DataError, SpecError
+from regard.files import TEMPORARY
 
 Pair = tuple[str, str]
 
@@ -538,3 +542,24 @@ def test_a_survey_without_faults_says_one_sentence() -> None:
     assert Survey(records=1200, kept=1200).sentences("training text", 9) == [
         "training text: 1,200 of 1,200 records kept"
     ]
+
+
+def test_a_packed_pipe_is_copied_whole_into_what_a_later_run_would_remove(tmp_path: Path) -> None:
+    pipe = tmp_path / "pairs.tsv.gz"
+    os.mkfifo(pipe)
+    packed = gzip.compress("".join(f"source {n * n}\ttarget {n}\n" for n in range(20_000)).encode())
+    assert b"\0" in packed
+    writer = threading.Thread(target=pipe.write_bytes, args=(packed,), daemon=True)
+    writer.start()
+    places: list[str] = []
+
+    def say(sentence: str) -> None:
+        if sentence == "reading the text":
+            places.extend(path.name for path in (tmp_path / "run").iterdir())
+
+    prepared = prepare(spec_of(TSV(str(pipe))), tmp_path / "run" / "data", 1, say=say)
+    writer.join(10)
+    assert prepared.survey.records + prepared.valid_survey.records == 20_000
+    assert len(places) == 2
+    assert all(TEMPORARY.fullmatch(name) for name in places)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
