@@ -1,5 +1,6 @@
 """The errors a user meets: one sentence that says what is wrong, where, and what to do."""
 
+import errno
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -40,7 +41,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "storage 
 
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error of Python, NumPy or torch means that memory ran out."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)

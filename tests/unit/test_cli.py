@@ -1,5 +1,6 @@
 """The command line as a user meets it: its output and its exit code."""
 
+import errno
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from regard import __version__, cli
+from regard.cli import base
 
 BROKEN_NORM = """
 from dataclasses import dataclass
@@ -353,3 +355,25 @@ def test_options_are_named_apart_from_their_metavar() -> None:
     alike = {option.name for option in options if option.metavar and option.metavar.lower() == option.name}
     assert alike == {"rows", "rungs", "group", "time"}, "name the option: typer.Option('--rows', metavar='ROWS')"
     assert {"--rows", "--rungs", "--group"} <= {name for option in options for name in option.opts}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (SystemExit("no terminal"), 1, "regard: no terminal\n"),
+        (SystemExit(None), 0, ""),
+        (SystemExit(3), 3, ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 2, "regard: memory ran out"),
+        (OSError(errno.ENOSPC, "No space left"), 2, "regard: the output: cannot be read or written (No space left)"),
+    ],
+    ids=repr,
+)
+def test_how_a_command_ends(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, sentence: str) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(base, "app", fail)
+    done = regard("show")
+    assert done.returncode == code
+    assert done.stderr.startswith(sentence)
+    assert bool(done.stderr) == bool(sentence)

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 import torch
 
@@ -74,6 +76,8 @@ def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],

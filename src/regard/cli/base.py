@@ -100,16 +100,19 @@ def _attempt() -> int:
     except SystemExit as left:
         if isinstance(left.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             return _system_error(left.__context__)
-        return left.code if isinstance(left.code, int) else 0
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        complain(str(left.code))
+        return 1
     except RegardError as error:
         complain(str(error))
     except Interrupted:
         complain("interrupted")
         return 130
-    except OSError as error:
-        return _system_error(error)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not lacks_memory(error):
+            if isinstance(error, OSError):
+                return _system_error(error)
             raise
         complain(
             f"memory ran out ({' '.join(str(error).split())[:120] or 'MemoryError'}); work on less at once: a smaller "
