@@ -139,8 +139,9 @@ def version(package: str) -> str | None:
 def _commit() -> dict[str, str | None]:
     """Commit and changes of the checkout that regard runs from, if it is one.
 
-    What a repository's configuration would have git run for a diff is not run, and a hook that regard was started from
-    does not say which repository it is.
+    External diff programs and text conversions that a repository's configuration names are not run; filters that git
+    needs to compare a file, such as those of LFS, are. A hook that regard was started from does not say which
+    repository it is.
     """
     here = Path(__file__).resolve().parent
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
