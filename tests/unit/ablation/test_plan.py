@@ -81,6 +81,20 @@ def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
     return text, replace(recipe, train=plan.training(recipe.train, 16))
 
 
+def order_in(folder: Path) -> dict[str, Any]:
+    """What a worker is told to do in the folder `abc`."""
+    text, recipe = prepared(folder)
+    return {
+        "folder": str(folder / "abc"),
+        "recipe": recipe.record(),
+        "data": str(text.folder),
+        "device": "cpu",
+        "trust_code": False,
+        "about": {"row": "base", "seed": 1, "factor": 1.0},
+        "metric": "rougeL",
+    }
+
+
 def test_rows_are_names_groups_or_all() -> None:
     names, named = rows.chosen("swiglu, norm,swiglu")
     assert names[0] == "swiglu"
@@ -348,17 +362,8 @@ def test_rates_of_both_halves_of_muon_are_scaled() -> None:
 
 
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, recipe = prepared(tmp_path)
     monkeypatch.setattr(work.Measured, "seldom", 0.0)
-    order = {
-        "folder": str(tmp_path / "abc"),
-        "recipe": recipe.record(),
-        "data": str(text.folder),
-        "device": "cpu",
-        "trust_code": False,
-        "about": {"row": "base", "seed": 1, "factor": 1.0},
-        "metric": "rougeL",
-    }
+    order = order_in(tmp_path)
     whole = work.do(order, lambda _: None)
     assert whole["status"] == DONE
     assert whole["hash"] == "abc"
@@ -385,16 +390,7 @@ def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monke
 
 
 def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, recipe = prepared(tmp_path)
-    order = {
-        "folder": str(tmp_path / "abc"),
-        "recipe": recipe.record(),
-        "data": str(text.folder),
-        "device": "cpu",
-        "trust_code": False,
-        "about": {"row": "base", "seed": 1, "factor": 1.0},
-        "metric": "rougeL",
-    }
+    order = order_in(tmp_path)
 
     def diverge(*_: object) -> None:
         raise DivergedError("the loss is nan at step 3")
@@ -417,14 +413,7 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_worker_says_that_it_waits_for_another(tmp_path: Path) -> None:
-    text, recipe = prepared(tmp_path)
-    order = {
-        "folder": str(tmp_path / "abc"),
-        "recipe": recipe.record(),
-        "data": str(text.folder),
-        "device": "cpu",
-        "trust_code": False,
-    }
+    order = order_in(tmp_path)
 
     def tell(event: dict[str, Any]) -> None:
         assert event["event"] == "say"
