@@ -1,4 +1,4 @@
-"""What a model costs: exact parameters and forward FLOPs per token, by part, counted on the meta device.
+"""Count exact parameters and forward FLOPs per token, by part, on the meta device.
 
 FLOPs are those of matrix products, convolutions and sums over looked-up rows, two per multiply-add, in evaluation.
 Attention counts all pairs of positions, whatever its pattern leaves out. A token counts for the experts that it uses.
@@ -122,7 +122,7 @@ class Idle(Protocol):
     """A part that also computes what no token asks for, because of how it lays tokens out."""
 
     def idle_flops(self, tokens: int) -> int:
-        """How many FLOPs of a call with so many tokens are of no use."""
+        """Return the FLOPs that a call with so many tokens spends on empty places."""
         ...
 
 

@@ -228,7 +228,7 @@ def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
 
 
 def _is(handle: int, path: Path) -> bool:
-    """Whether the open file is the one at `path`."""
+    """Return True if the open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except OSError:

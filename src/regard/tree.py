@@ -369,7 +369,7 @@ def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
 
 
 def load(name: str, path: str = "") -> Any:
-    """What `module:name` names, imported. Whatever the module raises is one sentence.
+    """Import the object `module:name`; any exception of the module becomes one sentence.
 
     The current folder is searched too, after all that is installed, so that no file there can take the place of
     an installed library.

@@ -252,7 +252,7 @@ def _most(values: Iterable[float]) -> float:
 
 
 def _range(starts: Sequence[float], finals: Sequence[float]) -> tuple[float, float]:
-    """What a picture of losses shows: from the best end to the middle of the starts, or of the ends where losses rise.
+    """Return the range of losses to draw: from the best end to the median start, or the median end if they rise.
 
     Where nothing changes, a little around it.
     """

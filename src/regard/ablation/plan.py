@@ -131,7 +131,7 @@ def check_changes(changes: Iterable[str], wanted: Asked, steps: bool) -> None:
 
 
 def unused(wanted: Asked) -> str:
-    """What a recipe says and an ablation does not do; empty if there is nothing."""
+    """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
     usual = (TrainSpec(), defaults.for_objective(wanted.data.objective))
     said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
     said += ["train.seed"] * (wanted.train.seed != TrainSpec().seed and not wanted.data.split_by_source)

@@ -159,11 +159,11 @@ class Rule:
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Whether a row's own variance decides alone, where so many rows are left."""
+        """Return True if a row is judged by its own variance alone, with so many rows left in Holm's procedure."""
         return not steady or left <= self.confirms
 
     def p_value(self, one: Estimate, left: int) -> float:
-        """What is compared with the level where so many rows are left; never smaller where more are."""
+        """Return the p-value that Holm's procedure uses with so many rows left; it never falls as rows are added."""
         own = one.own.p_value(one.effect)
         if self.alone(one.steady, left):
             return min(1.0, left * own)

@@ -58,7 +58,7 @@ def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[st
 
 
 def _pauses(file: str | None) -> bool:
-    """Whether lines come from something that can wait: a terminal, a pipe, a socket."""
+    """Return True for a stream that can pause: a terminal, a pipe, a socket."""
     try:
         status = os.fstat(sys.stdin.fileno()) if file in {None, "-"} else os.stat(file or "")
     except (OSError, ValueError):  # no file at all, or none that can be opened: reading says which

@@ -307,7 +307,7 @@ def _inside(name: str) -> bool:
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
-    """What in a folder has such a name, and is no link: what one points to belongs to somebody else."""
+    """Yield the members of a folder with such a name, without links: their targets belong to somebody else."""
     try:
         found = sorted(folder.iterdir())
     except OSError:

@@ -216,7 +216,7 @@ class Corpus(Spec):
         return tuple(getattr(self, field) for field in self.paths)
 
     def remarks(self) -> list[str]:
-        """What a user should know of how the files are read; nothing by default."""
+        """Return warnings about how the files are read; none by default."""
         return []
 
     def absolute(self: C, folder: str = "") -> C:

@@ -200,11 +200,11 @@ class Texts:
 
     @cached_property
     def positions(self) -> Positions:
-        """How much the models can read."""
+        """Return the positions of the models."""
         return positions(self.models)
 
     def sources(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """What is read of every source: its beginning, if it is too long, and the end token."""
+        """Encode sources: each with its end token, and cut at the end if it is too long."""
         encoded = self.source.encode_batch(list(texts))
         warn_about(
             self.warn,
@@ -214,7 +214,7 @@ class Texts:
         return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
 
     def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:
-        """What is read of every prompt: its end, if it is too long, for that is what is continued.
+        """Encode prompts, each cut at the beginning if it is too long: its end is what is continued.
 
         It is too long if it is longer than what the model was trained for, or leaves no room for `max_len` tokens; half
         of the positions are always for the prompt.
@@ -251,7 +251,7 @@ class Texts:
         return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
 
     def _read_first(self, source: Sequence[int]) -> int:
-        """How many positions are taken before a translation begins."""
+        """Return the number of positions that are taken before a translation begins."""
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
@@ -302,7 +302,7 @@ def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
 
 
 def wanted(search: Search) -> int:
-    """How many outputs of every text a search is asked for."""
+    """Return the number of outputs that a search returns for each text."""
     return getattr(search, "n_best", 1)
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a decoder can read: learned positions and synthesized attention are tables that end somewhere."""
+"""Limits on the tokens that a decoder can read: learned positions and synthesizers have tables of fixed size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Positions:
     source_first: bool = False  # a source is read as the beginning of the sequence, and takes up positions
 
     def left(self, read: int) -> int | None:
-        """How many tokens can follow after `read` tokens: the last of them is not read any more."""
+        """Return the number of tokens that can follow `read` tokens; the last one need not be read."""
         return None if self.count is None else self.count - read + 1
 
 

@@ -61,7 +61,7 @@ class Test:
         return list(Labelled(self.labelled).records())
 
     def remarks(self) -> list[str]:
-        """What a user should know of how the files are read."""
+        """Return warnings about how the files are read."""
         if self.tsv is not None:
             return TSV(self.tsv).remarks()
         return [] if self.labelled is None else Labelled(self.labelled).remarks()

@@ -80,7 +80,7 @@ class Layout:
 
 
 def _version(weight: Tensor) -> int:
-    """How often a tensor was written to; one that was made in inference mode does not count that."""
+    """Return the version counter of a tensor; 0 for one made in inference mode, which has none."""
     return 0 if weight.is_inference() else weight._version
 
 

@@ -78,7 +78,7 @@ class Subject:
 
 
 def _condition(model: Model) -> tuple[Any, ...]:
-    """What a law could leave behind in a model: mode, hooks, gradients, and how often each tensor was written to."""
+    """Return the state that a law could change in a model: mode, hooks, gradients, and the version of each tensor."""
     modules = [(module.training, len(module._forward_hooks), len(module._buffers)) for module in model.modules()]
     learned = [(id(p), p._version, p.grad is None, p.requires_grad) for p in model.parameters()]
     return (*modules, *learned, *((id(buffer), buffer._version) for buffer in model.buffers()))
@@ -266,7 +266,7 @@ SAME, CHANGED = 1e-10, 1e-12  # without residuals, what a token adds may be no m
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """How far the answers to the tokens of a row in another order are from the answers in that order."""
+    """Return the largest difference between the outputs for shuffled tokens and the shuffled outputs."""
     rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
     before, after = (answers(model, subject.collate([row])) for row in rows)
     if stream == "target" and before.dim() == 3:
@@ -275,7 +275,7 @@ def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
 
 
 def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """How far the answers to the same tokens at positions twice as far apart are from each other."""
+    """Return the largest difference between the outputs at positions 0, 1, 2, ... and at 0, 2, 4, ..."""
     batch = subject.collate([_row(subject, stream, DISTINCT)])
     pos = 2 * torch.arange(len(DISTINCT))
     wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))
@@ -461,7 +461,7 @@ class Law:
 
     @property
     def statement(self) -> str:
-        """What it says, in one sentence."""
+        """Return the law in one sentence."""
         return (self.hold.__doc__ or "").strip().partition("\n\n")[0]
 
 

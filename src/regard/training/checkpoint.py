@@ -179,7 +179,7 @@ class RunFolder:
 
 
 def cannot_save(path: Path, error: Exception) -> SaveError:
-    """What to say of something that could not be written, in a run that goes on from its last checkpoint."""
+    """Build the error for something that could not be written, in a run that can be resumed."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
     return SaveError(f"cannot save to {path}: {what}; make room, the last checkpoint is intact, regard resume goes on")
@@ -245,7 +245,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _nested(value: Any) -> bool:
-    """Whether a value holds values in values so deeply that reading it further might never end well."""
+    """Return True if a value is nested too deeply to be processed by recursion."""
     layer = [value]
     for _ in range(NESTED):
         layer = [

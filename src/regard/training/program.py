@@ -402,7 +402,7 @@ class Lack:
         return 0.0
 
     def sentence(self, run: Path, saved: int | None) -> str:
-        """What ran out, what to do, and what is left of the run: `saved` is the step of its last checkpoint."""
+        """Return the error: what ran out, what to do, and what is left of the run (`saved`: its last checkpoint)."""
         room = self._there()
         what = f"memory ran out on {self.device}" + (f" ({room / 2**30:.0f} GiB)" if room else "")
         if self.tokens is None or self.fitting() >= self.tokens:
