@@ -16,9 +16,9 @@ from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
 from regard.evaluation.significance import proportion_error, standard_error
 from regard.models.base import Classifier, Generator, Model
+from regard.training.selection import ERROR
 
 Values = dict[str, float]
-ERROR = "standard_error"
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 

@@ -322,7 +322,7 @@ class Own(Search):
     size: int = 1
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        raise NotImplementedError
+        raise AssertionError("options are settled before anything is searched")
 
 
 def test_a_search_of_another_kind_is_kept_and_takes_no_options() -> None:
