@@ -1,0 +1,195 @@
+"""The texts of bench/defaults.py: real data sets, split once, as plain files in one folder.
+
+Usage: python bench/texts.py DATA FOLDER, where DATA holds the data sets of recipes/README.md. What is written is the
+same on every machine. `X.train` is all that a training run is given, but for data sets that come with a validation
+text; `X.test` is for the last measurement alone. Settings are chosen on `X.valid`, which is cut from the training part.
+"""
+
+import argparse
+import gzip
+import json
+import lzma
+import random
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+Pair = tuple[str, str]
+
+SIZE = 1000  # records of a validation and of a test part
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, which may be compressed."""
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opened(path, "rt", encoding="utf-8") as text:
+        for line in text:
+            yield line.rstrip("\n")
+
+
+def write(folder: Path, name: str, records: Iterable[Pair]) -> None:
+    """Write two columns with a tab between."""
+    cleaned = ("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record) for record in records)
+    (folder / name).write_text("".join(f"{line}\n" for line in cleaned), encoding="utf-8")
+
+
+def split(records: list[Pair], key: Callable[[Pair], str], train: int | None, seed: int = 1) -> dict[str, list[Pair]]:
+    """Cut records into train, valid and test so that no key is in two of them; `train` limits the first."""
+    keys = sorted({key(record) for record in records})
+    random.Random(seed).shuffle(keys)
+    part = {k: "test" if n < SIZE else "valid" if n < 2 * SIZE else "train" for n, k in enumerate(keys)}
+    found: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
+    shuffled = sorted(records)
+    random.Random(seed + 1).shuffle(shuffled)
+    for record in shuffled:
+        found[part[key(record)]].append(record)
+    return found | {"train": found["train"][:train]}
+
+
+def tatoeba(data: Path) -> dict[str, list[Pair]]:
+    """German to English; no English sentence in two parts."""
+    with zipfile.ZipFile(data / "tatoeba-de-en" / "deu-eng.zip") as archive:
+        rows = archive.read("deu.txt").decode("utf-8").splitlines()
+    pairs = [(german, english) for english, german in (row.split("\t")[:2] for row in rows)]
+    return split(pairs, lambda pair: pair[1], 15_000)
+
+
+def libreoffice(data: Path) -> dict[str, list[Pair]]:
+    """English to German software help."""
+    rows = [row.split("\t") for row in lines(data / "libreoffice-help-en-de" / "help.en-de.tsv.gz")]
+    return split([(row[0], row[1]) for row in rows if len(row) == 2], lambda pair: pair[0], None)
+
+
+def sigmorphon(data: Path) -> dict[str, list[Pair]]:
+    """`lemma tags` to the inflected form, in German."""
+
+    def read(name: str) -> list[Pair]:
+        rows = [row.split("\t") for row in lines(data / "sigmorphon2017" / name)]
+        return [(f"{lemma} {tags}", form) for lemma, form, tags in rows]
+
+    train = read("german-train-high")
+    random.Random(1).shuffle(train)
+    return {"train": train, "test": read("german-dev")}
+
+
+def numbers(_: Path) -> dict[str, list[Pair]]:
+    """Numbers below a million in German words."""
+    from num2words import num2words  # noqa: PLC0415  # the demo's
+
+    drawn = random.Random(1).sample(range(1_000_000), 10_000 + 2 * SIZE)
+    pairs = [(str(number), num2words(number, lang="de")) for number in drawn]
+    return {"train": pairs[2 * SIZE :], "valid": pairs[SIZE : 2 * SIZE], "test": pairs[:SIZE]}
+
+
+def trec(data: Path) -> dict[str, list[Pair]]:
+    """Six kinds of questions."""
+
+    def read(name: str) -> list[Pair]:
+        rows = (data / "trec" / name).read_bytes().decode("latin-1").splitlines()
+        return [(row.split(":", 1)[0], row.split(" ", 1)[1]) for row in rows]
+
+    return {"train": read("train.txt"), "test": read("test.txt")}
+
+
+def sst2(data: Path) -> dict[str, list[Pair]]:
+    """Sentiment of phrases; the test part is the official dev part, whose sentences are whole."""
+
+    def read(name: str) -> list[Pair]:
+        rows = [row.split("\t") for row in lines(data / "sst2" / name)]
+        return [(label, text.strip()) for label, text in rows[1:]]
+
+    return {"train": read("train.tsv"), "test": read("dev.tsv")}
+
+
+def imdb(data: Path) -> dict[str, list[Pair]]:
+    """Film reviews; a fifth is held out."""
+    rows = [row.split("\t") for row in lines(data / "imdb" / "train.tsv.gz")]
+    pairs = [(row[0], row[3]) for row in rows]
+    random.Random(1).shuffle(pairs)
+    return {"train": pairs[len(pairs) // 5 :], "test": pairs[: len(pairs) // 5]}
+
+
+def aeslc(data: Path) -> dict[str, list[Pair]]:
+    """Subjects of e-mails."""
+
+    def read(name: str) -> list[Pair]:
+        records = [json.loads(line) for line in lines(data / "aeslc" / name)]
+        return [(record["body"], record["subject"]) for record in records]
+
+    return {"train": read("train.jsonl.gz"), "test": read("dev.jsonl.gz")}
+
+
+def multi30k(data: Path) -> dict[str, list[Pair]]:
+    """English to German captions, as the official tokenised copy has them."""
+
+    def read(name: str) -> list[Pair]:
+        sides = [lines(data / "multi30k" / "tok" / f"{name}.lc.norm.tok.{side}.gz") for side in ("en", "de")]
+        return list(zip(*sides, strict=True))
+
+    return {"train": read("train"), "valid": read("val"), "test": read("test_2016_flickr")}
+
+
+def europarl(data: Path) -> dict[str, list[Pair]]:
+    """German to English parliament speech."""
+
+    def read(name: str, end: str) -> list[Pair]:
+        sides = [lines(data / "europarl-de-en" / f"{name}.{side}{end}") for side in ("de", "en")]
+        return list(zip(*sides, strict=True))
+
+    return {"train": read("train", ".xz"), "test": read("valid", "")}
+
+
+PAIRS: dict[str, Callable[[Path], dict[str, list[Pair]]]] = {
+    "tatoeba": tatoeba,
+    "libreoffice": libreoffice,
+    "sigmorphon": sigmorphon,
+    "numbers": numbers,
+    "trec": trec,
+    "sst2": sst2,
+    "imdb": imdb,
+    "aeslc": aeslc,
+    "multi30k": multi30k,
+    "europarl": europarl,
+}
+
+
+def prepare(data: Path, folder: Path, name: str) -> None:
+    """Write the parts of one text into `folder`, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"{name}.train").exists():
+        return
+    if name in PAIRS:
+        parts = PAIRS[name](data)
+        for part in sorted(parts, reverse=True):  # train last, so that it stands for all of them
+            if part != "train":
+                write(folder, f"{name}.{part}", parts[part])
+        write(folder, f"{name}.train", parts["train"])
+        return
+    if name == "tinyshakespeare":
+        text = (data / name / "input.txt").read_text(encoding="utf-8")
+        cut = int(0.9 * len(text))
+        parts_ = {"train": text[:cut], "test": text[cut:]}
+    else:
+        parts_ = {
+            "train": "\n".join(lines(data / "wikitext-2" / "wiki.train.tokens.gz")) + "\n",
+            "test": "\n".join(lines(data / "wikitext-2" / "wiki.valid.tokens.gz")) + "\n",
+        }
+    (folder / f"{name}.test").write_text(parts_["test"], encoding="utf-8")
+    (folder / f"{name}.train").write_text(parts_["train"], encoding="utf-8")
+
+
+NAMES = (*PAIRS, "tinyshakespeare", "wikitext")
+
+
+def main() -> None:
+    """Write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    for name in NAMES:
+        prepare(arguments.data, arguments.folder, name)
+
+
+if __name__ == "__main__":
+    main()
