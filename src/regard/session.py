@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Session:
     quiet: bool = True
     trust_code: bool = False  # parts named as module:Class may be imported
     cache: bool = True  # prepared data are taken from the cache, and kept there
+    began: float = field(default_factory=time.monotonic)  # from when a time budget counts
 
 
 def train(
@@ -84,6 +85,7 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
     variants: str | Sequence[str] = (),
     changes: str | Sequence[str] = (),
     start: str | Path | None = None,
+    time: float | None = None,
     trust_code: bool = False,
 ) -> Asked:
     """The recipe of a command line.
@@ -108,6 +110,8 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
         record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
     if start is not None:
         record["start"] = str(start)
+    if time is not None:
+        record["train"] = _table(record, "train") | {"time": time}
     return asked(record, _several(changes), _several(variants), trust_code)
 
 
@@ -444,7 +448,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}{threads}")
     flops = _flops(recipe, data) if device.type == "cuda" else None
-    return Trainer(model, recipe.train, stream, folder, _measure(recipe, data, criterion), watchers, criterion, flops)
+    measure = _measure(recipe, data, criterion)
+    return Trainer(model, recipe.train, stream, folder, measure, watchers, criterion, flops, session.began)
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
 """Commands that train: demo, train, resume; and the cache that they use."""
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import localtime, strftime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 MaxTime = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Save and stop after this long: 90s, 30m, 2h. regard resume goes on later."),
+]
+TimeBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="TIME",
+        help="Time for the whole run: 5m, 2h. Model, passes and learning rate schedule are planned to end with it.",
+    ),
 ]
 
 
@@ -90,6 +98,7 @@ def train(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    time: TimeBudget = None,
     max_time: MaxTime = None,
     no_cache: Annotated[
         bool,
@@ -127,6 +136,7 @@ def train(
         variants=variant or (),
         changes=change or (),
         start=start,
+        time=seconds(time, "--time"),
         trust_code=trust_code,
     )
     session = Session(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
@@ -182,7 +192,7 @@ def cache(
         print(f"removed {_sizes(removed)}")
     print(f"{found.folder} ({FOLDER}): {_sizes(entries)}, at most {found.most / 1e9:g} GB ({SIZE})")
     for entry in entries:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        used = strftime("%Y-%m-%d %H:%M", localtime(entry.used))
         print(f"  {entry.size / 1e6:10.1f} MB  used {used}  {', '.join(entry.files)}")
 
 

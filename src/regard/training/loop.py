@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +21,11 @@ from regard.data.stream import Place, Prefetch, Stream
 from regard.errors import DataError, OutOfMemoryError, RegardError, lacks_memory
 from regard.models.base import Model
 from regard.nn.core import Reporting
+from regard.training.budget import Budget
 from regard.training.checkpoint import Checkpoint, RunFolder, mean, read_tensors, weights_digest
 from regard.training.mfu import peak, utilisation
 from regard.training.program import Done, Eager, Lack, Program, Update, choose
+from regard.training.schedule import Schedule
 from regard.training.selection import Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
@@ -52,7 +54,9 @@ class Progress:
     step: int = 0
     place: Place = Place()
     labels: int = 0  # learned from so far
-    seconds: float = 0.0
+    seconds: float = 0.0  # spent on steps
+    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
+    steps: int = 0  # at which training ends, where a time budget decides
     saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
     scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
     best: list[int] = field(default_factory=list)  # validated steps, best first
@@ -77,7 +81,7 @@ class Progress:
         try:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
-            complete = {*cls.__dataclass_fields__} - {"reached"} <= checkpoint.state.keys()  # which is newer
+            complete = {*cls.__dataclass_fields__} - {"reached", "clock", "steps"} <= checkpoint.state.keys()  # newer ones
             whole = numbers and complete and {*progress.best} <= progress.scores.keys()
         except (KeyError, TypeError, ValueError, AttributeError):
             progress, whole = cls(), False
@@ -148,23 +152,25 @@ class Trainer:
         watchers: Sequence[Watcher] = (),
         criterion: str = "loss",
         flops_per_token: float | None = None,
+        began: float | None = None,
     ) -> None:
         """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
 
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
+        `began` is the time.monotonic() at which the session began, from which a time budget counts.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.device = next(model.parameters()).device
-        self.steps = spec.steps
+        self.budget = Budget(spec.time, began)
         self.optimizer = spec.optimizer.build(model)
         self.dtype = precision(spec, self.device)
         self.flops_per_token, self.peak = flops_per_token, peak(self.device, self.dtype)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if spec.ema else None
         self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
-        self.progress = Progress()
+        self.progress = Progress(steps=spec.steps)
         self.window = Window()
         self.prefetch: Prefetch | None = None
         self.measuring = False  # rather than training
@@ -192,7 +198,14 @@ class Trainer:
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
+        self.progress.steps = self.progress.steps or self.spec.steps or 0  # checkpoints of before have none
+        self.budget.earlier = self.progress.clock
         return True
+
+    @property
+    def steps(self) -> int:
+        """The step at which training ends, as far as that is known."""
+        return self.progress.steps
 
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
         """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
@@ -222,11 +235,13 @@ class Trainer:
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.window = Window()
         self.counts()  # of whatever ran before
+        self.budget.validated = time.monotonic()
         try:
             while progress.step < self.steps and not self.exhausted():
                 self.step()
                 if progress.step % self.spec.log_every == 0:
                     self.note_window()
+                progress.steps = self.budget.steps(progress.step, progress.steps)
                 self.validate_and_save()
                 why = stop()
                 if why and progress.step < self.steps and not self.exhausted():
@@ -237,6 +252,8 @@ class Trainer:
         finally:
             self.prefetch.close()
         why = f"no better for {progress.stale} validations" if self.exhausted() else f"all {self.steps} steps done"
+        if not self.exhausted() and self.spec.time is not None:
+            why = "the time is used"
         self.finish()
         self.tell("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
@@ -255,11 +272,22 @@ class Trainer:
         # A short memory at first, so that the untrained weights are soon forgotten.
         kept = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
         numbers = (float(labels), kept, *(item.labels / labels for item in items))
-        self.optimizer.set_rates(self.spec.schedule.factor(progress.step, self.steps))
+        self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
         done = self.program.run([item.batch for item in items], numbers, step_seed(self.spec.seed, progress.step))
         self.window.add(items, done)
         progress.labels += labels
-        progress.seconds += time.perf_counter() - started
+        spent = time.perf_counter() - started
+        progress.seconds += spent
+        if self.device.type == "cpu":  # elsewhere the host does not wait for the device
+            self.budget.add(1, spent)
+
+    def schedule(self) -> Schedule:
+        """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""
+        schedule = self.spec.schedule
+        warmup = getattr(schedule, "warmup", None)
+        if self.spec.time is None or warmup is None:
+            return schedule
+        return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
     def fetch(self) -> Item:
         """The next batch, on the host: in pinned memory, if a GPU waits for it."""
@@ -285,6 +313,8 @@ class Trainer:
             "labels": self.progress.labels,
         }
         self.tell("step", **counts | told | metrics)
+        if self.device.type != "cpu":
+            self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
         self.window = Window()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
         wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
@@ -308,13 +338,16 @@ class Trainer:
     def validate_and_save(self) -> None:
         """What is due after this step."""
         step, last = self.progress.step, self.progress.step == self.steps
-        due = last or step % (self.spec.validate_every or self.steps) == 0
+        spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
+        due = last or spaced
         if due and self.measure is not None:
             self.note_window()
             self.validate()
         if due or (self.spec.save_every and step % self.spec.save_every == 0):
             self.note_window()
+            began = time.perf_counter()
             self.save()
+            self.budget.saving = time.perf_counter() - began
             self.window = Window()  # whose time begins now: validating and saving is not training
 
     def validate(self) -> None:
@@ -329,7 +362,9 @@ class Trainer:
         progress.reached |= better
         progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
         progress.stale = 0 if better else progress.stale + 1
-        self.tell("valid", best=progress.best[0], seconds=time.perf_counter() - began, **metrics)
+        spent = time.perf_counter() - began
+        self.budget.note_validation(spent)
+        self.tell("valid", best=progress.best[0], seconds=spent, **metrics)
 
     @torch.no_grad()
     def measured(self) -> Metrics:
@@ -361,6 +396,7 @@ class Trainer:
     def save(self, regular: bool = True) -> None:
         """Write a checkpoint. One that is written only to stop is never averaged, so that stopping changes nothing."""
         progress = self.progress
+        progress.clock = self.budget.elapsed
         if regular:
             progress.saved = [*(s for s in progress.saved if s != progress.step), progress.step][-self.spec.keep :]
             kept = {*progress.saved, *progress.best}
@@ -407,7 +443,7 @@ class Trainer:
 
     def tell(self, event: str, **values: Any) -> None:
         """Tell all watchers."""
-        note = {"event": event, "step": self.progress.step, "time": self.progress.seconds} | values
+        note = {"event": event, "step": self.progress.step, "time": self.progress.seconds, "clock": self.budget.elapsed} | values
         for watcher in self.watchers:
             watcher.note(note)
 

@@ -1,5 +1,6 @@
 """TrainSpec: everything that training is told."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ class TrainSpec(Spec):
 
     kind = "train"
     steps: int | None = None
+    # Wall-clock seconds of the run, over all sessions: the schedule ends with it, and `steps` is only an estimate.
+    time: float | None = None
     seed: int = 1
     optimizer: OptimizerSpec = AdamW()
     schedule: Schedule = InverseSqrt()
@@ -52,6 +55,8 @@ class TrainSpec(Spec):
                 raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
         if self.patience is not None and self.patience < 0:
             raise SpecError("patience", f"must be at least 0, not {self.patience}")
+        if self.time is not None and not 0 < self.time < math.inf:
+            raise SpecError("time", f"must lie above 0, not {self.time}")
         if self.decode < 0:
             raise SpecError("decode", f"must be at least 0, not {self.decode}")
         if not 0 <= self.ema < 1:
