@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import DataError, SpecError
+from regard.training.muon import FullPrecisionMuon
 from regard.tree import Spec
 
 Named = list[tuple[str, nn.Parameter]]
@@ -209,28 +210,26 @@ class Muon(OptimizerSpec):
             raise SpecError("momentum", f"must lie in [0, 1), not {self.momentum}")
 
     def build(self, model: nn.Module) -> Optimizer:
-        if next(model.parameters()).device.type == "cpu":
-            raise SpecError(
-                "train.optimizer", "torch's muon multiplies in bfloat16, which kills some CPUs; use a GPU, or adamw"
-            )
-        muon = _torch_muon()
         matrices = [(name, p) for name, p in named(model) if p.dim() == 2 and _is_matrix(name, p)]
         held = {id(p) for _, p in matrices}
         others = [(name, p) for name, p in named(model) if id(p) not in held]
-        rate = resolved(self.rate)
-        # match_rms_adamw: the same rates suit Muon and AdamW (Liu et al. 2025).
-        parts: dict[str, torch.optim.Optimizer] = {
-            "muon": muon(
-                [p for _, p in matrices],
-                lr=rate,
-                weight_decay=self.decay,
-                momentum=self.momentum,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        }
+        parts = {"muon": self.over([p for _, p in matrices])} if matrices else {}
         if others:
             parts["adamw"] = self.rest.over(others)
         return Optimizer(model, parts)
+
+    def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Muon over some of the parameters: torch's on CUDA, elsewhere ours.
+
+        torch's multiplies in bfloat16, which is slow on most CPUs and crashes some.
+        """
+        rate = resolved(self.rate)
+        if matrices[0].device.type != "cuda":
+            return FullPrecisionMuon(matrices, lr=rate, weight_decay=self.decay, momentum=self.momentum)
+        # match_rms_adamw: the same rates suit Muon and AdamW (Liu et al. 2025).
+        return _torch_muon()(
+            matrices, lr=rate, weight_decay=self.decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
+        )
 
 
 def _torch_muon() -> Callable[..., torch.optim.Optimizer]:

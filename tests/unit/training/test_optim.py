@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.batch import translation
 from regard.errors import DataError, SpecError
@@ -18,6 +19,7 @@ from regard.variants import apply
 
 BATCH = translation([([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8])])
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "dropout": 0.0}
+MUON = Muon(rate=0.01, decay=0.1, rest=AdamW(rate=0.01))
 
 
 def tiny(*variants: str, seed: int = 1) -> Model:
@@ -125,7 +127,7 @@ def test_adamw_is_the_formula() -> None:
         torch.testing.assert_close(parameter.detach(), wanted[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", [AdamW(rate=0.01, decay=0.1), Adafactor(rate=0.05, decay=0.1)])
+@pytest.mark.parametrize("spec", [AdamW(rate=0.01, decay=0.1), Adafactor(rate=0.05, decay=0.1), MUON])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.set_default_dtype(dtype)
@@ -180,7 +182,7 @@ def test_a_state_names_its_entries() -> None:
     assert all(isinstance(value, Tensor) for value in state.values())
 
 
-@pytest.mark.parametrize("spec", [AdamW(rate=0.02), Adafactor(rate=0.02)])
+@pytest.mark.parametrize("spec", [AdamW(rate=0.02), Adafactor(rate=0.02), Muon(rate=0.02, rest=AdamW(rate=0.02))])
 def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
     model = tiny()
     optimizer = spec.build(model)
@@ -204,39 +206,36 @@ def test_gradients_are_forgotten() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_muon_refuses_a_cpu() -> None:
-    with pytest.raises(SpecError, match=r"train\.optimizer: .*use a GPU, or adamw"):
-        Muon(rate=0.01, rest=AdamW(rate=0.01)).build(tiny())
-
-
-class Stub(torch.optim.SGD):
-    """Stands for Muon, which no CPU runs: takes its arguments and remembers its parameters."""
-
-    def __init__(self, params: list[nn.Parameter], lr: float, **settings: Any) -> None:
-        assert all(p.dim() == 2 for p in params)
-        super().__init__(params, lr=lr)
-        self.settings = settings
-
-
-def test_muon_takes_the_matrices_and_adamw_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.training.optim._torch_muon", lambda: Stub)
+def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     spec = apply("t5_bias", preset("transformer_small", **SIZES))
     model = build(spec, device="meta")
     optimizer = Muon(rate=0.01, momentum=0.9, decay=0.1, rest=AdamW(rate=0.003)).build(model)
     names = {id(p): name for name, p in model.named_parameters()}
     muon = {names[id(p)] for group in optimizer.parts["muon"].param_groups for p in group["params"]}
     assert muon == {name for name, p in named(model) if p.dim() == 2 and "blocks" in name}
-    assert optimizer.parts["muon"].settings == {  # type: ignore[attr-defined]
-        "weight_decay": 0.1,
-        "momentum": 0.9,
-        "adjust_lr_fn": "match_rms_adamw",
-    }
-    assert {group["lr"] for group in optimizer.parts["muon"].param_groups} == {0.01}
+    (group,) = optimizer.parts["muon"].param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.01, 0.9, 0.1)
     assert {group["lr"] for group in optimizer.parts["adamw"].param_groups} == {0.003}
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_torchs_on_cuda() -> None:
+    with FakeTensorMode():
+        matrix = nn.Parameter(torch.empty(4, 4, device="cuda"))
+    found = Muon(rate=0.01, momentum=0.9, decay=0.1).over([matrix])
+    assert type(found) is torch.optim.Muon
+    (group,) = found.param_groups
+    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw", "nesterov": True}
+    assert settings.items() <= group.items()
+
+
+def test_muon_without_matrices_is_adamw() -> None:
+    model = nn.LayerNorm(4)
+    assert list(Muon(rate=0.01, rest=AdamW(rate=0.003)).build(model).parts) == ["adamw"]
+
+
 def test_a_rate_must_be_chosen_before_building() -> None:
-    for spec in (AdamW(), Adafactor()):
+    for spec in (AdamW(), Adafactor(), Muon()):
         with pytest.raises(SpecError, match=r"train\.optimizer\.rate: is not chosen yet"):
             spec.build(tiny())
 

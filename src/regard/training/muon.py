@@ -1,0 +1,72 @@
+"""Muon in the precision of the weights, for devices where torch's, which multiplies in bfloat16, is no choice."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic x (a + b x^2 + c x^4), whose slope at 0 is steep
+ITERATIONS = 5
+EPS = 1e-7
+RMS = 0.2  # of AdamW's updates, roughly
+# Elements in one batched product: small matrices take half the time of products one by one, and what is larger than
+# the cache takes longer.
+BATCHED = 2**17
+
+
+class FullPrecisionMuon(torch.optim.Optimizer):
+    """Jordan et al. 2024: B = lerp(B, G, 1 - momentum); W = (1 - lr decay) W - lr c orth(lerp(G, B, momentum)).
+
+    c = 0.2 sqrt(max(rows, columns)) gives updates the size of AdamW's (Liu et al. 2025). This is torch.optim.Muon with
+    adjust_lr_fn="match_rms_adamw", and with the same state, so a checkpoint of either continues with the other. Differs
+    in that Newton-Schulz runs in the dtype of the weights, in batched products of small matrices of one shape.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[reportIncompatibleMethodOverride]
+        assert closure is None, "Muon needs one evaluation of the loss, which is before the step"
+        for group in self.param_groups:
+            alike: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
+            for parameters in alike.values():
+                count = max(1, BATCHED // parameters[0].numel())
+                for first in range(0, len(parameters), count):
+                    self._update(parameters[first : first + count], group)
+
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Change matrices of one shape."""
+        momentum, rate = group["momentum"], group["lr"]
+        rows, columns = parameters[0].shape
+        x = parameters[0].new_empty(len(parameters), min(rows, columns), max(rows, columns))
+        for parameter, out in zip(parameters, x, strict=True):
+            gradient, buffer = parameter.grad, self._buffer(parameter)
+            assert gradient is not None
+            buffer.lerp_(gradient, 1 - momentum)
+            torch.lerp(gradient, buffer, momentum, out=out if rows <= columns else out.T)  # Nesterov
+        for parameter, update in zip(parameters, orthogonalised(x), strict=True):
+            parameter.mul_(1 - rate * group["weight_decay"])
+            parameter.add_(update if rows <= columns else update.T, alpha=-rate * RMS * max(rows, columns) ** 0.5)
+
+    def _buffer(self, parameter: nn.Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        return state["momentum_buffer"]
+
+
+def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
+    """Of each matrix U S V', m <= n, about U V': singular values between 0.7 and 1.2 by Newton-Schulz iteration."""
+    a, b, c = COEFFICIENTS
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=EPS)  # no singular value is above 1
+    for _ in range(ITERATIONS):
+        gram = torch.bmm(x, x.mT)
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, gram, x, beta=a)
+    return x
