@@ -102,6 +102,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "learned": Learned(32),
     "tokens concatenated": Tokens(join="concat", position_width=4, scaled=False),
     "tokens with norm": Tokens(norm=LayerNorm()),
+    "tokens with word dropout": Tokens(word_dropout=0.3),
     "window": Window(2),
     "shared blocks": Plain((BLOCK,), depth=3, unique=1),
     "pattern of two": Plain((BLOCK, Block((FeedForward(8), SelfAttention(kv_heads=1)), PreNorm())), depth=4, unique=2),

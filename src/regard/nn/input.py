@@ -56,6 +56,10 @@ class Tokens(InputSpec):
     """drop(norm(scale * E[id] + P[position] + types)).
 
     `join="concat"` appends the position instead (CS 182, choice 1): the last `position_width` channels of the stream.
+
+    Word dropout (Iyyer et al. 2015): in training, E[id] is 0 with probability `word_dropout`, drawn for every token;
+    its position and type stay. Unlike dropout it does not rescale what is kept: a token weighs the same beside its
+    position in training and in evaluation. Differs from the paper: a mean over tokens counts the dropped ones too.
     """
 
     kind = "tokens"
@@ -65,6 +69,7 @@ class Tokens(InputSpec):
     position_width: int | None = None  # concat only
     norm: Norm = NoNorm()
     types: int = 0  # kinds of tokens told apart by a learned vector: BERT's sentence A and B
+    word_dropout: float = 0.0
 
     def check(self) -> None:
         if self.join == "concat" and (self.position is None or self.position_width is None):
@@ -73,6 +78,8 @@ class Tokens(InputSpec):
             raise SpecError("position_width", "an added position is as wide as the stream; leave it out or concatenate")
         if self.types < 0:
             raise SpecError("types", f"must not be negative, not {self.types}")
+        if not 0.0 <= self.word_dropout < 1.0:
+            raise SpecError("word_dropout", f"must lie in [0, 1), not {self.word_dropout}")
 
     @property
     def kinds(self) -> int:
@@ -99,6 +106,7 @@ class _Tokens(Input):
         self.norm = spec.norm.build(site.inside("norm"))
         self.factor = site.d_model**0.5 if spec.scaled else None
         self.appended, self.dropout, self.site = spec.join == "concat", site.dropout, site
+        self.word_dropout = spec.word_dropout
 
     def forward(
         self,
@@ -109,6 +117,9 @@ class _Tokens(Input):
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         x = table.embed(ids)
+        if self.training and self.word_dropout > 0.0:
+            dropped = torch.rand(ids.shape, dtype=torch.float32, device=ids.device) < self.word_dropout
+            x = x.masked_fill(dropped[..., None], 0.0)
         if self.factor is not None:
             x = x * self.factor
         if self.position is not None:

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from regard import from_record
 from regard.errors import SpecError
 from regard.nn.core import Site
 from regard.nn.input import Input, Tokens
 from regard.nn.norm import LayerNorm
 from regard.nn.position.additive import Learned, Sinusoidal
 from regard.nn.vocab.tables import Embeddings, Table
+from regard.testing import tiny
+from regard.tree import to_record
 
 MakeSite = Callable[..., Site]
 IDS = torch.tensor([[3, 1, 4], [1, 5, 2]])
@@ -100,6 +103,48 @@ def test_dropout_comes_last_and_only_in_training(site: MakeSite) -> None:
     assert bool((dropped == 0).any())
 
 
+def word_dropped(module: Input, table: Table, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(7)
+    return module(ids, table, places, 400)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_word_dropout_zeroes_whole_embeddings_and_keeps_positions(packed: bool, site: MakeSite) -> None:
+    module, table = made(Tokens(scaled=False, position=Learned(400), word_dropout=0.3), site())
+    ids = torch.arange(7).repeat(2, 400)[:, :400]
+    places = (torch.arange(400) % 50).expand(2, 400) if packed else torch.arange(400)[None]
+    place = next(module.parameters())[places]
+    words = word_dropped(module.train(), table, ids, places) - place
+    dropped = (words.abs() < 1e-12).all(-1)
+    torch.testing.assert_close(words[~dropped], table.embed(ids)[~dropped])  # not rescaled
+    assert 0.24 < float(dropped.double().mean()) < 0.36  # 4 standard errors of 800 tokens are 0.065
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(word_dropped(module, table, ids, places), word_dropped(module, table, ids, places))
+    gradient = torch.autograd.grad(word_dropped(module, table, ids, places).sum(), list(table.parameters()))[0]
+    kept = torch.bincount(ids[~dropped], minlength=7).double()
+    torch.testing.assert_close(gradient, kept[:, None].expand(7, 12))
+
+
+def test_word_dropout_keeps_an_appended_position(site: MakeSite) -> None:
+    spec = Tokens(scaled=False, join="concat", position_width=4, word_dropout=0.9)
+    module, table = made(spec, site())
+    y = word_dropped(module.train(), table, IDS, PLACES)
+    assert torch.equal(y[..., 8:], Sinusoidal().table(3, 4).expand(2, 3, 4))
+    assert bool((y[..., :8] == 0).all(-1).any())
+
+
+def test_word_dropout_is_off_in_evaluation_and_at_zero(site: MakeSite) -> None:
+    module, table = made(Tokens(word_dropout=0.9), site())
+    plain = made(Tokens(), site())[0].train()(IDS, table, PLACES, 3)
+    assert torch.equal(module.eval()(IDS, table, PLACES, 3), plain)
+
+
+def test_records_from_before_word_dropout_are_read() -> None:
+    record = to_record(tiny.decoder_only())
+    del record["input"]["word_dropout"]
+    assert from_record(record) == tiny.decoder_only()
+
+
 @pytest.mark.parametrize(
     ("given", "path"),
     [
@@ -107,6 +152,9 @@ def test_dropout_comes_last_and_only_in_training(site: MakeSite) -> None:
         ({"join": "concat", "position": None, "position_width": 4}, "position_width"),
         ({"position_width": 4}, "position_width"),
         ({"types": -1}, "types"),
+        ({"word_dropout": -0.1}, "word_dropout"),
+        ({"word_dropout": 1.0}, "word_dropout"),
+        ({"word_dropout": math.nan}, "word_dropout"),
     ],
 )
 def test_refusals(given: dict[str, Any], path: str) -> None:
