@@ -44,7 +44,7 @@ from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
 from regard.tree import Spec
 
-Pooling = Literal["first", "mean", "last", "ends"]
+Pooling = Literal["first", "mean", "last", "ends", "max", "mean_max"]
 
 
 class Task(Spec):
@@ -175,7 +175,8 @@ class SentenceClassifier(Task):
     """One class per row, from one vector for all of it, through BERT's pooler or not.
 
     The vector is that of the first token, the mean of all, that of the last one (where a recurrence has read the whole
-    text), or those of both ends side by side (where one has that reads both ways).
+    text), those of both ends side by side (where one has that reads both ways), the maximum of each channel over all
+    tokens (Collobert et al. 2011), or the mean and the maximum side by side (Howard and Ruder 2018).
     """
 
     kind = "sentence_classifier"
@@ -224,8 +225,15 @@ class Pool(nn.Module):
 
     def __init__(self, how: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
-        self.read = {"first": self.first, "mean": self.mean, "last": self.last, "ends": self.ends}[how]
-        found = 2 * site.d_model if how == "ends" else site.d_model
+        self.read = {
+            "first": self.first,
+            "mean": self.mean,
+            "last": self.last,
+            "ends": self.ends,
+            "max": self.max,
+            "mean_max": self.mean_max,
+        }[how]
+        found = 2 * site.d_model if how in ("ends", "mean_max") else site.d_model
         self.pooler = site.linear(found, {"other": site.d_model}) if projected else None
         self.width = site.d_model if projected else found
 
@@ -253,6 +261,17 @@ class Pool(nn.Module):
             return out.x.mean(1)
         real = (out.seg != 0).to(out.x.dtype)[:, :, None]
         return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
+
+    def max(self, out: StackOut) -> Float[Tensor, "B D"]:
+        """The maximum of each channel over real tokens; 0 where a row has none."""
+        if out.seg is None:
+            return out.x.amax(1)
+        padding = (out.seg == 0)[:, :, None]
+        return out.x.masked_fill(padding, -torch.inf).amax(1).masked_fill(padding.all(1), 0.0)
+
+    def mean_max(self, out: StackOut) -> Float[Tensor, "B E"]:
+        """The mean and the maximum over real tokens, side by side."""
+        return torch.cat((self.mean(out), self.max(out)), -1)
 
 
 class PooledModel(Model):

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -7,10 +7,11 @@ import torch
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import build, count
-from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, Pooling, SentenceClassifier, TokenClassifier
-from regard.nn.core import Context, View
+from regard.models.encoder_only import EncoderOnly, MaskedLM, Pool, Pooled, Pooling, SentenceClassifier, TokenClassifier
+from regard.nn.core import Context, Site, View
 from regard.nn.mask import Mask
 from regard.nn.position.additive import Sinusoidal
+from regard.nn.stacks.base import StackOut
 
 Encoder = Callable[..., EncoderOnly]
 Shaken = Callable[[Any], Any]
@@ -50,7 +51,7 @@ def test_an_untied_masked_lm_has_a_table_of_its_own(encoder: Encoder, shaken: Sh
 
 
 @pytest.mark.parametrize("pooler", [True, False])
-@pytest.mark.parametrize("pool", ["first", "mean", "last", "ends"])
+@pytest.mark.parametrize("pool", get_args(Pooling))
 def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: Encoder, shaken: Shaken) -> None:
     model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler))))
     x = encoded(model)
@@ -59,6 +60,8 @@ def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: En
         "mean": torch.stack((x[0].mean(0), x[1, :2].mean(0))),
         "last": torch.stack((x[0, 3], x[1, 1])),
         "ends": torch.stack((torch.cat((x[0, 0], x[0, 3])), torch.cat((x[1, 0], x[1, 1])))),
+        "max": torch.stack((x[0].amax(0), x[1, :2].amax(0))),
+        "mean_max": torch.stack([torch.cat((row.mean(0), row.amax(0))) for row in (x[0], x[1, :2])]),
     }[pool]
     if pooler:
         rows = (rows @ model.pool.pooler.weight.T + model.pool.pooler.bias).tanh()
@@ -72,10 +75,24 @@ def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: En
     assert loss.nll.item() == loss.total.item()
 
 
-def test_the_mean_of_rows_without_padding(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3, "mean", pooler=False))))
+@pytest.mark.parametrize("pool", ["mean", "max", "mean_max"])
+def test_pooling_of_rows_without_padding(pool: Pooling, encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler=False))))
     full = model.scores(Batch(IDS[:1], target_seg=SEG[:1]))
     torch.testing.assert_close(model.scores(Batch(IDS[:1])), full)
+
+
+@pytest.mark.parametrize("pool", ["mean", "max", "mean_max"])
+def test_pooling_of_a_row_of_padding_is_zero(pool: Pooling, site: Callable[..., Site]) -> None:
+    x = -torch.rand(2, 4, 12).requires_grad_() - 1
+    seg = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]])
+    pooled = Pool(pool, False, site())(StackOut(x, seg), Batch(IDS))
+    assert bool((pooled[0] < 0).all())
+    assert bool((pooled[1] == 0).all())
+    (gradient,) = torch.autograd.grad(pooled.sum(), x)
+    assert bool(gradient.isfinite().all())
+    assert bool((gradient[0, 2:] == 0).all())
+    assert bool((gradient[1] == 0).all())
 
 
 def test_token_classifier_by_formula(encoder: Encoder, shaken: Shaken) -> None:
