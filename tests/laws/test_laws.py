@@ -172,7 +172,8 @@ def _small(name: str) -> ModelSpec:
 def _subjects() -> dict[str, ModelSpec]:
     subjects = dict(tiny.families())
     subjects["mean pool"] = tiny.encoder_only(SentenceClassifier(tiny.CLASSES, pool="mean", pooler=False))
-    subjects["mean and max pool"] = tiny.encoder_only(SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False))
+    both = SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False, smoothing=0.1)
+    subjects["mean and max pool, smoothed"] = tiny.encoder_only(both)
     layers = (Recurrence(Elman("relu"), start=LearnedStart()), Recurrence(GRU(), d_hidden=6, output=True))
     recurrent = Plain(tuple(Block((layer,), NoResidual()) for layer in layers), 2)
     subjects["recurrent lm"] = replace(tiny.decoder_only(), decoder=recurrent)

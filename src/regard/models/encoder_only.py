@@ -177,15 +177,21 @@ class SentenceClassifier(Task):
     The vector is that of the first token, the mean of all, that of the last one (where a recurrence has read the whole
     text), those of both ends side by side (where one has that reads both ways), the maximum of each channel over all
     tokens (Collobert et al. 2011), or the mean and the maximum side by side (Howard and Ruder 2018).
+
+    In training, each row's loss is (1 - smoothing) * nll + smoothing * mean_c(-log p_c): label smoothing after Szegedy
+    et al. 2016 (torch's definition). Evaluation has none.
     """
 
     kind = "sentence_classifier"
     classes: int
     pool: Pooling = "first"
     pooler: bool = True
+    smoothing: float = 0.0
 
     def check(self) -> None:
         check_classes(self.classes)
+        if not 0.0 <= self.smoothing < 1.0:
+            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
 
     def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
         return SentenceClassifierModel(self, spec, encoder, site)
@@ -298,6 +304,7 @@ class SentenceClassifierModel(Classifier):
         self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
         self.pool = Pool(task.pool, task.pooler, site)
         self.classes = site.linear(self.pool.width, {"head": task.classes}, bias=True)
+        self.smoothing = task.smoothing
 
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
@@ -310,8 +317,11 @@ class SentenceClassifierModel(Classifier):
             raise DataError("labels: sentence classification needs one label per row")
         refuse(batch, "weights")
         losses: list[Tensor] | None = [] if self.training else None
-        total = F.cross_entropy(widen(self.scores(batch, losses)), batch.labels, reduction="sum")
-        return classified(total, total.new_full((), float(batch.labels.shape[0])), losses)
+        log_probs = widen(self.scores(batch, losses)).log_softmax(-1)
+        nll = F.nll_loss(log_probs, batch.labels, reduction="sum")
+        s = self.smoothing if self.training else 0.0
+        total = (1 - s) * nll - s * log_probs.mean(-1).sum() if s else nll
+        return classified(total, nll, nll.new_full((), float(batch.labels.shape[0])), losses)
 
 
 class TokenClassifierModel(Classifier):
@@ -333,9 +343,9 @@ class TokenClassifierModel(Classifier):
         losses: list[Tensor] | None = [] if self.training else None
         scores, labels, weights = real_rows(self.scores(batch, losses), batch.labels, label_weights(batch))
         total = (F.cross_entropy(widen(scores), labels, reduction="none") * weights).sum()
-        return classified(total, weights.sum(), losses)
+        return classified(total, total, weights.sum(), losses)
 
 
-def classified(total: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
+def classified(total: Tensor, nll: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
     """A classifier's loss, and what the parts added."""
-    return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), total.detach())
+    return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), nll.detach())

@@ -3,7 +3,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from regard import from_record
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import build, count
@@ -12,6 +14,8 @@ from regard.nn.core import Context, Site, View
 from regard.nn.mask import Mask
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.base import StackOut
+from regard.testing import tiny
+from regard.tree import to_record
 
 Encoder = Callable[..., EncoderOnly]
 Shaken = Callable[[Any], Any]
@@ -93,6 +97,36 @@ def test_pooling_of_a_row_of_padding_is_zero(pool: Pooling, site: Callable[..., 
     assert bool(gradient.isfinite().all())
     assert bool((gradient[0, 2:] == 0).all())
     assert bool((gradient[1] == 0).all())
+
+
+def test_label_smoothing_of_a_sentence_classifier_is_torchs(encoder: Encoder, shaken: Shaken) -> None:
+    model = shaken(build(encoder(task=SentenceClassifier(3, smoothing=0.2))))
+    labels = torch.tensor([2, 0])
+    batch = Batch(IDS, labels, SEG)
+    scores = model.scores(batch)
+    plain = F.cross_entropy(scores, labels, reduction="sum")
+    smooth = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=0.2)
+    assert abs(smooth.item() - plain.item()) > 1e-3
+    for training, total in ((True, smooth), (False, plain)):
+        loss = model.train(training).loss(batch)
+        torch.testing.assert_close(loss.total, total)
+        torch.testing.assert_close(loss.nll, plain.detach())
+        assert loss.tokens.item() == 2.0
+        found, wanted = (torch.autograd.grad(x, model.classes.weight, retain_graph=True) for x in (loss.total, total))
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_label_smoothing_outside_of_its_range_is_refused(smoothing: float) -> None:
+    with pytest.raises(SpecError, match=r"^smoothing: must lie in \[0, 1\), not"):
+        SentenceClassifier(3, smoothing=smoothing)
+
+
+def test_records_from_before_label_smoothing_are_read() -> None:
+    spec = tiny.encoder_only(SentenceClassifier(3))
+    record = to_record(spec)
+    del record["task"]["smoothing"]
+    assert from_record(record) == spec
 
 
 def test_token_classifier_by_formula(encoder: Encoder, shaken: Shaken) -> None:
