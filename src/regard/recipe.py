@@ -216,6 +216,8 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
     spec = read(record, slot, name, PARTS, trust_code)
     if isinstance(spec, DataSpec) and any(path.startswith("batching.") for path in changes):
         spec = replace(spec, batching=spec.batches)  # so that there is something to change
+    if isinstance(spec, DataSpec) and spec.tokenizer is None and any(p.startswith("tokenizer.") for p in changes):
+        spec = replace(spec, tokenizer=BPE())
     try:
         return edit(spec, changes, PARTS, trust_code) if changes else spec
     except SpecError as error:

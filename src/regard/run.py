@@ -98,7 +98,7 @@ class Run:
         """What an engine needs to know of this run."""
         source = self.tokenizers.get("source", self.tokenizer)
         texts = held_out(RunFolder(self.path))
-        return Trained(self.model, source, self.tokenizer, self.recipe.data.max_len, self.step, texts)
+        return Trained(self.model, source, self.tokenizer, self.recipe.data.longest, self.step, texts)
 
     def engine(
         self,
@@ -339,7 +339,7 @@ class Run:
             [texts] if isinstance(texts, str) else texts,
             self.tokenizers["text"],
             self.device,
-            self.recipe.data.max_len,
+            self.recipe.data.longest,
             batch_size,
             warn,
             first,
@@ -356,10 +356,10 @@ class Run:
             raise DataError("records: a batch is made of several; give a list of them")
         each = self._records([(record,) if isinstance(record, str) else record for record in records])
         data = self.recipe.data
-        fitted = self.objective.fitted(self.objective.table(each, self.tokenizers), data.max_len)
+        fitted = self.objective.fitted(self.objective.table(each, self.tokenizers), data.longest, data.long == "cut")
         if not fitted.kept.all():
             left_out = int(np.flatnonzero(~fitted.kept)[0])
-            raise DataError(f"record {left_out + 1}: has more than {data.max_len} tokens, and is not learned from")
+            raise DataError(f"record {left_out + 1}: has more than {data.longest} tokens, and is not learned from")
         table = fitted.table
         if self.objective.stream:
             ids, length = table["target"].ids, getattr(data.batching, "length", len(table["target"].ids))
@@ -400,7 +400,7 @@ def texts_of(runs: Sequence[Run], warn: Warn = lambda _: None) -> Texts:
             raise DataError(f"{run.path} and {first.path} did not learn the same; an ensemble needs one objective")
         generators.append(run.model)
     source = first.tokenizers.get("source", first.tokenizer)
-    longest = min(run.recipe.data.max_len for run in runs)
+    longest = min(run.recipe.data.longest for run in runs)
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
     return Texts(generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import defaults
+from regard import fitting, planner
 from regard.data.batching import Windows
 from regard.data.cache import Cache
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
-from regard.data.prepare import DataSpec, Prepared, opened, prepare
+from regard.data.prepare import ROOM, DataSpec, Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
 from regard.data.text import check_file
 from regard.data.tokenizer import Imported, Tokenizer
@@ -26,7 +26,8 @@ from regard.evaluation import target_text
 from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, TEMPORARY, clear, held
-from regard.models.base import Classifier, LanguageModel, Model, build
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build
+from regard.planner.speed import Hardware, hardware
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, load_weights, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
@@ -168,7 +169,7 @@ def _default_train(record: dict[str, Any]) -> dict[str, Any]:
     kinds: dict[str, Objective] = {o.kind: o for o in (Translation(), LanguageModelling(), Classification())}
     if not isinstance(kind, str) or kind not in kinds:
         return record  # reading it says what is wrong
-    usual = to_record(defaults.for_objective(kinds[kind]), PARTS)
+    usual = to_record(planner.for_objective(kinds[kind]), PARTS)
     return record | {"train": usual | _table(record, "train")}
 
 
@@ -204,9 +205,9 @@ def check(wanted: Asked) -> None:
 def _check_modifications(wanted: Asked) -> None:
     """Refuse edits and variants that fit none of the models of which one will be chosen for the text."""
     refusals = []
-    for size in defaults.sizes_for(wanted.data.objective):
+    for candidate in planner.candidates(wanted.data.objective):
         try:
-            model_for(wanted, size.spec, lambda _: {})
+            model_for(wanted, candidate.spec, lambda _: {})
         except SpecError as error:
             refusals.append(error)
         else:
@@ -296,11 +297,17 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     if parent is not None and isinstance(wanted.data.objective, Classification):
         objective = replace(wanted.data.objective, labels=labels_after(parent, wanted.data, view.say))
         wanted = replace(wanted, data=replace(wanted.data, objective=objective))
-    cache = Cache.usual() if session.cache else None
-    data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache)
+    if parent is not None:  # its model has positions for texts of its own length
+        known = parent.recipe.data
+        wanted = replace(
+            wanted, data=replace(wanted.data, tokenizer=known.tokenizer, max_len=wanted.data.max_len or known.max_len)
+        )
+    cache, device = Cache.usual() if session.cache else None, choose_device(session.device)
+    room = ROOM if device.type == "cuda" else ROOM // 2
+    data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache, room)
     for sentence in data.report:
         view.say(sentence)
-    recipe = resolve(wanted, data, choose_device(session.device), view.say, parent)
+    recipe = resolve(wanted, data, device, view.say, parent, hardware=hardware(device))
     for name, tokenizer in _files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
     write_json(folder.recipe, {"format": FORMAT} | recipe.record())
@@ -354,35 +361,46 @@ def resolve(
     say: Callable[[str], None],
     parent: Run | None = None,
     packs: bool = True,
+    hardware: Hardware | None = None,
 ) -> Recipe:
-    """The recipe with everything chosen that was not said, and why. `packs`: rows may be packed where that is best."""
-    on_cpu = device.type == "cpu"
-    given = defaults.Given(_width(wanted, parent), trained=parent is not None)
-    chosen = defaults.choose(data.objective, data.survey, wanted.data.batches, wanted.train, on_cpu, given)
-    vocabulary = {name: data.tokenizers[name].size for name in data.objective.encoded}
-    longest = getattr(chosen.batching, "length", None) if data.objective.stream else wanted.data.max_len + 2
-    if parent is not None:
-        if wanted.model is not None or wanted.changes or wanted.variants:
-            raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
-        model, why = parent.recipe.model, [f"model: that of {parent.path}", *chosen.why[1:]]
-        if isinstance(data.objective, Classification) and data.objective != parent.objective:
-            model = edit(model, {"task.classes": len(data.objective.labels)}, PARTS)
+    """Complete a recipe with what is chosen for it, and print each choice with its reason.
+
+    `packs` allows packed rows where they are best. Without `hardware` nothing is measured, and the plan is that for a
+    usual device of the same kind.
+    """
+    objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
+    joint = len(_files(data.tokenizers)) == 1
+    if parent is not None and (wanted.model is not None or wanted.changes or wanted.variants):
+        raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
+    batching = wanted.data.batches
+    longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
+
+    def fits(model: ModelSpec) -> Mapping[str, Any]:
+        return fitting.fitted(model, objective, vocabulary, longest, joint)
+
+    def finished(base: ModelSpec) -> ModelSpec:
+        return model_for(wanted, base, fits)[1]
+
+    known = _known_model(wanted, parent, objective, fits)
+    given = planner.Given(known, trained=parent is not None)
+    facts = hardware or planner.nominal(device.type)
+    whole = finished if known is None else lambda _: known
+    chosen = planner.plan(objective, data.survey, batching, wanted.train, facts, given, whole)
+    why = chosen.why
+    if known is None:
+        model = finished(chosen.model)
     else:
-        base = chosen.model if wanted.model is None else None
-        joint = len(_files(data.tokenizers)) == 1
-        _, model = model_for(
-            wanted, base, lambda m: defaults.fitted(m, data.objective, vocabulary, longest or 0, joint)
-        )
-        why = chosen.why if wanted.model is None else ["model: as asked", *chosen.why[1:]]
+        model = known
+        why = [f"model: {'that of ' + str(parent.path) if parent is not None else 'as given'}", *why]
     check_family(model, data.objective)
     batching = chosen.batching
-    if packs and device.type == "cuda" and not wanted.laid and defaults.packs(model, data.objective):
-        rows = defaults.packed(batching, longest_laid(data))
+    if packs and device.type == "cuda" and not wanted.laid and fitting.packs(model, data.objective):
+        rows = fitting.packed(batching, longest_laid(data))
         budget = getattr(wanted.data.batching, "tokens", None)
         if budget is None or budget == rows.tokens:  # one that is given is kept
             batching = rows
             why.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
-    spec = replace(wanted.data, objective=data.objective, batching=batching)
+    spec = replace(data.spec, train=wanted.data.train, valid=wanted.data.valid, batching=batching)
     train = choose_metric(chosen.train, data, why)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.why}")
@@ -402,13 +420,16 @@ def longest_laid(data: Prepared) -> int:
     )
 
 
-def _width(wanted: Asked, parent: Run | None) -> int | None:
-    """The width of a model that is not chosen from the corpus."""
-    if parent is not None:
-        return getattr(parent.recipe.model, "d_model", None)
-    if wanted.model is not None:
-        return getattr(model_for(wanted, None, lambda _: {})[1], "d_model", None)
-    return wanted.changes.get("d_model")
+def _known_model(
+    wanted: Asked, parent: Run | None, objective: Objective, fits: Callable[[ModelSpec], Mapping[str, Any]]
+) -> ModelSpec | None:
+    """The model, where it is that of another run or given by a preset or a recipe; None: it is to be chosen."""
+    if parent is None:
+        return None if wanted.model is None else model_for(wanted, None, fits)[1]
+    model = parent.recipe.model
+    if isinstance(objective, Classification) and objective != parent.objective:
+        model = edit(model, {"task.classes": len(objective.labels)}, PARTS)
+    return model
 
 
 def check_family(model: Any, objective: Objective) -> None:
@@ -508,7 +529,7 @@ def _measure(recipe: Recipe, data: Prepared, criterion: str) -> Callable[[Model]
     batching = recipe.data.batching
     assert batching is not None
     if batching.packed:
-        batching = defaults.padded(batching)
+        batching = fitting.padded(batching)
     held_out = HeldOut(
         data.objective,
         data.valid,
@@ -516,7 +537,7 @@ def _measure(recipe: Recipe, data: Prepared, criterion: str) -> Callable[[Model]
         data.tokenizers,
         batching,
         data.valid_survey.bytes,
-        recipe.data.max_len,
+        recipe.data.longest,
     )
     train = recipe.train
     return lambda model: validate(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard import defaults
+from regard import planner
 from regard.ablation.rows import Row
 from regard.data.prepare import FORMAT as STORE_FORMAT
 from regard.data.prepare import DataSpec, Prepared, opened, prepare
@@ -132,7 +132,7 @@ def check_changes(changes: Iterable[str], wanted: Asked, steps: bool) -> None:
 
 def unused(wanted: Asked) -> str:
     """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
-    usual = (TrainSpec(), defaults.for_objective(wanted.data.objective))
+    usual = (TrainSpec(), planner.for_objective(wanted.data.objective))
     said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
     said += ["train.seed"] * (wanted.train.seed != TrainSpec().seed and not wanted.data.split_by_source)
     said += ["decode"] * (wanted.decode != Beam())
@@ -192,7 +192,7 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
         "objective": record["data"]["objective"],
         "batching": record["data"]["batching"],
         "weights": [corpus.weight for corpus in data.train],
-        "max_len": data.max_len,
+        "max_len": data.longest,
     }
     code = _code(recipe)
     return digest([FORMAT, record["model"], record["train"], rest, fingerprint, *([code] if code else [])])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from regard import defaults, variants
+from regard import fitting, variants
 from regard.cost import cost
 from regard.data.prepare import Prepared
 from regard.errors import RegardError, SpecError
@@ -51,7 +51,7 @@ class Rows:
         self.sizes = {name: data.tokenizers[name].size for name in data.objective.encoded}
         self.joint = len({tokenizer.sha256 for tokenizer in data.tokenizers.values()}) == 1
         window = getattr(recipe.data.batching, "length", None)
-        self.longest = window or 0 if data.objective.stream else recipe.data.max_len + 2
+        self.longest = window or 0 if data.objective.stream else recipe.data.longest + 2
         self.length = sequence_length(recipe, data)
         self.vanilla = self.measured(Row(BASE, self.base))
 
@@ -63,7 +63,7 @@ class Rows:
 
     def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
         """A model that was made of `before`, with what the text asks for; refused if it cannot learn the task."""
-        fits = defaults.fitted(model, self.objective, self.sizes, self.longest, self.joint)
+        fits = fitting.fitted(model, self.objective, self.sizes, self.longest, self.joint)
         model = fit(model, before, fits)
         check_family(model, self.objective)
         return model

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from regard import defaults
+from regard import fitting
 from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
@@ -144,9 +144,9 @@ def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
         data.valid,
         data.valid_texts,
         data.tokenizers,
-        defaults.padded(batching) if batching.packed else batching,
+        fitting.padded(batching) if batching.packed else batching,
         data.valid_survey.bytes,
-        recipe.data.max_len,
+        recipe.data.longest,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import defaults
+from regard import fitting
 from regard.batch import Batch
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer
@@ -71,7 +71,7 @@ def our_contestants(work: Work, ours: Model) -> list[Contestant]:
         step = stepping(Eager(our_update(ours, work.device)))
         return [entered("regard", ours, step, counted(work.batches), work)]
     longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
-    batching = defaults.packed(Buckets(GPU_TOKENS[1]), longest)
+    batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
     programs: dict[str, Callable[[Update], Program]] = {
         "regard (graph)": lambda update: Captured(update, _silent),

@@ -70,8 +70,11 @@ class Objective(Spec):
         """The columns of records, in ids."""
 
     @abstractmethod
-    def fitted(self, table: Table, max_len: int) -> Fitted:
-        """Rows as they are, cut, or left out if a side is longer than `max_len`; bos and eos do not count."""
+    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:
+        """Rows as they are, cut, or left out if a side is longer than `max_len`; bos and eos do not count.
+
+        `cuts` keeps the beginning of a longer source, where the pair would be left out.
+        """
 
     @abstractmethod
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
@@ -99,9 +102,11 @@ class Translation(Objective):
             }
         )
 
-    def fitted(self, table: Table, max_len: int) -> Fitted:
-        kept = (table["source"].lengths <= max_len + 1) & (table["target"].lengths <= max_len + 2)
-        return Fitted(table.take(np.flatnonzero(kept)), kept)
+    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:
+        long = table["source"].lengths > max_len + 1
+        kept = (table["target"].lengths <= max_len + 2) & (cuts | ~long)
+        left = table.take(np.flatnonzero(kept))
+        return Fitted(_cut_source(left, max_len) if cuts else left, kept, int((long & kept).sum()))
 
     def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         source = Laid(columns["source"], rows, packed)
@@ -120,6 +125,16 @@ class Translation(Objective):
         )
         places = source.ids.numel() + read.ids.numel()
         return Item(batch, read.total, places, places - source.total - read.total)
+
+
+def _cut_source(table: Table, max_len: int) -> Table:
+    """The table with the beginning of every source, followed by its end-of-sentence id."""
+    source = table["source"]
+    ends = source.ids[source.offsets[1:] - 1]
+    first, last = source.offsets[:-1], np.minimum(source.offsets[1:] - 1, source.offsets[:-1] + max_len)
+    short = source.spans(first, last)
+    closed = Column(np.insert(short.ids[:], short.offsets[1:], ends), short.offsets + np.arange(len(short.offsets)))
+    return Table(table.columns | {"source": closed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +160,7 @@ class LanguageModelling(Objective):
         encoded = tokenizer.encode_column([record[0] for record in records])
         return Table({"target": encoded.between((tokenizer.bos,), (tokenizer.eos,))})
 
-    def fitted(self, table: Table, max_len: int) -> Fitted:
+    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:  # noqa: ARG002
         column, kept = table["target"], np.ones(table.rows, np.bool_)
         if self.stream:
             return Fitted(table, kept)
@@ -192,7 +207,7 @@ class Classification(Objective):
         text = tokenizer.encode_column([text for _, text in records]).between((tokenizer.bos,), ())
         return Table({"text": text, "label": Column.of([[numbers[label]] for label, _ in records])})
 
-    def fitted(self, table: Table, max_len: int) -> Fitted:
+    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:  # noqa: ARG002
         text = table["text"]
         short = text.spans(text.offsets[:-1], np.minimum(text.offsets[1:], text.offsets[:-1] + max_len + 1))
         cut = int((text.lengths > max_len + 1).sum())

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from regard.data import choices
 from regard.data import tokenizer as tokenizers_
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.cache import Cache
@@ -21,13 +22,15 @@ from regard.data.objectives import Classification, Objective, Record, Translatio
 from regard.data.sample import Sample
 from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus, is_pipe, spool
-from regard.data.tokenizer import BPE, Imported, Tokenizer, TokenizerSpec
+from regard.data.tokenizer import TOKENIZERS, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
 from regard.files import new_folder, temporary
-from regard.tree import Spec, to_record
+from regard.tree import Spec, read, to_record
 
 CHUNK = 8192  # records that are encoded at once
-FORMAT = 2  # of the prepared data: one more whenever the same text would give other data
+FORMAT = 3  # of the prepared data: one more whenever the same text would give other data
+ROOM = 1024  # tokens that a chosen length limit is at most
+STREAM = 1_000_000  # characters that are held out of a stream at most
 SAMPLE = 10_000_000  # characters that a tokenizer is learned from, where a sample is enough
 
 
@@ -39,16 +42,20 @@ class DataSpec(Spec):
     train: tuple[Corpus, ...]
     valid: tuple[Corpus, ...] = ()  # (): split off from the training text
     objective: Objective = Translation()
-    held_out: int | None = None  # how many records are split off; None: 2 %, at most 1,000; 0: none
-    tokenizer: TokenizerSpec = BPE()
+    # How many records are split off; None: 2 %, at least 500 or a tenth, at most 1,000; 0: none.
+    held_out: int | None = None
+    tokenizer: TokenizerSpec | None = None  # None: chosen from the text
     joint: bool = True  # one tokenizer for both sides of a translation
-    max_len: int = 256  # tokens on a side; longer translations are left out, other texts are cut
+    max_len: int | None = None  # tokens on a side; None: chosen from the text
+    # Pairs with a source longer than max_len: their source is cut, or they are left out. None: chosen from the text.
+    # A pair with a longer target is always left out, and a longer text of another objective always cut.
+    long: Literal["cut", "drop"] | None = None
     batching: Batching | None = None  # None: buckets, or windows of a stream
 
     def check(self) -> None:
         if not self.train:
             raise SpecError("train", "is empty; name at least one corpus")
-        if self.max_len < 1:
+        if self.max_len is not None and self.max_len < 1:
             raise SpecError("max_len", f"must be at least 1, not {self.max_len}")
         if self.held_out is not None and self.held_out < 0:
             raise SpecError("held_out", f"must be at least 0, not {self.held_out}")
@@ -77,6 +84,12 @@ class DataSpec(Spec):
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
                 raise SpecError(f"valid[{i}].weight", "every validation record is measured once; leave it out")
+
+    @property
+    def longest(self) -> int:
+        """The length limit, which must be chosen by now."""
+        assert self.max_len is not None, "resolved while preparing"
+        return self.max_len
 
     @property
     def split_by_source(self) -> bool:
@@ -137,6 +150,7 @@ class Survey:
 class Prepared:
     """The data of a run, ready to be batched."""
 
+    spec: DataSpec  # complete: what was not given is chosen
     objective: Objective
     train: list[Table]
     weights: list[float]
@@ -155,21 +169,23 @@ def prepare(
     tokenizers: dict[str, Tokenizer] | None = None,
     say: Callable[[str], None] = lambda _: None,
     cache: Cache | None = None,
+    room: int = ROOM,
 ) -> Prepared:
     """Read all text, train the tokenizers unless they are given, and leave the token tables in `folder`.
 
     The folder appears whole or not at all. What a `cache` has of the same text, prepared in the same way, is taken from
-    it, and what it has not is kept there. A pipe is copied into a file first, for the text is read more than once.
+    it, and what it has not is kept there. A pipe is copied into a file first, for the text is read more than once. A
+    length limit that is chosen is at most `room` tokens.
     """
     try:
         with _spooled(spec, folder, say) as (data, named):
-            key = None if cache is None else cache.key(*_described(data, seed, tokenizers))
+            key = None if cache is None else cache.key(*_described(data, seed, tokenizers, room))
             if cache is None or key is None:
-                return _prepare(data, folder, seed, tokenizers, say, named)
+                return _prepare(data, folder, seed, tokenizers, say, named, room)
             if cache.fetch(key, folder):
                 say("this text was prepared before: taking the data from the cache (regard cache)")
                 return opened(data, folder)
-            prepared = _prepare(data, folder, seed, tokenizers, say, named)
+            prepared = _prepare(data, folder, seed, tokenizers, say, named, room)
             cache.keep(key, folder, say)
     except OSError as error:
         raise DataError(f"cannot write the prepared data to {folder}: {error.strerror or error}; make room") from None
@@ -216,7 +232,7 @@ def _spooled(
 
 
 def _described(
-    spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None
+    spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """All that prepared data depend on but the content of files, and these files."""
     corpora = (*spec.train, *spec.valid)
@@ -232,6 +248,8 @@ def _described(
         "seed": seed if spec.split_by_source else None,
         "joint": spec.joint,
         "max_len": spec.max_len,
+        "room": room if spec.max_len is None else None,
+        "long": spec.long,
     }
     if tokenizers is not None:
         description["tokenizers"] = {name: tokenizer.sha256 for name, tokenizer in tokenizers.items()}
@@ -239,7 +257,7 @@ def _described(
         files.append(spec.tokenizer.path)
         description["tokenizer"] = spec.tokenizer.kind
     else:
-        description["tokenizer"] = to_record(spec.tokenizer)
+        description["tokenizer"] = None if spec.tokenizer is None else to_record(spec.tokenizer)
     return description, tuple(files)
 
 
@@ -254,9 +272,10 @@ def _prepare(
     tokenizers: dict[str, Tokenizer] | None,
     say: Callable[[str], None],
     named: Callable[[str], str],
+    room: int,
 ) -> Prepared:
     with new_folder(folder) as making:
-        spec = _fill(spec, making, seed, tokenizers, say, named)
+        spec = _fill(spec, making, seed, tokenizers, say, named, room)
     return opened(spec, folder)
 
 
@@ -267,6 +286,7 @@ def _fill(
     tokenizers: dict[str, Tokenizer] | None,
     say: Callable[[str], None],
     named: Callable[[str], str],
+    room: int,
 ) -> DataSpec:
     """Write the prepared data into a folder; the description of the data with its labels."""
     say("reading the text")
@@ -275,7 +295,17 @@ def _fill(
     objective = found.objective(spec.objective, split.said)
     spec = replace(spec, objective=objective)
     say("training the tokenizer" if tokenizers is None else "taking the tokenizer as it is")
+    reasons: list[str] = []
+    if spec.tokenizer is None:
+        choice = choices.choose_tokenizer(objective, split.sample)
+        spec = replace(spec, tokenizer=choice.tokenizer)
+        reasons += [] if tokenizers else [choice.why]
     tokenizers = tokenizers or _tokenizers(spec, split)
+    if spec.max_len is None:
+        limit = choices.choose_limit(objective, split.sample, tokenizers, room)
+        spec = replace(spec, max_len=limit.max_len, long=spec.long or limit.long)
+        reasons += [limit.why] if limit.why else []
+    spec = replace(spec, long=spec.long or "drop")
     say("encoding the text")
     survey, valid_survey = Survey(), Survey()
     aside: list[Record] = []
@@ -286,15 +316,17 @@ def _fill(
         given = (record for corpus in spec.valid for record in corpus.records())
         _write(spec, tokenizers, chain(given, aside), making / "valid", valid_survey, None, kept)
     if not survey.kept:
-        raise DataError("no record of the training text is left to learn from: " + _why_none(survey, spec.max_len))
+        raise DataError("no record of the training text is left to learn from: " + _why_none(survey, spec.longest))
     if split.any_valid and not valid_survey.kept:
-        why = _why_none(valid_survey, spec.max_len)
+        why = _why_none(valid_survey, spec.longest)
         raise DataError(f"no record of the validation text is left to measure on: {why}")
     remarks = [named(remark) for corpus in (*spec.train, *spec.valid) for remark in corpus.remarks()]
-    report = [*remarks, *split.said, *survey.sentences("training text", spec.max_len)]
+    report = [*remarks, *split.said, *survey.sentences("training text", spec.longest)]
     if valid_survey.records:
-        report += valid_survey.sentences("validation text", spec.max_len)
-    surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": report}
+        report += valid_survey.sentences("validation text", spec.longest)
+    chosen = {"tokenizer": to_record(_required(spec.tokenizer)), "max_len": spec.longest, "long": spec.long}
+    report += reasons
+    surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": report, "chosen": chosen}
     (making / "survey.json").write_text(json.dumps(surveys, indent=2), encoding="utf-8")
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
     (making / "valid.jsonl").write_text(lines, encoding="utf-8")
@@ -314,6 +346,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
             texts = [_strings(json.loads(line), len(spec.objective.texts)) for line in lines]
         survey, valid_survey = Survey.of(surveys["train"]), Survey.of(surveys["valid"])
         report, labels = list(_strings(surveys["report"])), _strings(labels)
+        spec = _completed(spec, surveys.get("chosen", {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{folder} is not prepared data ({error}); train again from the text") from None
     objective = replace(spec.objective, labels=labels) if isinstance(spec.objective, Classification) else spec.objective
@@ -323,7 +356,23 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
     if missing := set(objective.encoded) - set(tokenizers):
         raise DataError(f"{folder} has lost tokenizer.{missing.pop()}.json; train again from the text")
     weights = [corpus.weight for corpus in spec.train]
-    return Prepared(objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)
+    spec = replace(spec, objective=objective)
+    return Prepared(spec, objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)
+
+
+def _completed(spec: DataSpec, chosen: Any) -> DataSpec:
+    """The description of the data with what was chosen for it; data of before have the choices of then."""
+    known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop"} | chosen
+    max_len, long = known["max_len"], known["long"]
+    if type(max_len) is not int or long not in ("cut", "drop"):
+        raise TypeError("a chosen limit is something else")
+    tokenizer = spec.tokenizer or read(known["tokenizer"], TokenizerSpec, "tokenizer", TOKENIZERS)
+    return replace(spec, tokenizer=tokenizer, max_len=spec.max_len or max_len, long=spec.long or long)
+
+
+def _required(tokenizer: TokenizerSpec | None) -> TokenizerSpec:
+    assert tokenizer is not None, "chosen by now"
+    return tokenizer
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
@@ -431,7 +480,7 @@ def _split(spec: DataSpec, found: _Reading) -> _Split:
     if spec.objective.stream:
         return _stream_split(spec, found)
     count = sum(len(hashes) for hashes in found.hashes)
-    wanted = min(1000, max(1, round(0.02 * count))) if spec.held_out is None else spec.held_out
+    wanted = choices.held_out(count) if spec.held_out is None else spec.held_out
     if wanted == 0 or not count:
         return _Split(spec, found, None, set())
     values, counts = np.unique(np.concatenate(found.hashes), return_counts=True)
@@ -453,18 +502,20 @@ def _split(spec: DataSpec, found: _Reading) -> _Split:
 
 
 def _stream_split(spec: DataSpec, found: _Reading) -> _Split:
-    """The last tenth of every stream, or its last `held_out` lines."""
+    """The last tenth of every stream, at most `STREAM` characters, or its last `held_out` lines."""
     if spec.held_out == 0:
         return _Split(spec, found, None, set())
     if spec.held_out is None:
-        begins = [int(np.searchsorted(ends, 0.9 * ends[-1])) for ends in found.ends]
+        begins = [int(np.searchsorted(ends, max(0.9 * ends[-1], ends[-1] - STREAM))) for ends in found.ends]
     else:
         begins = [len(ends) - spec.held_out for ends in found.ends]
     if min(begins) < 1:
         raise DataError("data.held_out: nothing would be left to learn from; hold out less, or give a validation text")
     held = [bytes(begin) + b"\1" * (size - begin) for begin, size in zip(begins, found.counts, strict=True)]
     split = _Split(spec, found, held, set())
-    lines = "a tenth" if spec.held_out is None else f"{spec.held_out:,} lines"
+    tenth = all(0.1 * ends[-1] <= STREAM for ends in found.ends)
+    share = "a tenth" if tenth else f"{STREAM:,} characters"
+    lines = share if spec.held_out is None else f"{spec.held_out:,} lines"
     split.said.append(f"validation text: the end of the text, {lines} of it, is split off")
     return split
 
@@ -481,8 +532,8 @@ def _tokenizers(spec: DataSpec, split: _Split) -> dict[str, Tokenizer]:
     """A tokenizer for each side, or one for both; trained on what is learned from, not on what is held out."""
     names = spec.objective.encoded
     if len(names) == 1 or spec.joint:
-        return dict.fromkeys(names, _learned(spec.tokenizer, split, tuple(names.values())))
-    return {name: _learned(spec.tokenizer, split, (column,)) for name, column in names.items()}
+        return dict.fromkeys(names, _learned(_required(spec.tokenizer), split, tuple(names.values())))
+    return {name: _learned(_required(spec.tokenizer), split, (column,)) for name, column in names.items()}
 
 
 def _learned(spec: TokenizerSpec, split: _Split, columns: tuple[int, ...]) -> Tokenizer:
@@ -512,7 +563,7 @@ def _write(
     with Writer(folder, objective.columns, vocab, stream) as writer:
         for chunk in chunks(records, CHUNK):
             full = [record for record in chunk if stream or _full(record)]
-            fitted = objective.fitted(objective.table(full, tokenizers), spec.max_len)
+            fitted = objective.fitted(objective.table(full, tokenizers), spec.longest, cuts=spec.long == "cut")
             kept = list(compress(full, fitted.kept.tolist()))
             writer.add(fitted.table)
             survey.records += len(chunk)

@@ -406,6 +406,9 @@ class Imported(TokenizerSpec):
         return _tokenizer(document, note, self.path)
 
 
+TOKENIZERS: dict[str, type[Spec]] = {spec.kind: spec for spec in (BPE, Bytes, Characters, Imported, Words)}
+
+
 def _imported(document: Document, name: str) -> Note:
     """Settle the control tokens of an imported file, in place, and say which they are."""
     model, added = document["model"], {token["content"]: token for token in document.setdefault("added_tokens", [])}

@@ -157,7 +157,7 @@ def _language_model(run: "Run", test: Test) -> dict[str, Any]:
     """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line."""
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
-    table = objective.fitted(objective.table(records, tokenizers), run.recipe.data.max_len).table
+    table = objective.fitted(objective.table(records, tokenizers), run.recipe.data.longest).table
     if objective.stream:
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     assert run.recipe.data.batching is not None

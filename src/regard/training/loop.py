@@ -81,7 +81,11 @@ class Progress:
         try:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
-            complete = {*cls.__dataclass_fields__} - {"reached", "clock", "steps"} <= checkpoint.state.keys()  # newer ones
+            complete = {*cls.__dataclass_fields__} - {
+                "reached",
+                "clock",
+                "steps",
+            } <= checkpoint.state.keys()  # newer ones
             whole = numbers and complete and {*progress.best} <= progress.scores.keys()
         except (KeyError, TypeError, ValueError, AttributeError):
             progress, whole = cls(), False
@@ -443,7 +447,12 @@ class Trainer:
 
     def tell(self, event: str, **values: Any) -> None:
         """Tell all watchers."""
-        note = {"event": event, "step": self.progress.step, "time": self.progress.seconds, "clock": self.budget.elapsed} | values
+        note = {
+            "event": event,
+            "step": self.progress.step,
+            "time": self.progress.seconds,
+            "clock": self.budget.elapsed,
+        } | values
         for watcher in self.watchers:
             watcher.note(note)
 

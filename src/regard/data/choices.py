@@ -1,0 +1,101 @@
+"""Choices about a text before it is encoded: tokenizer, length limit, size of the held-out set. Each with its reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from regard.data.objectives import Classification, LanguageModelling, Objective, Record
+from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec
+
+Long = Literal["cut", "drop"]
+
+USUAL = 256  # tokens on a side that are always allowed
+WHOLE = 0.99  # of the texts are read whole, if the device has room
+SUMMARY = 0.5  # targets of less than this share of the source's tokens: the source may be cut
+LOOKED_AT = 4000  # records
+ONE_WORD = 0.6  # of the targets are a single word: inflection, spelling, transliteration
+DISTINCT = 0.3  # of the targets differ from all others; fewer are labels
+LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones are sentences in an unspaced script
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, as a sentence with its reason."""
+
+    tokenizer: TokenizerSpec
+    why: str
+
+
+def held_out(records: int) -> int:
+    """How many of `records` are held out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
+    return max(1, min(1000, max(round(0.02 * records), min(500, records // 10))))
+
+
+def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
+    """Characters where a target is one word that is spelled, byte-pair encoding otherwise."""
+    if isinstance(objective, LanguageModelling | Classification):
+        return Choice(BPE(), "tokenizer: byte-pair encoding")
+    targets = [record[objective.said] for record in _spread(sample)]
+    single = sum(len(target.split()) == 1 for target in targets) / max(1, len(targets))
+    distinct = len(set(targets)) / max(1, len(targets))
+    characters = sum(map(len, targets)) / max(1, len(targets))
+    ascii_letters = sum(c.isascii() or not _unspaced(c) for target in targets for c in target)
+    spaced = ascii_letters >= 0.5 * sum(map(len, targets))
+    if single >= ONE_WORD and distinct >= DISTINCT and characters <= LONGEST_WORD and spaced:
+        return Choice(Characters(), f"tokenizer: characters, because {single:.0%} of the targets are a single word")
+    return Choice(BPE(), "tokenizer: byte-pair encoding")
+
+
+def _unspaced(character: str) -> bool:
+    """Whether a character belongs to a script that is written without spaces between words."""
+    code = ord(character)
+    return (
+        0x0E00 <= code < 0x0F00  # Thai, Lao
+        or 0x1000 <= code < 0x10A0  # Burmese
+        or 0x1780 <= code < 0x1800  # Khmer
+        or 0x3040 <= code < 0x3100  # Hiragana, Katakana
+        or 0x3400 <= code < 0xA000  # Han
+        or 0x20000 <= code < 0x32000
+    )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The longest text that is read, in tokens, and what becomes of longer sources."""
+
+    max_len: int
+    long: Long
+    why: str
+
+
+def choose_limit(objective: Objective, sample: Sequence[Record], tokenizers: dict[str, Tokenizer], room: int) -> Limit:
+    """A limit that 99 % of the texts keep, from 256 to `room` tokens.
+
+    Where targets are much shorter than sources, as in summaries, a longer source is cut: its beginning says most.
+    Otherwise a pair with a longer side is left out, for the target of half a sentence is half a target.
+    """
+    if objective.stream or isinstance(objective, LanguageModelling):
+        return Limit(USUAL, "drop", "")
+    looked_at = _spread(sample)
+    lengths = {
+        name: np.asarray([len(ids) for ids in tokenizers[name].encode_batch([r[text] for r in looked_at])] or [0])
+        for name, text in objective.encoded.items()
+    }
+    wanted = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
+    max_len = min(max(USUAL, -(-wanted // 64) * 64), max(room, USUAL))
+    share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
+    cut = isinstance(objective, Classification) or (
+        lengths["target"].sum() < SUMMARY * lengths["source"].sum()
+        and int(np.quantile(lengths["target"], WHOLE)) <= max_len
+    )
+    what = "longer sources are cut there" if cut else "pairs with a longer side are left out"
+    if isinstance(objective, Classification):
+        what = "longer texts are cut there"
+    return Limit(max_len, "cut" if cut else "drop", f"length limit: {max_len} tokens hold {share:.1%}; {what}")
+
+
+def _spread(sample: Sequence[Record]) -> Sequence[Record]:
+    """At most `LOOKED_AT` records, from all over the sample."""
+    return sample[:: max(1, -(-len(sample) // LOOKED_AT))]

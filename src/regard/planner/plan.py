@@ -1,0 +1,270 @@
+"""Choose what a recipe leaves open, from the text, the device and the time; every choice with its reason.
+
+Two limits decide the size of a model: the text (`TEXT` parameters for each of its tokens) and the time, in which it
+must see `SEEN` tokens for each parameter. The largest candidate within both is taken, so a longer text or more time
+never gives a smaller model. The numbers are from the experiments of docs/decisions/014-planner.md.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regard.data.batching import Batching
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import Survey
+from regard.models.base import ModelSpec
+from regard.planner.models import Candidate, candidates, dropped
+from regard.planner.speed import Hardware, Lengths
+from regard.training.optim import AdamW, Muon
+from regard.training.schedule import Cosine
+from regard.training.spec import TrainSpec
+
+TEXT = 4.5  # parameters of the blocks for each token of the text, at most
+SEEN = 8.0  # tokens that training sees for each of these parameters, at least
+DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run whose time is not given
+MOST_STEPS = 200_000
+TRAINING = 0.85  # of the time goes into steps: the rest into reading, validation and saving
+ROOM = 0.6  # of the memory is used by a plan
+GENTLE = 0.2  # of the usual learning rate, for weights that are trained already
+TUNING_PASSES = 5  # through the text of a fine-tuning
+VALIDATIONS = 20  # of a run, where steps are given
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen, and why."""
+
+    model: ModelSpec
+    batching: Batching
+    train: TrainSpec
+    why: list[str]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model that is not chosen here."""
+
+    model: ModelSpec | None = None  # from a preset or another run
+    trained: bool = False  # it goes on from another run
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a plan needs to know of a text, in tokens."""
+
+    total: int  # of all sides
+    labels: int  # that are predicted, or read by a classifier
+    records: int
+    lengths: Lengths  # of a usual source and target
+
+    @property
+    def epoch(self) -> int:
+        """Tokens on the longer side."""
+        return max(1, max(self.lengths) * self.records)
+
+
+def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
+    """The text of a survey; a stream is read in windows."""
+    columns = {name: survey.ids[name] for name in objective.measured}
+    records = max(1, survey.kept)
+    if objective.stream:
+        window = getattr(batching, "length", 256)
+        tokens = columns["target"]
+        return Text(tokens, tokens, max(1, round(tokens / window)), (0, window))
+    usual = {name: max(1, round(count / records)) for name, count in columns.items()}
+    lengths = (usual.get("source", usual.get("text", 0)), usual.get("target", 0))
+    return Text(sum(columns.values()), columns[objective.measured[-1]], records, lengths)
+
+
+def plan(
+    objective: Objective,
+    survey: Survey,
+    batching: Batching,
+    train: TrainSpec,
+    hardware: Hardware,
+    given: Given = Given(),
+    finished: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
+) -> Chosen:
+    """Choose model, batches and training; what is given is left as it is.
+
+    `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications.
+    """
+    text = described(objective, survey, batching)
+    time = train.time or DEFAULT[hardware.kind]
+    why: list[str] = []
+    if given.model is not None:
+        width = getattr(given.model, "d_model", 512)
+        like = [c for c in candidates(objective) if c.width <= width] or candidates(objective)[:1]
+        candidate = replace(like[-1], spec=given.model, width=width, name="as given")
+        speed = None if train.steps is not None else hardware.speed(finished(given.model), text.lengths)
+    else:
+        candidate, speed = _largest(candidates(objective), text, time, hardware, train, finished)
+        why.append(
+            f"model: {candidate.name}, for {text.total:,} tokens of text and {_duration(time)} on {hardware.kind}"
+        )
+    budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
+    batching, tokens = _batches(batching, budget, train, why)
+    train = _training(train, objective, budget, tokens, why)
+    spec = candidate.spec
+    if given.model is None:
+        assert train.steps is not None
+        passes = train.steps * train.accumulate * tokens / text.epoch
+        dropout = _dropout(objective, passes)
+        spec = dropped(spec, dropout)
+        why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
+    return Chosen(spec, batching, train, why)
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A model, a text and a time; `speed` in target tokens a second is None where steps are given."""
+
+    text: Text
+    candidate: Candidate
+    hardware: Hardware
+    time: float
+    speed: float | None
+    trained: bool
+
+    @property
+    def labels(self) -> float:
+        """Target tokens that training sees in its time, or in the passes that the text is worth."""
+        most = _most_passes(self.text, self.trained) * self.text.labels
+        return most if self.speed is None else min(most, self.speed * self.time * TRAINING)
+
+
+def _largest(
+    known: list[Candidate],
+    text: Text,
+    time: float,
+    hardware: Hardware,
+    train: TrainSpec,
+    finished: Callable[[ModelSpec], ModelSpec],
+) -> tuple[Candidate, float | None]:
+    """The largest model that the text and the time allow, and its speed. Larger ones are not even probed."""
+    best = known[0]
+    if train.steps is not None:  # the time is the user's affair
+        fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
+        return (fitting[-1] if fitting else best), None
+    speed = hardware.speed(finished(best.spec), text.lengths)
+    for candidate in known[1:]:
+        if candidate.blocks > TEXT * text.total or not _fits(candidate, hardware):
+            break
+        # A larger model is slower in proportion, if not more: what cannot be is not measured.
+        if _seen(text, speed * time) < SEEN * candidate.blocks:
+            break
+        found = hardware.speed(finished(candidate.spec), text.lengths)
+        if _seen(text, found * time) < SEEN * candidate.blocks:
+            break
+        best, speed = candidate, found
+    return best, speed
+
+
+def _seen(text: Text, labels: float) -> float:
+    """Tokens of all sides that training sees along with so many labels."""
+    return TRAINING * labels * text.total / max(1, text.labels)
+
+
+def _fits(candidate: Candidate, hardware: Hardware) -> bool:
+    """Whether weights, gradients and optimizer of a model, and a smallest batch, have room in memory."""
+    return bytes_needed(candidate, 1024) <= ROOM * hardware.memory
+
+
+def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> float:
+    """Bytes that a training step takes: weights with gradients and AdamW's moments, activations, and the output."""
+    weights = 16.0 * (candidate.blocks + vocab * candidate.width)
+    depth = max(1, round(candidate.blocks / (12 * candidate.width**2)))
+    return weights + tokens * (4.0 * 40 * depth * candidate.width + 12.0 * vocab)
+
+
+def _batches(batching: Batching, budget: Budgeted, train: TrainSpec, why: list[str]) -> tuple[Batching, int]:
+    """A batch size that leaves a few thousand steps in the time."""
+    if (given := getattr(batching, "tokens", None)) is not None:
+        return batching, given
+    small, steps = (1024, 2500) if budget.hardware.kind == "cpu" else (4096, 5000)
+    wanted = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
+    tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, wanted))))))
+    while tokens > small and bytes_needed(budget.candidate, tokens) > ROOM * budget.hardware.memory:
+        tokens //= 2
+    tokens = max(tokens, getattr(batching, "length", 0))
+    why.append(f"batch size: {tokens:,} tokens")
+    return replace(batching, tokens=tokens), tokens  # type: ignore[reportCallIssue]  # every batching has it
+
+
+def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: int, why: list[str]) -> TrainSpec:
+    changes: dict[str, Any] = {}
+    epoch = max(1.0, budget.text.epoch / tokens / train.accumulate)
+    steps = train.steps
+    if steps is None:
+        passes = budget.labels / max(1, budget.text.labels)
+        steps = changes["steps"] = int(min(MOST_STEPS, max(20, round(passes * epoch))))
+        assert budget.speed is not None
+        seconds = passes * budget.text.labels / budget.speed / TRAINING
+        why.append(f"steps: about {steps:,}, {_passes(passes)} through the text, {_duration(seconds)}")
+        if train.time is None and seconds >= 0.99 * budget.time:
+            why.append(
+                f"time: {_duration(budget.time)}, what a run on {budget.hardware.kind} has if --time is not given"
+            )
+    if train.optimizer.rate is None:
+        rate = _rate(objective, budget.candidate.width) * (GENTLE if budget.trained else 1.0)
+        changes["optimizer"] = replace(train.optimizer, rate=rate)  # type: ignore[reportCallIssue]
+        why.append(f"peak learning rate: {rate:g}, for d_model {budget.candidate.width}")
+    optimizer = changes.get("optimizer", train.optimizer)
+    if isinstance(optimizer, Muon) and optimizer.rest.rate is None:
+        changes["optimizer"] = replace(optimizer, rest=replace(optimizer.rest, rate=optimizer.rate))
+    if getattr(train.schedule, "warmup", 0) is None:
+        warmup = max(1, min(steps // 10, max(100, steps // 25)))
+        changes["schedule"] = replace(train.schedule, warmup=warmup)  # type: ignore[reportCallIssue]
+        why.append(f"warm-up: {warmup:,} steps")
+    if train.validate_every is None:
+        changes["validate_every"] = max(1, round(steps / VALIDATIONS))
+        if train.time is None:
+            why.append(f"validation: every {changes['validate_every']:,} steps")
+    if train.patience is None:
+        changes["patience"] = max(3, VALIDATIONS // 4)
+        why.append(f"early stopping: after {changes['patience']} validations without improvement")
+    return replace(train, **changes)
+
+
+def _most_passes(text: Text, trained: bool) -> float:
+    """Passes through a text beyond which more hardly help: 120 for a small text, 8 for the largest."""
+    if trained:
+        return TUNING_PASSES
+    return min(300.0, max(8.0, 80 * (1e6 / max(1, text.total)) ** (1 / 3)))
+
+
+def _rate(objective: Objective, width: int) -> float:
+    """The peak learning rate of AdamW for a width."""
+    if isinstance(objective, Classification):
+        return min(2e-3, 0.128 / width)
+    most = 4e-3 if isinstance(objective, Translation) else 3e-3
+    return round(min(most, most * 128 / width), 6)
+
+
+def _dropout(objective: Objective, passes: float) -> float:
+    """More dropout for more passes: what is seen once cannot be learned by heart."""
+    if isinstance(objective, Classification):
+        return 0.3
+    return round(min(0.3, max(0.05, 0.05 + 0.085 * math.log10(max(1.0, passes)) ** 1.5)), 2)
+
+
+def _passes(passes: float) -> str:
+    return f"{passes:.1f} passes" if passes < 9.5 else f"{passes:.0f} passes"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
+def for_objective(objective: Objective) -> TrainSpec:
+    """The training that is usual for an objective, before its numbers are chosen."""
+    if isinstance(objective, Translation):
+        return TrainSpec(schedule=Cosine(floor=0.02))
+    optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.1)
+    return TrainSpec(
+        optimizer=optimizer, schedule=Cosine(floor=0.02 if isinstance(objective, LanguageModelling) else 0.1)
+    )

@@ -1,0 +1,174 @@
+"""Training speed of a model on this device: measured by a few steps, and kept in the cache.
+
+On a CPU some real steps are timed. On a GPU a step is captured or compiled, which takes longer than a probe may, so the
+speed of a matrix product is measured and the model's speed estimated from its FLOPs.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from regard.batch import Batch, translation
+from regard.catalogue import PARTS
+from regard.data import cache
+from regard.errors import SpecError
+from regard.files import replace_text
+from regard.models.base import ModelSpec, build
+from regard.training.optim import AdamW
+from regard.tree import to_record
+
+PROBED = 1024  # tokens of a batch whose steps are timed
+STEPS = 3
+PATIENCE = 4.0  # seconds that one model is timed at most
+UTILISATION = 0.25  # of a matrix product's speed, by a captured training step of a model of d_model 512 (H200: 0.25)
+LEAST_STEP = 2.5e-3  # seconds: a captured step of the smallest models on an H200
+
+Lengths = tuple[int, int]  # of source and target; 0 where there is none
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a plan needs to know of a device; `speed` estimates target tokens a second of training a model."""
+
+    kind: str  # cpu, cuda or mps
+    memory: float  # bytes
+    speed: Callable[[ModelSpec, Lengths], float]
+
+
+def hardware(device: torch.device, threads: int | None = None) -> Hardware:
+    """This device, whose speeds are measured when they are first wanted."""
+    count = threads or torch.get_num_threads()
+
+    def speed(spec: ModelSpec, lengths: Lengths) -> float:
+        facts = repr((_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
+        return _kept(facts, lambda: _measured(spec, lengths, device))
+
+    return Hardware(device.type, memory(device), speed)
+
+
+def nominal(kind: str, memory: float = 16e9) -> Hardware:
+    """A device of which nothing is measured: two cores of a laptop, or a data-centre GPU."""
+    flops = 60e9 if kind == "cpu" else 150e12
+
+    def speed(spec: ModelSpec, lengths: Lengths) -> float:
+        return _estimated(spec, lengths, flops, kind)
+
+    return Hardware(kind, memory, speed)
+
+
+def memory(device: torch.device) -> float:
+    """Bytes of memory of a device."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if hasattr(os, "sysconf"):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return 8e9
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {platform.processor()} {os.cpu_count()}"
+
+
+def _kept(facts: str, measure: Callable[[], float]) -> float:
+    """A measurement from the cache, or a new one, which is kept there."""
+    path = cache.measured(facts)
+    try:
+        found = json.loads(path.read_text())["tokens_per_second"]
+        if isinstance(found, float) and found > 0:
+            return found
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    found = measure()
+    try:
+        if cache.limit():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps({"tokens_per_second": found}))
+    except (OSError, SpecError):
+        pass
+    return found
+
+
+def _measured(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
+    if device.type == "cuda":
+        return _estimated(spec, lengths, _product(device) * UTILISATION, device.type)
+    return _timed(spec, lengths, device)
+
+
+def _product(device: torch.device) -> float:
+    """FLOP/s of a large matrix product in bfloat16."""
+    side = 4096
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    for _ in range(3):
+        torch.mm(a, a)
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(10):
+        torch.mm(a, a)
+    torch.cuda.synchronize(device)
+    return 10 * 2 * side**3 / (time.perf_counter() - began)
+
+
+def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> float:
+    """Target tokens a second from FLOPs: `flops` are those of a step of a model of d_model 512; narrower ones less."""
+    from regard.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
+
+    source, target = lengths
+    length = max(1, target or source)
+    per_token = 3 * cost(spec, length).flops_per_token
+    if source and target:
+        per_token *= (source + target) / (2 * target)
+    width = getattr(spec, "d_model", 512)
+    share = min(1.0, width / 512) if kind != "cpu" else 1.0
+    rate = flops * share / per_token
+    return rate if kind == "cpu" else min(rate, 16384 / LEAST_STEP)
+
+
+def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
+    """Target tokens a second of a few real steps on a batch of random ids."""
+    batch, labels = _batch(spec, lengths)
+    batch = batch.to(device)
+    with torch.random.fork_rng(devices=[]):
+        model = build(spec, device).train()
+        optimizer = AdamW(rate=1e-4).build(model)
+        began, steps, spent = time.perf_counter(), 0, 0.0
+        while steps <= STEPS and time.perf_counter() - began < PATIENCE:
+            start = time.perf_counter()
+            loss = model.loss(batch)
+            (loss.total / labels).backward()
+            optimizer.step()
+            optimizer.zero()
+            if steps or time.perf_counter() - start > PATIENCE / 2:  # the first one also warms up
+                spent += time.perf_counter() - start
+            steps += 1
+    timed = max(1, steps - 1)
+    return labels * timed / spent if spent else labels * timed / (time.perf_counter() - began)
+
+
+def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:
+    """Random text of usual lengths, and its number of labels."""
+    source, target = lengths
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(vocab: int, length: int, rows: int) -> list[list[int]]:
+        return torch.randint(4, max(5, vocab), (rows, length), generator=generator).tolist()
+
+    vocab: int = getattr(spec, "vocab", 32000)
+    if source and target:
+        rows = max(1, PROBED // max(source, target))
+        pairs = zip(
+            ids(vocab, source, rows), ids(getattr(spec, "target_vocab", None) or vocab, target, rows), strict=True
+        )
+        return translation(list(pairs), 1, 2, source_end=()), rows * (target + 1)
+    if target:
+        rows = max(1, PROBED // target)
+        text = torch.tensor(ids(vocab, target + 1, rows))
+        return Batch(text[:, :-1], text[:, 1:]), rows * target
+    rows = max(1, PROBED // source)
+    return Batch(torch.tensor(ids(vocab, source, rows)), torch.zeros(rows, dtype=torch.long)), rows * source
