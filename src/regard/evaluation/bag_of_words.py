@@ -1,0 +1,129 @@
+"""A bag of words: TF-IDF of words and word bigrams, and multinomial logistic regression; a baseline for classifiers."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.evaluation.target_text import HAN, KANA, OTHERS
+
+# A word, or one character of a script without spaces between words, so that bigrams are pairs of characters there.
+WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")
+PENALTY = 0.1  # of half the squared weights, where the losses of all texts are summed
+ITERATIONS = 60
+WEIGHTS = 5_000_000  # features x classes at most; the rarest features are left out
+
+
+def words(text: str) -> list[str]:
+    """Return the lower-cased words of a text, punctuation left out."""
+    return WORD.findall(text.lower())
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """A sparse matrix by rows: the columns and values of the entries of each row."""
+
+    columns: Tensor  # (entries,)
+    values: Tensor  # (entries,)
+    starts: Tensor  # (rows + 1,)
+
+    def times(self, dense: Tensor) -> Tensor:
+        """Return the product with a dense matrix."""
+        return F.embedding_bag(
+            self.columns, dense, self.starts, mode="sum", per_sample_weights=self.values, include_last_offset=True
+        )
+
+
+def _sparse(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> _Sparse:
+    """Make a sparse matrix of `count` rows from entries in any order."""
+    order = np.argsort(rows, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+    return _Sparse(
+        torch.from_numpy(columns[order]), torch.from_numpy(values[order].astype(np.float32)), torch.from_numpy(starts)
+    )
+
+
+class BagOfWords:
+    """Logistic regression on TF-IDF features of lower-cased words and pairs of neighbouring words.
+
+    A feature t of a text has the value tf(t) (1 + ln((1 + n) / (1 + df(t)))), where tf counts it in the text and df the
+    texts of n that have it; the values of a text are divided by their Euclidean norm. The weights W minimise the summed
+    cross-entropy + PENALTY/2 |W|^2 (the bias is free) by L-BFGS.
+    """
+
+    def __init__(self, texts: Sequence[str], labels: np.ndarray, classes: int) -> None:
+        split = [words(text) for text in texts]
+        self._words = {word: number for number, word in enumerate(dict.fromkeys(chain.from_iterable(split)))}
+        rows, keys = self._grams(split)
+        self._keys, columns = np.unique(keys, return_inverse=True)
+        documents = np.bincount(_counted(rows, columns, len(self._keys))[1])
+        kept = _most_frequent(documents, max(1, WEIGHTS // classes))
+        self._keys = self._keys[kept]
+        self._idf = 1 + np.log((1 + len(texts)) / (1 + documents[kept]))
+        self._weights = self._trained(*self._features(rows, keys, len(texts)), labels, classes)
+
+    def predict(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the most probable class of each text."""
+        rows, columns, values = self._features(*self._grams([words(text) for text in texts]), len(texts))
+        scores = _sparse(rows, columns, values, len(texts)).times(self._weights[:-1]) + self._weights[-1]
+        return scores.argmax(1).numpy()
+
+    def _grams(self, texts: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the text and the key of each known word, and of each pair of neighbours that are both known."""
+        unknown, size = len(self._words), len(self._words) + 1
+        numbers = np.fromiter((self._words.get(word, unknown) for word in chain.from_iterable(texts)), np.int64)
+        rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+        known = numbers != unknown
+        pairs = (rows[1:] == rows[:-1]) & known[1:] & known[:-1]
+        keys = (numbers[:-1] + 1) * size + numbers[1:]  # above those of single words
+        return np.concatenate([rows[known], rows[1:][pairs]]), np.concatenate([numbers[known], keys[pairs]])
+
+    def _features(self, rows: np.ndarray, keys: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows, columns and TF-IDF values of all features that are known."""
+        columns = np.searchsorted(self._keys, keys)
+        known = np.append(self._keys, -1)[columns] == keys
+        rows, columns, counts = _counted(rows[known], columns[known], len(self._keys))
+        values = counts * self._idf[columns]
+        norms = np.sqrt(np.bincount(rows, values * values, texts))
+        return rows, columns, values / norms[rows]
+
+    def _trained(
+        self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, labels: np.ndarray, classes: int
+    ) -> Tensor:
+        """Return the weights of every feature, and after them the biases."""
+        x = _sparse(rows, columns, values, len(labels))
+        transposed = _sparse(columns, rows, values, len(self._keys))
+        y = torch.from_numpy(np.eye(classes, dtype=np.float32)[labels])
+        weights = torch.zeros(len(self._keys) + 1, classes, dtype=torch.float32)
+        solver = torch.optim.LBFGS(
+            [weights], max_iter=ITERATIONS, history_size=10, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            log_p = (x.times(weights[:-1]) + weights[-1]).log_softmax(1)
+            error = log_p.exp() - y
+            slope = torch.cat([transposed.times(error) + PENALTY * weights[:-1], error.sum(0, keepdim=True)])
+            weights.grad = slope / len(y)
+            return (PENALTY / 2 * weights[:-1].square().sum() - (y * log_p).sum()) / len(y)
+
+        with torch.no_grad():
+            solver.step(closure)
+        return weights
+
+
+def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the different entries of a matrix in order, and how often each occurs."""
+    places, counts = np.unique(rows * width + columns, return_counts=True)
+    return places // width, places % width, counts
+
+
+def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
+    """Return the places of at most so many of the highest counts, in order."""
+    if len(counts) <= most:
+        return np.arange(len(counts))
+    return np.sort(np.argsort(-counts, kind="stable")[:most])
