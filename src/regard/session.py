@@ -22,7 +22,7 @@ from regard.data.text import check_file
 from regard.data.tokenizer import Imported, Tokenizer
 from regard.decoding.beam import Beam
 from regard.errors import DataError, OutOfMemoryError, SpecError
-from regard.evaluation import target_text
+from regard.evaluation import baselines, target_text
 from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, TEMPORARY, clear, held
@@ -470,7 +470,11 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     view.say(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}{threads}")
     flops = _flops(recipe, data) if device.type == "cuda" else None
     measure = _measure(recipe, data, criterion)
-    return Trainer(model, recipe.train, stream, folder, measure, watchers, criterion, flops, session.began)
+    trainer = Trainer(
+        model, recipe.train, stream, folder, measure, watchers, criterion, flops_per_token=flops, began=session.began
+    )
+    baselines.report(folder, data, recipe.train, trainer.tell, view.say)
+    return trainer
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -562,7 +566,10 @@ def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> t
         view.close()
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint")
-    return load(folder.path, session.device, trust_code=session.trust_code), outcome
+    run = load(folder.path, session.device, trust_code=session.trust_code)
+    if outcome.finished:
+        baselines.compare(folder, run.scores, trainer.criterion, view.say)
+    return run, outcome
 
 
 @contextmanager

@@ -56,11 +56,14 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["tensorboard", ".environment.json-making", ".log.jsonl-making", ".saving"])
+@pytest.mark.parametrize(
+    "name", ["tensorboard", "baselines.json", ".environment.json-making", ".log.jsonl-making", ".saving"]
+)
 def test_a_run_with_a_link_is_not_resumed(copy: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     shutil.rmtree(copy / name, ignore_errors=True)
+    (copy / name).unlink(missing_ok=True)
     (copy / name).symlink_to(outside)
     assert f"{name} is a link" in complaint("resume", str(copy))
     assert not list(outside.iterdir())
@@ -103,7 +106,8 @@ def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
 def test_a_file_that_is_nested_too_deeply_is_one_sentence(copy: Path) -> None:
     (copy / "environment.json").write_text(DEEP[1])  # read only for the number of threads
     (copy / "log.jsonl").write_text(DEEP[1] + "\n")
-    for path in sorted({*copy.rglob("*.json")} - {copy / "environment.json", copy / "asked.json"}):
+    unread = {copy / name for name in ("environment.json", "asked.json", "baselines.json")}
+    for path in sorted({*copy.rglob("*.json")} - unread):
         text = path.read_text()
         prepared = copy / "data" in path.parents
         for deep in DEEP[1:] if prepared else DEEP:
@@ -111,6 +115,19 @@ def test_a_file_that_is_nested_too_deeply_is_one_sentence(copy: Path) -> None:
             assert str(copy / "data" if prepared else path) in complaint("resume", str(copy)), path
         path.write_text(text)
     assert regard("resume", str(copy), "-q").returncode == 0
+
+
+@pytest.mark.parametrize("damaged", ['{"baselines": [3]}', DEEP[0]], ids=["other", "deep"])
+def test_damaged_baselines_are_computed_again(copy: Path, damaged: str) -> None:
+    baselines = copy / "baselines.json"
+    whole = baselines.read_text()
+    baselines.write_text(damaged)
+    assert str(baselines) in complaint("show", str(copy))
+    assert regard("translate", str(copy), "--beam", "1", stdin=b"one\n").returncode == 0
+    assert regard("resume", str(copy), "-q").returncode == 0
+    assert baselines.read_text() == whole
+    baselines.unlink()
+    assert json.loads(regard("show", str(copy), "--json").stdout)["baselines"] == []
 
 
 def test_a_lost_tokenizer_is_not_replaced_by_another(corpus: dict[str, str], tmp_path: Path) -> None:

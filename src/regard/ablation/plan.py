@@ -76,7 +76,7 @@ def _key(wanted: Asked) -> str:
     tokenizer = wanted.data.tokenizer
     imported = [tokenizer.path] if isinstance(tokenizer, Imported) else []
     if imported:
-        record["tokenizer"] = tokenizer.kind
+        record["tokenizer"] = Imported.kind
     for path in filter(is_pipe, [*paths, *imported]):
         raise DataError(f"{path}: is a pipe, and the same command must find the same text later; write it to a file")
     files = []

@@ -1,6 +1,7 @@
 """Commands that look inside: show."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +71,12 @@ def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) ->
     """What a run is: recipe, parameters, step, scores, and the digest of its weights."""
     if changes:
         raise SpecError("--set", "a run is what it is; train another with the change")
+    from regard.evaluation import baselines
     from regard.run import load
+    from regard.training.checkpoint import RunFolder
 
     run = load(path, "cpu", trust_code=trust_code)
+    trivial = baselines.stored(RunFolder(run.path))
     facts = {
         "run": str(run.path),
         "finished": run.finished,
@@ -82,8 +86,10 @@ def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) ->
         "weights_sha256": run.weights_sha256,
     }
     if as_json:
-        print_json(facts | {"recipe": run.recipe.record()})
+        print_json(facts | {"baselines": [asdict(baseline) for baseline in trivial], "recipe": run.recipe.record()})
         return
+    if trivial:
+        facts["baselines"] = baselines.sentence(trivial, run.recipe.train.criterion)
     from rich.text import Text
     from rich.tree import Tree
 

@@ -212,6 +212,9 @@ def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
 
 def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
     """A run in a few numbers."""
+    from regard.evaluation.baselines import stored
+    from regard.training.checkpoint import RunFolder
+
     return {
         "run": str(run.path),
         "finished": outcome.finished,
@@ -219,6 +222,7 @@ def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
         "step": outcome.step,
         "parameters": run.parameters,
         "scores": run.scores,
+        "baselines": [asdict(baseline) for baseline in stored(RunFolder(run.path))],
         "weights_sha256": run.weights_sha256,
     }
 

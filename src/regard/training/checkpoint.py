@@ -5,6 +5,7 @@
     weights-00001000.safetensors, trainer-00001000.safetensors, trainer-00001000.json      a checkpoint
     weights-final.safetensors   what translate, generate and classify use once training is done
     log.jsonl environment.json  what happened, and where
+    baselines.json              what trivial models reach on the validation text
     data/                       the token store, needed only to resume
 
 A checkpoint exists once its JSON does, which is written last and names the digests of the other two files. Who writes
@@ -35,7 +36,7 @@ FINAL = "weights-final.safetensors"
 NOTES = "regard"  # in a safetensors header: notes as one JSON object, because the library writes keys in random order
 NESTED = 100  # a JSON file of ours is far from being nested so deeply
 WRITTEN = re.compile(
-    r"(asked|recipe|environment)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
+    r"(asked|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
 Tensors = Mapping[str, Tensor]
 
@@ -72,6 +73,11 @@ class RunFolder:
     def data(self) -> Path:
         """The token store."""
         return self.path / "data"
+
+    @property
+    def baselines(self) -> Path:
+        """What trivial models reach on the validation text."""
+        return self.path / "baselines.json"
 
     @property
     def log(self) -> Path:

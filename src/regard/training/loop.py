@@ -146,7 +146,7 @@ class Outcome:
 class Trainer:
     """Trains a model on a stream, into a run folder."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a run is made of
         self,
         model: Model,
         spec: TrainSpec,
@@ -155,6 +155,7 @@ class Trainer:
         measure: Callable[[Model], Metrics] | None = None,
         watchers: Sequence[Watcher] = (),
         criterion: str = "loss",
+        *,
         flops_per_token: float | None = None,
         began: float | None = None,
     ) -> None:

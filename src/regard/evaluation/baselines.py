@@ -1,0 +1,245 @@
+"""Trivial baselines: what models that take seconds reach on the validation text of a run.
+
+They are computed from the prepared data of the run, so from the text that its model is trained and measured on, and
+stored in its folder as baselines.json.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from regard.data.objectives import Classification, Translation
+from regard.data.prepare import Prepared
+from regard.data.store import Column
+from regard.data.tokenizer import Tokenizer
+from regard.errors import DataError
+from regard.evaluation import metrics
+from regard.evaluation.bag_of_words import BagOfWords
+from regard.evaluation.ngram import KneserNey
+from regard.training.checkpoint import RunFolder, read_json, write_json
+from regard.training.selection import HIGHER_IS_BETTER
+from regard.training.spec import TrainSpec
+
+ORDER = 4  # of the n-gram model
+# What is taken of a text, so that the baselines of the largest take some seconds on one core.
+NGRAM_TOKENS = 3_000_000
+BAG_TOKENS = 1_500_000
+BAG_WORK = 20_000_000  # tokens x classes
+TARGET_TOKENS = 10_000_000
+BLOCKS = 64  # pieces that a sample of a stream is made of
+
+# In the order in which they are preferred, where the criterion of a run was not measured.
+NAMES = {"accuracy": "accuracy", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "loss": "loss"}
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A trivial model, and what it reaches on the validation text."""
+
+    name: str
+    metrics: dict[str, float]
+    share: float = 1.0  # of the training text that it was computed from
+
+    @classmethod
+    def of(cls, record: Any) -> "Baseline":
+        """From JSON."""
+        found = cls(**record)
+        numbers = (*found.metrics.values(), found.share)
+        if not isinstance(found.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+            raise TypeError("a baseline is a name and numbers")
+        if not found.metrics.keys() & NAMES.keys():
+            raise ValueError("a baseline has no metric")
+        return found
+
+
+def measure(data: Prepared, train: TrainSpec) -> list[Baseline]:
+    """Return the baselines that fit the objective; none where there is no validation text, or nothing is decoded."""
+    if data.valid is None or not data.valid.rows:
+        return []
+    if isinstance(data.objective, Translation):
+        return _translation(data, train)
+    return _classification(data) if isinstance(data.objective, Classification) else _language_model(data)
+
+
+def _classification(data: Prepared) -> list[Baseline]:
+    """The most frequent class, and logistic regression on a bag of words."""
+    assert data.valid is not None
+    assert isinstance(data.objective, Classification)
+    classes = len(data.objective.labels)
+    labels = np.concatenate([np.asarray(table["label"].ids[:]) for table in data.train])
+    wanted = np.asarray(data.valid["label"].ids[:])
+    majority = int(np.bincount(labels, minlength=classes).argmax())
+    most = min(BAG_TOKENS, BAG_WORK // classes)
+    read, rows, share = _rows([table["text"] for table in data.train], most)
+    asked, places, _ = _rows([data.valid["text"]], most)
+    tokenizer = data.tokenizers["text"]
+    bag = BagOfWords(_texts(read, tokenizer), labels[rows], classes)
+    guesses = bag.predict(_texts(asked, tokenizer))
+    return [
+        Baseline("majority class", {"accuracy": metrics.accuracy([majority] * len(wanted), wanted.tolist()).value}),
+        Baseline(
+            "bag of words", {"accuracy": metrics.accuracy(guesses.tolist(), wanted[places].tolist()).value}, share
+        ),
+    ]
+
+
+def _translation(data: Prepared, train: TrainSpec) -> list[Baseline]:
+    """The source as it is, and the most frequent target, on the records that validation decodes."""
+    records = data.valid_texts[: train.decode]
+    if not records:
+        return []
+    target, share = _most_frequent(data)
+    answers = {"copying the source": [record[0] for record in records], "most frequent target": [target] * len(records)}
+    references = [record[1] for record in records]
+    return [
+        Baseline(
+            name,
+            {
+                "bleu": metrics.bleu(outputs, references, train.bleu_tokenize).value,
+                "chrf": metrics.chrf(outputs, references).value,
+                "exact_match": metrics.exact_match(outputs, references).value,
+            },
+            share if name == "most frequent target" else 1.0,
+        )
+        for name, outputs in answers.items()
+    ]
+
+
+def _most_frequent(data: Prepared) -> tuple[str, float]:
+    """Return the target that most training records have, the first of equals, and the share that was counted."""
+    read, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
+    raw, ends = np.asarray(read.ids).astype("<u4").tobytes(), (4 * read.offsets).tolist()
+    counted = Counter(raw[first:last] for first, last in pairwise(ends))
+    ((ids, _),) = counted.most_common(1)
+    return data.tokenizers["target"].decode(np.frombuffer(ids, "<u4").tolist()), share
+
+
+def _language_model(data: Prepared) -> list[Baseline]:
+    """An n-gram model of the run's own tokens: as in validation, all tokens of a row but the first are predicted."""
+    assert data.valid is not None
+    stream, size = data.objective.stream, data.tokenizers["target"].size
+    read, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
+    asked, _, _ = _rows([data.valid["target"]], NGRAM_TOKENS, stream)
+    log_probs = KneserNey(read, size, ORDER).log_probs(asked)
+    if not len(log_probs):
+        return []
+    loss, tokens = -float(log_probs.mean()), int((data.valid["target"].lengths - 1).sum())
+    found = {
+        "loss": loss,
+        "perplexity": metrics.perplexity(loss * tokens, tokens).value,
+        "bits_per_byte": metrics.bits_per_byte(loss * tokens, data.valid_survey.bytes).value,
+    }
+    return [Baseline(f"{ORDER}-gram model", found, share)]
+
+
+def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
+    """Return rows of about `most` tokens, their numbers through all columns, and their share of all tokens.
+
+    Rows are drawn at random, the same ones each time; from a stream, which is one row, blocks at even distances.
+    """
+    total = sum(len(column.ids) for column in columns)
+    share = min(1.0, most / max(1, total))
+    rng, taken, numbers, first = np.random.default_rng(0), list[Column](), list[np.ndarray](), 0
+    for column in columns:
+        rows = np.arange(len(column))
+        if stream and share < 1:
+            starts = np.linspace(0, len(column.ids), BLOCKS, endpoint=False).astype(np.int64)
+            taken.append(column.spans(starts, starts + int(share * len(column.ids)) // BLOCKS))
+        else:
+            if share < 1:
+                rows = np.sort(rng.permutation(rows)[: math.ceil(share * len(rows))])
+            taken.append(column.take(rows))
+        numbers.append(first + rows)
+        first += len(column)
+    ids = np.concatenate([column.ids[:] for column in taken])
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([column.lengths for column in taken]))])
+    return Column(ids, offsets), np.concatenate(numbers), len(ids) / max(1, total)
+
+
+def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
+    return tokenizer.decode_batch([row.tolist() for row in column])
+
+
+def report(
+    folder: RunFolder, data: Prepared, train: TrainSpec, tell: Callable[..., None], say: Callable[[str], None]
+) -> None:
+    """Measure the baselines of a run, unless its folder has them; store them, log them and print one sentence."""
+    if _intact(folder):
+        return
+    began = time.perf_counter()
+    found = measure(data, train)
+    if found:
+        record = {"baselines": [asdict(baseline) for baseline in found]}
+        write_json(folder.baselines, record)
+        tell("baselines", seconds=time.perf_counter() - began, **record)
+        say(f"baselines on the validation text: {sentence(found, train.criterion)}")
+
+
+def compare(folder: RunFolder, scores: Mapping[str, float], criterion: str, say: Callable[[str], None]) -> None:
+    """Print a warning if the best baseline of a run is better than its final scores."""
+
+    def cost(baseline: Baseline) -> float:
+        metric = _metric(baseline, criterion)
+        return _cost(baseline.metrics[metric], metric)
+
+    best = min((b for b in _intact(folder) if _metric(b, criterion) in scores), key=cost, default=None)
+    if best is None:
+        return
+    metric = _metric(best, criterion)
+    if cost(best) < _cost(scores[metric], metric):
+        say(
+            f"warning: the model's {NAMES[metric]} on the validation text, {_number(scores[metric], metric)}, is worse "
+            f"than that of a trivial baseline ({best.name}: {_number(best.metrics[metric], metric)}); train for longer "
+            "or on more text (docs/training.md, section Trivial baselines)"
+        )
+
+
+def stored(folder: RunFolder) -> list[Baseline]:
+    """Return the baselines in a run folder; none, if it has no such file."""
+    if not folder.baselines.exists():
+        return []
+    record = read_json(folder.baselines)
+    try:
+        return [Baseline.of(baseline) for baseline in record["baselines"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder.baselines} is damaged ({error}); delete it, nothing else depends on it") from None
+
+
+def _intact(folder: RunFolder) -> list[Baseline]:
+    """Return what is stored; none, if the file is damaged: training can do without it, or make it again."""
+    try:
+        return stored(folder)
+    except DataError:
+        return []
+
+
+def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
+    """Return the baselines in words: `majority class 22.1 %, bag of words 88.4 % accuracy`."""
+    parts, samples = [], []
+    for baseline in baselines:
+        metric = _metric(baseline, criterion)
+        parts.append(f"{baseline.name} {_number(baseline.metrics[metric], metric)}")
+        if baseline.share < 1:
+            samples.append(f" ({baseline.name}: from {100 * baseline.share:.3g} % of the training text)")
+    return f"{', '.join(parts)} {NAMES[_metric(baselines[-1], criterion)]}{''.join(samples)}"
+
+
+def _metric(baseline: Baseline, criterion: str) -> str:
+    """Return the metric of a baseline that a run is compared by: its criterion, if that was measured."""
+    return criterion if criterion in baseline.metrics else next(name for name in NAMES if name in baseline.metrics)
+
+
+def _cost(value: float, metric: str) -> float:
+    return -value if HIGHER_IS_BETTER[metric] else value
+
+
+def _number(value: float, metric: str) -> str:
+    if metric == "loss":
+        return f"{value:.3f}"
+    return f"{value:.1f} %" if metric in ("accuracy", "exact_match") else f"{value:.1f}"
