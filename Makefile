@@ -3,6 +3,7 @@ PYTHON ?= python3
 GPU_PYTHON ?= $(PYTHON)
 PYTEST_ARGS ?=
 MARGINS_ARGS ?=
+DEFAULTS_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -11,10 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-text speed docs test-kills test-margins coverage test-oracles test-gpu table ladder record clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-text bench-defaults bench-defaults-gpu needs-data speed docs test-kills test-margins coverage test-oracles test-gpu table ladder record clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with every extra at the tested versions
 
@@ -63,6 +64,22 @@ speed: $(STAMP) ## every race on this device, for docs/results/speed.md (a CPU: 
 bench-text: ## regard train on real text (Europarl of REGARD_DATA) against Hugging Face, with GPU_PYTHON
 	PYTHONPATH=src $(GPU_PYTHON) bench/text.py $(REGARD_DATA)/europarl-de-en/train.en.xz \
 	  $(REGARD_DATA)/europarl-de-en/train.de.xz --tokens 0 32768
+
+# Both need $REGARD_DATA (recipes/README.md). Fewer texts, other times: DEFAULTS_ARGS="--texts trec --time 1m 5m".
+DEFAULTS = bench/defaults.py --prepare "$(REGARD_DATA)" --data runs/defaults/texts
+
+needs-data:
+	@test -n "$(REGARD_DATA)" || \
+	  { echo "REGARD_DATA is not set; name the folder of the data sets (recipes/README.md): make $(MAKECMDGOALS) REGARD_DATA=..." >&2; exit 1; }
+
+bench-defaults: needs-data $(STAMP) ## the defaults against what a user would write, 2 cores, for docs/results/defaults.md (over an hour)
+	@$(PIP) install -c constraints.txt -e ".[bench]"
+	$(BIN)/python $(DEFAULTS) --device cpu --threads 2 $(DEFAULTS_ARGS)
+	$(BIN)/python bench/defaults.py --page
+
+bench-defaults-gpu: needs-data ## the same on a GPU, with GPU_PYTHON (about half an hour)
+	PYTHONPATH=src $(GPU_PYTHON) $(DEFAULTS) --device cuda $(DEFAULTS_ARGS)
+	PYTHONPATH=src $(GPU_PYTHON) bench/defaults.py --page
 
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py
