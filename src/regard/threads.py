@@ -3,12 +3,15 @@
 Threads wait for each other by spinning, so that beside another busy process two of them can be many times slower than
 one, and the small products of a decoding step are often over before a second thread has begun. Nothing that is known
 about a machine tells this, so `regard train` tries it out, in a process of its own. What it finds on a machine with
-nothing else to do is kept in the cache. Whoever says how many (--threads, OMP_NUM_THREADS) gets as many.
+nothing else to do is kept in the cache. Without a measurement, a small model decodes with one thread; and no decoding
+has more threads than there are idle cores when it starts. Whoever says how many (--threads, OMP_NUM_THREADS) gets as
+many.
 """
 
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -28,22 +31,46 @@ SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GAIN = 1.1  # more threads must be faster by this much: what is within it is noise
 SECONDS = 30  # that a measurement may take, with the start of its process; it takes about four
 ROUNDS = 3
+SMALL = 20_000_000  # parameters
+INTERVAL = 0.1  # seconds in which idle cores are counted
+STAT = Path("/proc/stat")
 
 
-def chosen(kind: Kind, measure: bool) -> int | None:
-    """How many threads this machine does best with; None: torch's choice, because it was said or is not known.
+def for_training() -> int | None:
+    """Return how many threads to train with: what was measured on this machine, now if it was not before.
 
-    `measure` allows a few seconds to find out what is not known yet.
+    None: torch's choice, because it was said, there is one core, or the measurement failed.
     """
     if said() or cores() == 1:
         return None
     known = _read()
-    if known is None and measure:
+    if known is None:
         quiet = _quiet()
         known = _measured()
         if known is not None and quiet:
             _write(known)
-    return None if known is None else best(known[kind])
+    return None if known is None else best(known["train"])
+
+
+def for_decoding(parameters: int | None = None) -> int | None:
+    """Return how many threads to decode with; None: torch's choice, because it was said or there is one core.
+
+    That is what was measured on this machine; else 1 for a model of fewer than `SMALL` parameters, and torch's choice
+    for a larger one; but never more than there are idle cores. Two threads beside one busy process on two cores were 3
+    to 10 times slower than one, for models of 2 to 52 million parameters.
+    """
+    if said() or cores() == 1:
+        return None
+    known = _read()
+    if known is not None:
+        wanted = best(known["decode"])
+    elif parameters is not None and parameters < SMALL:
+        wanted = 1
+    else:
+        import torch  # noqa: PLC0415
+
+        wanted = torch.get_num_threads()
+    return wanted if wanted == 1 else max(1, min(wanted, round(idle_cores())))
 
 
 def best(seconds: dict[int, float]) -> int:
@@ -65,6 +92,28 @@ def said() -> bool:
 def _quiet() -> bool:
     """Whether others leave half of the cores alone. What is measured beside them holds for now only."""
     return not hasattr(os, "getloadavg") or os.getloadavg()[0] <= cores() / 2
+
+
+def idle_cores() -> float:
+    """Return how many of the cores of this process have nothing to do: by /proc/stat, else by the load average."""
+    before = _ticks()
+    if not before or not hasattr(os, "sched_getaffinity"):
+        return max(0.0, cores() - os.getloadavg()[0]) if hasattr(os, "getloadavg") else float(cores())
+    time.sleep(INTERVAL)
+    now = _ticks()
+    spent = {core: (now[core][0] - before[core][0], now[core][1] - before[core][1]) for core in before if core in now}
+    return sum(idle / max(1, every) for core, (idle, every) in spent.items() if core in os.sched_getaffinity(0))
+
+
+def _ticks() -> dict[int, tuple[int, int]]:
+    """Return the clock ticks that each core has been idle, and all it has counted; empty where the system has none."""
+    try:
+        rows = [line.split() for line in STAT.read_text().splitlines() if re.match(r"cpu\d", line)]
+        # user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user
+        counts = {int(row[0][3:]): [int(count) for count in row[1:9]] for row in rows}
+    except (OSError, ValueError):
+        return {}
+    return {core: (sum(each[3:5]), sum(each)) for core, each in counts.items() if any(each)}
 
 
 def recorded(run: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""How many threads: what is said, what a run was trained with, what was measured; never a guess."""
+"""How many threads: what is said, what a run was trained with, what was measured; one for a small model."""
 
 import json
 import subprocess
@@ -24,6 +24,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.delenv("REGARD_CACHE_SIZE", raising=False)
     monkeypatch.setattr(threads, "cores", lambda: 4)
     monkeypatch.setattr(threads, "_quiet", lambda: True)
+    monkeypatch.setattr(threads, "idle_cores", lambda: 4.0)
     monkeypatch.setattr(threads, "_measured", lambda: calls.append("measured") or FOUND)
     return calls
 
@@ -37,29 +38,78 @@ def test_the_fewest_that_are_as_fast_as_any() -> None:
 
 
 def test_measured_once_and_kept(machine: list[str]) -> None:
-    assert threads.chosen("decode", measure=False) is None
-    assert machine == []
-    assert threads.chosen("train", measure=True) == 2
-    assert threads.chosen("train", measure=True) == 2
-    assert threads.chosen("decode", measure=False) == 1
+    assert threads.for_training() == 2
+    assert threads.for_training() == 2
+    assert threads.for_decoding() == 1
     assert machine == ["measured"]
 
 
 def test_what_is_measured_beside_others_holds_for_now(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_quiet", lambda: False)
-    assert threads.chosen("train", measure=True) == 2
-    assert threads.chosen("decode", measure=False) is None
+    assert threads.for_training() == 2
+    assert threads._read() is None
     assert machine == ["measured"]
 
 
 @pytest.mark.parametrize("name", threads.SAID)
 def test_who_says_how_many_is_not_asked(machine: list[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "3")
-    assert threads.chosen("train", measure=True) is None
+    assert threads.for_training() is threads.for_decoding(1) is None
     monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "cores", lambda: 1)
-    assert threads.chosen("train", measure=True) is None
+    assert threads.for_training() is threads.for_decoding(1) is None
     assert machine == []
+
+
+def test_without_a_measurement_a_small_model_decodes_with_one_thread(
+    machine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert threads.for_decoding(threads.SMALL - 1) == 1
+    assert threads.for_decoding(threads.SMALL) == 4
+    assert threads.for_decoding() == 4
+    assert machine == []  # decoding never waits for one
+
+
+def test_a_measurement_decides_for_small_models_too(machine: list[str]) -> None:
+    threads._write({"train": FOUND["train"], "decode": {1: 1.0, 2: 0.5, 4: 0.48}})
+    assert threads.for_decoding(1000) == 2
+
+
+@pytest.mark.parametrize(("idle", "expected"), [(4.0, 4), (3.9, 4), (2.2, 2), (1.0, 1), (0.0, 1)])
+def test_no_more_threads_than_idle_cores(
+    machine: list[str], monkeypatch: pytest.MonkeyPatch, idle: float, expected: int
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(threads, "idle_cores", lambda: idle)
+    assert threads.for_decoding(10**9) == expected
+    threads._write({"train": FOUND["train"], "decode": {1: 1.0, 2: 0.5, 4: 0.1}})
+    assert threads.for_decoding(1000) == expected
+
+
+def test_idle_cores_by_the_ticks_of_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stat(first: int, second: int) -> str:
+        busy = "intr 1 2 3\ncpu2 0 0 0 9 0 0 0 0 0 0\n"  # another's core
+        return f"cpu  1 2 3\ncpu0 {100 - first} 0 0 {first} 0 0 0 0 0 0\ncpu1 5 0 0 {second - 10} 5 0 0 0 7 7\n{busy}"
+
+    monkeypatch.setattr(threads, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    threads.STAT.write_text(stat(50, 100))
+    assert threads._ticks() == {0: (50, 100), 1: (95, 100), 2: (9, 9)}
+    monkeypatch.setattr(threads.time, "sleep", lambda _: threads.STAT.write_text(stat(50, 110)))
+    assert threads.idle_cores() == 1.0  # cpu0 has counted nothing, cpu1 was idle throughout
+
+
+@pytest.mark.parametrize("text", ["", "cpu0 a b\n", "cpu0 0 0 0 0 0 0 0 0\n", None])
+def test_without_ticks_the_load_average_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    monkeypatch.setattr(threads, "STAT", tmp_path / "stat")
+    if text is not None:
+        threads.STAT.write_text(text)
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    monkeypatch.setattr(threads.os, "getloadavg", lambda: (2.5, 0, 0), raising=False)
+    assert threads.idle_cores() == 1.5
 
 
 @pytest.mark.parametrize(
@@ -69,8 +119,8 @@ def test_who_says_how_many_is_not_asked(machine: list[str], monkeypatch: pytest.
 def test_a_file_that_is_not_what_was_written_is_measured_again(machine: list[str], text: str) -> None:
     threads._file().parent.mkdir(parents=True)
     threads._file().write_text(text)
-    assert threads.chosen("train", measure=False) is None
-    assert threads.chosen("train", measure=True) == 2
+    assert threads.for_decoding(1000) == 1
+    assert threads.for_training() == 2
     assert json.loads(threads._file().read_text())["train"]["2"] == 0.6
     assert machine == ["measured"]
 

@@ -65,7 +65,11 @@ Quantize = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; what was measured here, or torch's choice, if not given.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="CPU threads; if not given, as measured on this machine, or 1 to decode with a small model.",
+    ),
 ]
 
 
@@ -185,17 +189,23 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def set_threads(threads: int | None, kind: "Kind" = "decode", device: str = "cpu", run: Path | None = None) -> None:
+def set_threads(
+    threads: int | None,
+    kind: "Kind" = "decode",
+    device: str = "cpu",
+    run: Path | None = None,
+    parameters: int | None = None,
+) -> None:
     """As many CPU threads as asked for; else as a run was trained with; else as this machine does best with.
 
-    Only training is long enough to find that out first.
+    Only training is long enough to find that out first. `parameters` is the size of the model that decodes.
     """
-    from regard.threads import chosen, recorded, said
+    from regard.threads import for_decoding, for_training, recorded, said
 
     if threads is None and not said():
         threads = None if run is None else recorded(run)
         if threads is None and _on_cpu(device):
-            threads = chosen(kind, measure=kind == "train")
+            threads = for_training() if kind == "train" else for_decoding(parameters)
     if threads is not None:
         import torch
 

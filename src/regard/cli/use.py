@@ -45,7 +45,7 @@ NBest = Annotated[
 ]
 MinLen = Annotated[int, typer.Option(min=0, help="Fewest tokens of an output.")]
 MaxLen = Annotated[
-    int | None, typer.Option(min=1, help="Most tokens of an output; twice those of the input and 20, if not given.")
+    int | None, typer.Option(min=1, help="Most tokens of an output; by the lengths of the training text, if not given.")
 ]
 Prefix = Annotated[str, typer.Option(help="What every output begins with.")]
 Require = Annotated[list[str] | None, typer.Option(help="A word that every output must hold. May be repeated.")]
@@ -110,7 +110,6 @@ def translate(
     With --n-best N, N lines for every line. An input longer than the model was trained for is cut, with a warning. The
     search is that of the recipe (decode), unless options say otherwise.
     """
-    set_threads(threads, device=device)
     from dataclasses import replace
 
     from regard.decoding.api import Wishes
@@ -132,6 +131,7 @@ def translate(
             raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave it out")
         device = "cpu"
     loaded = [load(path, device, average, trust_code=trust_code, mapped=processes) for path in paths]
+    set_threads(threads, device=device, parameters=max(run.parameters for run in loaded))
     for run in loaded:
         _needs(run, "translation", "translate")
     asked = SearchOptions(
@@ -227,7 +227,6 @@ def generate(
     Samples, unless --beam or the recipe (decode) says otherwise. A newline inside --prompt is written \n; a file is
     read as it stands. Of a prompt that is too long only the end is read, with a warning.
     """
-    set_threads(threads, device=device)
     from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
     from regard.recipe import parse_changes
@@ -239,6 +238,7 @@ def generate(
     if stream:
         _check_stream(batch_size, as_json)
     loaded = [load(path, device, average, trust_code=trust_code) for path in paths]
+    set_threads(threads, device=device, parameters=max(run.parameters for run in loaded))
     for run in loaded:
         _needs(run, "language_model", "generate")
     asked = SearchOptions(
@@ -363,7 +363,6 @@ def evaluate(
 
     With --against another run, a paired bootstrap says whether the difference is more than chance.
     """
-    set_threads(threads, device=device)
     from regard.evaluation.report import Test, evaluate_run, holds_outputs
     from regard.recipe import parse_changes
     from regard.run import load
@@ -383,6 +382,7 @@ def evaluate(
     def loaded(path: str) -> "Run":
         found = load(path, device, average, trust_code=trust_code)
         kind = found.objective.kind
+        set_threads(threads, device=device, parameters=found.parameters if kind == "translation" else None)
         if kind != "translation":
             about = {"--tokenize": tokenize is not None}
             if kind == "language_model":
