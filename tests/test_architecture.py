@@ -21,7 +21,7 @@ from regard.tree import Spec
 ROOT = Path(regard.__path__[0])
 SLOTS = catalogue.SLOTS | recipe.SLOTS
 # What stands in no slot: the whole of a recipe, and what is said for one search.
-ALONE = {"Recipe", "Limits"}
+ALONE = {"LengthLimit", "Limits", "Recipe"}
 FILES = {
     ".".join(("regard", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))

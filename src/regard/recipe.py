@@ -17,6 +17,7 @@ from regard.data.prepare import DataSpec
 from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Bytes, Characters, Imported, TokenizerSpec, Words
 from regard.decoding.beam import Beam
+from regard.decoding.length_limit import LengthLimit
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search
 from regard.errors import SpecError, nearest
@@ -52,15 +53,16 @@ class Recipe(Spec):
     data: DataSpec
     train: TrainSpec
     decode: Search
+    length_limit: LengthLimit | None = None  # of a translation, from the training text; None in runs of before it was
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        return to_record(self, PARTS | {"recipe": Recipe})
+        return to_record(self, PARTS | {part.kind: part for part in (Recipe, LengthLimit)})
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
         """From JSON."""
-        return read(record, cls, "", PARTS | {"recipe": cls}, trust_code)
+        return read(record, cls, "", PARTS | {part.kind: part for part in (cls, LengthLimit)}, trust_code)
 
 
 @dataclass(frozen=True)

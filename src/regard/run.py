@@ -20,6 +20,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decoding.api import Guess, Output, Said, Texts, TextScore, Warn, Wishes, classify, score
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
+from regard.decoding.length_limit import widest
 from regard.decoding.search import Search
 from regard.engines.base import Engine
 from regard.engines.ctranslate2 import NAME, CTranslate2, adapted
@@ -403,7 +404,10 @@ def texts_of(runs: Sequence[Run], warn: Warn = lambda _: None) -> Texts:
     longest = min(run.recipe.data.longest for run in runs)
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
-    return Texts(generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin)
+    limit = widest([run.recipe.length_limit for run in runs])
+    return Texts(
+        generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin, length_limit=limit
+    )
 
 
 def load(

@@ -20,7 +20,9 @@ from regard.data.prepare import ROOM, DataSpec, Prepared, opened, prepare
 from regard.data.stream import Examples, Stream
 from regard.data.text import check_file
 from regard.data.tokenizer import Imported, Tokenizer
+from regard.decoding import length_limit
 from regard.decoding.beam import Beam
+from regard.decoding.length_limit import LengthLimit
 from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.evaluation import baselines, target_text
 from regard.evaluation.metrics import bleu_metric
@@ -402,11 +404,24 @@ def resolve(
             why.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
     spec = replace(data.spec, train=wanted.data.train, valid=wanted.data.valid, batching=batching)
     train = choose_metric(chosen.train, data, why)
+    limit = _length_limit(data, parent, why)
     for name, tokenizer in _files(data.tokenizers).items():
         say(f"{name}: {tokenizer.why}")
     for sentence in why:
         say(sentence)
-    return Recipe(model, spec, train, wanted.decode)
+    return Recipe(model, spec, train, wanted.decode, limit)
+
+
+def _length_limit(data: Prepared, parent: Run | None, why: list[str]) -> LengthLimit | None:
+    """The limit on outputs by the training text; that of a fine-tuned model also allows what its parent allowed."""
+    if not isinstance(data.objective, Translation):
+        return None
+    limit = length_limit.of_tables(data.train)
+    if parent is not None:
+        limit = length_limit.widest([limit, parent.recipe.length_limit])
+    if limit is not None:
+        why.append(f"length limit of a translation: {limit}")
+    return limit
 
 
 def longest_laid(data: Prepared) -> int:
@@ -542,6 +557,7 @@ def _measure(recipe: Recipe, data: Prepared, criterion: str) -> Callable[[Model]
         batching,
         data.valid_survey.bytes,
         recipe.data.longest,
+        recipe.length_limit,
     )
     train = recipe.train
     return lambda model: validate(

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from regard.decoding.api import AHEAD, Output, Texts, Wishes
 from regard.decoding.hypothesis import Limits
+from regard.decoding.length_limit import LengthLimit
 from regard.decoding.search import Search
 from regard.errors import DataError, RegardError
 from regard.processes import python
@@ -53,7 +54,7 @@ class Task:
         """A task that was told."""
         wishes = Wishes(**order["wishes"])
         search: Any = read(order["search"], Search, "", PARTS, order["trust_code"])
-        limits: Limits = read(order["limits"], Limits, "", {Limits.kind: Limits})
+        limits: Limits = read(order["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
         rest = {name: order[name] for name in ("batch_size", "average", "trust_code")}
         return cls(order["runs"], search, limits=limits, wishes=wishes, **rest)
 

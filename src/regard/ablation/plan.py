@@ -24,7 +24,7 @@ from regard.training.optim import Muon
 from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 
-FORMAT = 1  # to be raised when the same description is trained or measured in another way: older results do not count
+FORMAT = 2  # to be raised when the same description is trained or measured in another way: older results do not count
 FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, where rates are searched
 SEARCH_SEED = 0  # of that search; no verdict rests on it
 POINTS = 16  # validations of a run

@@ -147,6 +147,7 @@ def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
         fitting.padded(batching) if batching.packed else batching,
         data.valid_survey.bytes,
         recipe.data.longest,
+        recipe.length_limit,
     )
 
 

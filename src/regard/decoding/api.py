@@ -1,7 +1,8 @@
 """Text in, text out: translations, continuations, classes and scores. Sorted by length inside, input order outside."""
 
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,8 +14,11 @@ from regard.data.objectives import Classification, Objective
 from regard.data.store import Column, chunks
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.hypothesis import Ends, Hypothesis, Limits, Piece
+from regard.decoding.length_limit import LengthLimit
 from regard.decoding.positions import Positions, positions
+from regard.decoding.repetition import find_loop
 from regard.decoding.rules import Rules
+from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
 from regard.engines.base import Engine
 from regard.engines.native import Native, by_length
@@ -24,6 +28,7 @@ from regard.models.base import Classifier, Generator, LanguageModel
 AHEAD = 32  # batches that are read before the first is decoded, to sort them by length
 NEW = 200  # tokens of a continuation, unless more or fewer are asked for
 Warn = Callable[[str], None]
+Growing = abc.Generator[str, None, tuple[list[int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Texts:
     warn: Warn = field(default=lambda _: None)
     engine: Engine | None = None  # who translates; None: the models themselves
     begin: tuple[int, ...] = ()  # what stands before every prompt; (): a text that has none begins with a line feed
+    length_limit: LengthLimit | None = None  # of a translation, from the training text; None: that of `Limits`
 
     def translate(
         self,
@@ -109,7 +115,7 @@ class Texts:
         An empty text has empty translations. `first` is the number of the first text, where these are some of many.
         """
         refuse_string(texts)
-        rules = wishes.rules(self.target)
+        rules, limits = wishes.rules(self.target), self._derived(limits)
         engine = self.engine or Native(self.models, self.ends, self.device)
         engine.check(search, limits, rules)
         for before, chunk in _numbered(texts, AHEAD * batch_size):
@@ -123,6 +129,8 @@ class Texts:
             found = dict(zip(filled, results, strict=True))
             for i in range(len(chunk)):
                 best = [self._output(h, sources[i]) for h in found[i]] if i in found else [EMPTY] * wanted(search)
+                if i in found and best:
+                    self._warn_about_output(begin + i + 1, search, best[0].ids, sources[i][:-1], best[0].ended, limits)
                 yield best + [MISSING] * (wanted(search) - len(best))
 
     def translate_stream(
@@ -135,8 +143,9 @@ class Texts:
         self._check_room(limits, {number + 1: self._read_first(source)})
         ids, seg = pad([source])
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-        rules = wishes.rules(self.target)
-        yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
+        rules, limits = wishes.rules(self.target), self._derived(limits)
+        said, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
+        self._warn_about_output(number + 1, search, said, source[:-1], ended, limits)
 
     def generate(
         self,
@@ -166,7 +175,10 @@ class Texts:
                 results = find(self.models, batch, search, self.ends, own, rules, numbers)
                 for i, best in zip(rows, results, strict=True):
                     found[i] = [self._output(h, read[i], texts[i]) for h in best]
-            yield from (found[i] + [MISSING] * (wanted(search) - len(found[i])) for i in range(len(chunk)))
+            for i in range(len(chunk)):
+                if found[i]:
+                    self._warn_about_output(begin + i + 1, search, found[i][0].ids, read[i])
+                yield found[i] + [MISSING] * (wanted(search) - len(found[i]))
 
     def generate_stream(
         self, prompt: str, search: Search, limits: Limits = Limits(), wishes: Wishes = Wishes(), number: int = 0
@@ -179,19 +191,49 @@ class Texts:
         bounds, rules = self._bounds(limits, read), wishes.rules(self.target)
         steps = stream(self.models, batch, search, self.ends, bounds, rules, [number])
         yield text
-        yield from self._growing(steps)
+        said, _ = yield from self._growing(steps)
+        self._warn_about_output(number + 1, search, said, read)
 
-    def _growing(self, steps: Iterator[list[Piece]]) -> Iterator[str]:
+    def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
+        """Yield the text as it grows; return its ids, and whether it ended by itself."""
         said: list[int] = []
-        shown = ""
+        shown, ended = "", False
         for pieces in steps:
             said += [i for piece in pieces for i in piece.ids]
+            ended = ended or any(piece.hypothesis is not None and piece.hypothesis.ended for piece in pieces)
             text = self.target.decode(said)
             # A character of several bytes is shown once it is whole.
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(shown) :]
                 shown = text
         yield self.target.decode(said)[len(shown) :]
+        return said, ended
+
+    def _derived(self, limits: Limits) -> Limits:
+        """The limits of a translation: one that is not given is that of the training text."""
+        return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
+
+    def _warn_about_output(
+        self,
+        line: int,
+        search: Search,
+        ids: Sequence[int],
+        read: Sequence[int],
+        ended: bool = True,
+        limits: Limits = Limits(),
+    ) -> None:
+        """Warn about an output that repeats itself, though what was read does not, or that a derived limit has cut."""
+        loop = None if isinstance(search, Sample) else find_loop(ids)
+        if loop is not None and find_loop(read) is None:
+            self.warn(
+                f"line {line}: the output repeats itself: a loop of period {loop.period} fills {loop.tokens} of its "
+                f"{len(ids)} tokens; the model may need more training"
+            )
+        elif not ended and limits.max_len is None:
+            self.warn(
+                f"line {line}: the translation has not ended after {len(ids)} tokens and is cut there; the model may "
+                "need more training, and --max-len sets another limit"
+            )
 
     @property
     def ends(self) -> Ends:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from regard.decoding.length_limit import LengthLimit
 from regard.errors import SpecError
 from regard.tree import Spec
 
@@ -30,12 +31,14 @@ class Ends:
 class Limits(Spec):
     """How long an output may be, counted in tokens without eos.
 
-    Without `max_len` a row may say 2 S + 20 tokens, S being the length of its own source. A forced prefix counts.
+    Without `max_len` the limit is `derived` from the length S of a row's own source; where the training text is not
+    known (None), it is 2 S + 20. A forced prefix counts.
     """
 
     kind = "limits"
     min_len: int = 0
     max_len: int | None = None
+    derived: LengthLimit | None = None
 
     def check(self) -> None:
         if self.min_len < 0:
@@ -49,7 +52,8 @@ class Limits(Spec):
             return self.max_len
         if source is None:
             raise SpecError("max_len", "a model without a source does not know how much to say; give a number")
-        return max(2 * source + 20, self.min_len, needed)
+        derived = 2 * source + 20 if self.derived is None else self.derived.most(source)
+        return max(derived, self.min_len, needed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ from regard.data.store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import device as searching
 from regard.decoding.api import Texts, classify
+from regard.decoding.length_limit import LengthLimit
+from regard.decoding.repetition import find_loop
 from regard.decoding.search import Search
 from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
 from regard.evaluation.significance import proportion_error, standard_error
 from regard.models.base import Classifier, Generator, Model
+from regard.training.degenerate import REPEATING, UNFINISHED
 from regard.training.selection import ERROR
 
 Values = dict[str, float]
@@ -33,6 +36,7 @@ class HeldOut:
     batching: Batching
     bytes: int  # of the text that is to be said
     max_len: int
+    length_limit: LengthLimit | None = None  # of a translation
 
 
 def validate(
@@ -77,16 +81,22 @@ def translated(
     rouge: bool = False,
     said: list[str] | None = None,
 ) -> Values:
-    """BLEU, chrF and exact matches of the first `count` records, and ROUGE if asked for."""
+    """BLEU, chrF and exact matches of the first `count` records, and ROUGE if asked for.
+
+    Also the percentage of outputs that are degenerate: `repeating` that contain a loop, `unfinished` that reach the
+    length limit without an end.
+    """
     records = held_out.texts[:count]
     if not records:
         return {}
     if not isinstance(model, Generator):
         raise DataError("a model that translates is a generator; choose another family")
     tokenizers, device = held_out.tokenizers, next(model.parameters()).device
-    texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device)
+    limit = held_out.length_limit
+    texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)
     batch_size = 64 if device.type == "cpu" else 256
-    found = [best[0].text for best in texts.translate([record[0] for record in records], search, batch_size)]
+    outputs = [best[0] for best in texts.translate([record[0] for record in records], search, batch_size)]
+    found = [output.text for output in outputs]
     searching.forget()  # the memory is training's again
     if said is not None:
         said += found
@@ -96,6 +106,8 @@ def translated(
         "bleu": metrics.bleu(found, wanted, tokenize).value,
         "chrf": metrics.chrf(found, wanted).value,
         "exact_match": metrics.exact_match(found, wanted).value,
+        REPEATING: 100 * sum(find_loop(output.ids) is not None for output in outputs) / len(outputs),
+        UNFINISHED: 100 * sum(not output.ended for output in outputs) / len(outputs),
     }
 
 

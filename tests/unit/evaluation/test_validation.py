@@ -1,0 +1,53 @@
+"""What validation measures of translations besides their quality."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import preset
+from regard.data.batching import Buckets
+from regard.data.objectives import Translation
+from regard.data.prepare import prepare
+from regard.decoding.api import Output, Texts
+from regard.decoding.beam import Beam
+from regard.decoding.length_limit import LengthLimit, fit
+from regard.evaluation.validation import HeldOut, translated
+from regard.models.base import build
+from regard.recipe import asked
+from regard.session import resolve
+
+LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
+
+
+def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is in the recipe, and validation translates with it."""
+    (tmp_path / "text").write_text("".join(f"{'ab ' * (i % 5 + 1)}\t{'xy ' * (i % 5 + 2)}\n" for i in range(40)))
+    table = {"train": [{"kind": "tsv", "path": str(tmp_path / "text")}], "held_out": 8, "tokenizer": "bytes"}
+    wanted = asked({"data": table})
+    data = prepare(wanted.data, tmp_path / "data", seed=1)
+    why: list[str] = []
+    recipe = resolve(wanted, data, torch.device("cpu"), why.append)
+    lengths = [data.train[0][name].lengths for name in ("source", "target")]
+    assert recipe.length_limit == fit(lengths[0], lengths[1] - 2)
+    assert f"length limit of a translation: {recipe.length_limit}" in why
+
+    limits: list[LengthLimit | None] = []
+    outputs = [(LOOP, False), (PLAIN, False), (LOOP, True), *[(PLAIN, True)] * 5]
+
+    def translate(self: Texts, *_: Any) -> Iterator[list[Output]]:
+        limits.append(self.length_limit)
+        return iter([Output("x", 0.0, 0.0, (), ended, ids)] for ids, ended in outputs)
+
+    monkeypatch.setattr(Texts, "translate", translate)
+    assert data.valid is not None
+    held_out = HeldOut(
+        Translation(), data.valid, data.valid_texts, data.tokenizers, Buckets(999), 1, 256, recipe.length_limit
+    )
+    found = translated(build(preset("transformer_tiny", vocab=300)), held_out, Beam(1), 8, "13a")
+    assert (found["repeating"], found["unfinished"]) == (25.0, 25.0)
+    assert limits == [recipe.length_limit]
