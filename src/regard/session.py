@@ -585,6 +585,7 @@ def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> t
     run = load(folder.path, session.device, trust_code=session.trust_code)
     if outcome.finished:
         baselines.compare(folder, run.scores, trainer.criterion, view.say)
+    view.warn(run.scores)
     return run, outcome
 
 

@@ -211,8 +211,9 @@ def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
 
 
 def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
-    """A run in a few numbers."""
+    """A run in a few numbers, and what its user should know."""
     from regard.evaluation.baselines import stored
+    from regard.training import degenerate
     from regard.training.checkpoint import RunFolder
 
     return {
@@ -223,6 +224,7 @@ def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
         "parameters": run.parameters,
         "scores": run.scores,
         "baselines": [asdict(baseline) for baseline in stored(RunFolder(run.path))],
+        "warnings": degenerate.warnings(run.scores),
         "weights_sha256": run.weights_sha256,
     }
 

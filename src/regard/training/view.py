@@ -1,11 +1,13 @@
 """What a person sees of training: a live line on a terminal, a few plain lines elsewhere. All of it goes to stderr."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from regard.training import degenerate
 from regard.training.loop import Event
 from regard.training.program import facts as described
 
@@ -20,6 +22,8 @@ class View:
         self.quiet = quiet
         self.live: Progress | None = None
         self.task: TaskID | None = None
+        self.steps = 0
+        self.warned = False
 
     def say(self, sentence: str) -> None:
         """A line above the live one. One that cannot be written, as into a full disk, stops no training."""
@@ -37,6 +41,7 @@ class View:
 
     def on_start(self, event: Event) -> None:
         """Begin the live line, on a terminal."""
+        self.steps = event["steps"]
         if event["step"]:
             self.say(f"going on from step {event['step']:,}")
         if not self.console.is_terminal:
@@ -75,6 +80,15 @@ class View:
         """A line that stays."""
         best = "  (best so far)" if event["best"] == event["step"] else ""
         self.say(f"step {event['step']:>7,}  {_time(event['time']):>8}  {_validation(event)}{best}")
+        # In the first half of the steps this is usual, and the end of training has a warning of its own.
+        if not self.warned and self.steps / 2 <= event["step"] < self.steps:
+            self.warn(event)
+
+    def warn(self, metrics: Mapping[str, Any]) -> None:
+        """Print what is wrong with the outputs of a model by its validation metrics."""
+        for sentence in degenerate.warnings(metrics):
+            self.say(f"warning: {sentence}")
+            self.warned = True
 
     def on_final(self, event: Event) -> None:
         """What the mean of several checkpoints is worth."""

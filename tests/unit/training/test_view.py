@@ -52,6 +52,16 @@ def test_a_mean_of_checkpoints_is_said() -> None:
     assert told(final | {"kept": [1000]}) == f"{line}; ranks behind step 1,000, which is used instead\n"
 
 
+def test_degenerate_outputs_are_warned_about_once_while_training() -> None:
+    bad = VALID | {"unfinished": 50.0, "repeating": 20.0}
+    early, last = bad | {"step": 99}, bad | {"step": 200}
+    lines = told(START, early, bad, bad | {"step": 150}, last, END).splitlines()
+    assert [line.startswith("warning: the model has not learned to stop: 50 %") for line in lines] == [
+        *(False, False, True, False, False, False)
+    ]
+    assert told(START, early, VALID, last, END).count("warning") == 0  # the session warns at the end
+
+
 def test_a_terminal_shows_progress_and_takes_it_away() -> None:
     file = io.StringIO()
     view = View(Console(file=file, force_terminal=True, width=100, color_system=None, legacy_windows=False))
