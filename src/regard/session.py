@@ -39,6 +39,9 @@ from regard.training.spec import TrainSpec
 from regard.training.view import View
 from regard.tree import edit, to_record
 
+LONG_STREAM, LONG_WINDOW = 1_000_000, 512  # tokens of a text that is read in longer windows on a GPU
+LOOKED_AT = 200  # translations that show what fine-tuning does to the text of the run it started from
+
 
 @dataclass(frozen=True)
 class Session:
@@ -375,6 +378,8 @@ def resolve(
     if parent is not None and (wanted.model is not None or wanted.changes or wanted.variants):
         raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
     batching = wanted.data.batches
+    if objective.stream and not wanted.laid and device.type == "cuda" and data.survey.ids["target"] >= LONG_STREAM:
+        batching = replace(batching, length=LONG_WINDOW)  # type: ignore[reportCallIssue]
     longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
 
     def fits(model: ModelSpec) -> Mapping[str, Any]:
@@ -465,8 +470,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     device = choose_device(session.device)
     wanted = _wanted(folder, session.trust_code)
     model = build(recipe.model, device, seed=recipe.train.seed)
-    if wanted.start is not None and folder.latest() is None:
-        parent = load(wanted.start, session.device, trust_code=session.trust_code)
+    parent = None if wanted.start is None else load(wanted.start, session.device, trust_code=session.trust_code)
+    if parent is not None and folder.latest() is None:
         load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
     assert recipe.data.batching is not None
     examples = Examples(data.train, data.weights, data.objective)
@@ -486,7 +491,16 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     flops = _flops(recipe, data) if device.type == "cuda" else None
     measure = _measure(recipe, data, criterion)
     trainer = Trainer(
-        model, recipe.train, stream, folder, measure, watchers, criterion, flops_per_token=flops, began=session.began
+        model,
+        recipe.train,
+        stream,
+        folder,
+        measure,
+        watchers,
+        criterion,
+        flops_per_token=flops,
+        began=session.began,
+        trained=parent is not None,
     )
     baselines.report(folder, data, recipe.train, trainer.tell, view.say)
     return trainer
@@ -574,19 +588,63 @@ def _fit(trainer: Trainer, folder: RunFolder, session: Session, view: View) -> t
                 if caught:
                     return f"{caught[0]}; regard resume {folder.path} goes on"
                 if deadline is not None and time.monotonic() > deadline:
-                    return f"the time is up; regard resume {folder.path} goes on"
+                    return f"time limit reached; continue with regard resume {folder.path}"
                 return None
 
             outcome = trainer.fit(stop)
     finally:
         view.close()
+    if not outcome.finished and (warning := inside_warmup(trainer.spec, outcome.step)):
+        view.say(warning)
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint")
     run = load(folder.path, session.device, trust_code=session.trust_code)
     if outcome.finished:
         baselines.compare(folder, run.scores, trainer.criterion, view.say)
+        if (change := _change_on_parent(folder, run, session)) is not None:
+            trainer.tell("parent", **change)
+            view.say(described_change(change, trainer.criterion))
     view.warn(run.scores)
     return run, outcome
+
+
+def _change_on_parent(folder: RunFolder, run: Run, session: Session) -> dict[str, Any] | None:
+    """Metrics of a fine-tuned run on the validation text of the run it started from, before and after; None if lost.
+
+    At most `LOOKED_AT` records are translated.
+    """
+    start = _wanted(folder, session.trust_code).start
+    if start is None:
+        return None
+    try:
+        parent = load(start, session.device, trust_code=session.trust_code)
+        data = opened(parent.recipe.data, RunFolder(parent.path).data)
+    except DataError:  # it was moved or cleared since
+        return None
+    train = replace(parent.recipe.train, decode=min(LOOKED_AT, parent.recipe.train.decode))
+    measure = _measure(replace(parent.recipe, train=train), data, check_criterion(train, data.objective))
+    if measure is None:
+        return None
+    with torch.no_grad():
+        return {"parent": str(parent.path), "before": measure(parent.model), "after": measure(run.model)}
+
+
+def described_change(change: Mapping[str, Any], criterion: str) -> str:
+    """What fine-tuning did to the text that the first run was validated on."""
+    names = [name for name in (criterion, "loss") if name in change["before"] and name in change["after"]]
+    values = ", ".join(f"{name} {change['before'][name]:.3g} before, {change['after'][name]:.3g} now" for name in names)
+    return f"validation text of {change['parent']}: {values}"
+
+
+def inside_warmup(train: TrainSpec, step: int) -> str | None:
+    """A warning, where training stopped while its learning rate was still rising."""
+    warmup = getattr(train.schedule, "warmup", None) or 0
+    if step >= warmup:
+        return None
+    return (
+        f"warning: training stopped inside the learning-rate warm-up (step {step:,} of {warmup:,}), so the model has "
+        "hardly begun to learn; --time plans the whole schedule for the time there is"
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Choices about a text before it is encoded: tokenizer, length limit, size of the held-out set. Each with its reason."""
+"""Choices about a text before it is encoded: tokenizer, length limit, size of the held-out set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from regard.data.objectives import Classification, LanguageModelling, Objective, Record
-from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec
+from regard.data.tokenizer import BPE, UNKNOWN, Characters, Tokenizer, TokenizerSpec, Words
 
 Long = Literal["cut", "drop"]
 
@@ -17,6 +17,8 @@ SUMMARY = 0.5  # targets of less than this share of the source's tokens: the sou
 LOOKED_AT = 4000  # records
 ONE_WORD = 0.6  # of the targets are a single word: inflection, spelling, transliteration
 DISTINCT = 0.3  # of the targets differ from all others; fewer are labels
+MARKED = 0.001  # of the words of a text are <unk>: its vocabulary is closed
+MOST_WORDS = 100_000
 LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones are sentences in an unspaced script
 
 
@@ -34,7 +36,14 @@ def held_out(records: int) -> int:
 
 
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
-    """Characters where a target is one word that is spelled, byte-pair encoding otherwise."""
+    """Characters where a target is one word that is spelled, words where rare ones are marked, else byte-pair encoding.
+
+    A text that writes `<unk>` for rare words has a closed vocabulary: nothing is left to be put together from pieces.
+    """
+    if isinstance(objective, LanguageModelling):
+        marked = sum(record[0].count(UNKNOWN) for record in _spread(sample))
+        if marked > MARKED * sum(len(record[0].split()) for record in _spread(sample)):
+            return Choice(Words(most=MOST_WORDS), f"tokenizer: words, because the text writes {UNKNOWN} for rare ones")
     if isinstance(objective, LanguageModelling | Classification):
         return Choice(BPE(), "tokenizer: byte-pair encoding")
     targets = [record[objective.said] for record in _spread(sample)]

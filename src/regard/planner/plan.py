@@ -20,15 +20,19 @@ from regard.training.optim import AdamW, Muon
 from regard.training.schedule import Cosine
 from regard.training.spec import TrainSpec
 
-TEXT = 4.5  # parameters of the blocks for each token of the text, at most
+TEXT = 5.5  # parameters of the blocks for each token of the text, at most
 SEEN = 8.0  # tokens that training sees for each of these parameters, at least
 DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run whose time is not given
 MOST_STEPS = 200_000
 TRAINING = 0.85  # of the time goes into steps: the rest into reading, validation and saving
 ROOM = 0.6  # of the memory is used by a plan
-GENTLE = 0.2  # of the usual learning rate, for weights that are trained already
-TUNING_PASSES = 5  # through the text of a fine-tuning
-VALIDATIONS = 20  # of a run, where steps are given
+GENTLE = 0.1  # of the usual learning rate, for weights that are trained already
+TUNING_PASSES = 5  # through the text of a fine-tuning; up to 20 of a text that has but a few batches
+TUNING_STEPS = 100
+VALIDATIONS = 20  # of a run, at most
+VALIDATION = 0.1  # of the time goes into them
+GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
+SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hundred rows
 
 
 @dataclass(frozen=True)
@@ -218,19 +222,40 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         changes["schedule"] = replace(train.schedule, warmup=warmup)  # type: ignore[reportCallIssue]
         why.append(f"warm-up: {warmup:,} steps")
     if train.validate_every is None:
-        changes["validate_every"] = max(1, round(steps / VALIDATIONS))
+        each = _validation(budget, objective, train.decode)
+        training = (
+            steps * tokens * train.accumulate / budget.text.epoch * budget.text.labels / budget.speed
+            if budget.speed
+            else 0.0
+        )
+        count = max(3, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
+        changes["validate_every"] = max(1, round(steps / count))
         if train.time is None:
-            why.append(f"validation: every {changes['validate_every']:,} steps")
+            why.append(f"validation: every {changes['validate_every']:,} steps, about {_duration(each)} each")
     if train.patience is None:
         changes["patience"] = max(3, VALIDATIONS // 4)
         why.append(f"early stopping: after {changes['patience']} validations without improvement")
     return replace(train, **changes)
 
 
+def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
+    """Seconds of a validation: the loss of the held-out text, and translations of some of it."""
+    speed = budget.speed or 1e4
+    records = min(1000.0, 0.1 * budget.text.records + 1)
+    loss = records * max(budget.text.lengths) / (3 * speed)
+    if not isinstance(objective, Translation):
+        return loss
+    target = 1.5 * budget.text.lengths[1] + 5
+    if budget.hardware.kind == "cpu":
+        return loss + min(decode, records) * target / (GREEDY * speed)
+    return loss + math.ceil(decode / 256) * 2 * target * SEARCH_STEP
+
+
 def _most_passes(text: Text, trained: bool) -> float:
     """Passes through a text beyond which more hardly help: 120 for a small text, 8 for the largest."""
     if trained:
-        return TUNING_PASSES
+        batches = max(1.0, text.epoch / 1024)
+        return min(20.0, max(TUNING_PASSES, TUNING_STEPS / batches))
     return min(300.0, max(8.0, 80 * (1e6 / max(1, text.total)) ** (1 / 3)))
 
 
@@ -246,6 +271,8 @@ def _dropout(objective: Objective, passes: float) -> float:
     """More dropout for more passes: what is seen once cannot be learned by heart."""
     if isinstance(objective, Classification):
         return 0.3
+    if isinstance(objective, LanguageModelling):
+        return round(min(0.45, max(0.0, 0.3 * math.log10(max(1.0, passes)) - 0.1)), 2)
     return round(min(0.3, max(0.05, 0.05 + 0.085 * math.log10(max(1.0, passes)) ** 1.5)), 2)
 
 
@@ -264,7 +291,7 @@ def for_objective(objective: Objective) -> TrainSpec:
     """The training that is usual for an objective, before its numbers are chosen."""
     if isinstance(objective, Translation):
         return TrainSpec(schedule=Cosine(floor=0.02))
-    optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.1)
+    optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
     return TrainSpec(
         optimizer=optimizer, schedule=Cosine(floor=0.02 if isinstance(objective, LanguageModelling) else 0.1)
     )

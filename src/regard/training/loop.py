@@ -158,15 +158,18 @@ class Trainer:
         *,
         flops_per_token: float | None = None,
         began: float | None = None,
+        trained: bool = False,
     ) -> None:
         """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
 
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
-        `began` is the time.monotonic() at which the session began, from which a time budget counts.
+        `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
+        `trained` already are validated before the first step, and kept if no step improves them.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
+        self.trained = trained
         self.device = next(model.parameters()).device
         self.budget = Budget(spec.time, began)
         self.optimizer = spec.optimizer.build(model)
@@ -241,6 +244,9 @@ class Trainer:
         self.window = Window()
         self.counts()  # of whatever ran before
         self.budget.validated = time.monotonic()
+        if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
+            self.validate()
+            self.save()
         try:
             while progress.step < self.steps and not self.exhausted():
                 self.step()
@@ -313,6 +319,7 @@ class Trainer:
         if self.flops_per_token and self.peak:
             metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
         told: dict[str, Any] = {
+            "steps": self.steps,
             "rate": self.optimizer.rate,
             "epoch": self.progress.place.epoch,
             "labels": self.progress.labels,

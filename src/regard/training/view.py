@@ -73,13 +73,14 @@ class View:
         dropped = event.get("dropped_tokens", 0)
         if sent := event.get("routed_tokens", 0) + dropped:
             facts.append(f"{dropped / sent:.1%} dropped")
+        self.steps = event.get("steps", self.steps)  # a time budget estimates them again and again
         if self.live is not None and self.task is not None:
-            self.live.update(self.task, facts="  ".join(facts))
+            self.live.update(self.task, facts="  ".join(facts), total=self.steps)
 
     def on_valid(self, event: Event) -> None:
         """A line that stays."""
         best = "  (best so far)" if event["best"] == event["step"] else ""
-        self.say(f"step {event['step']:>7,}  {_time(event['time']):>8}  {_validation(event)}{best}")
+        self.say(f"step {event['step']:>7,}  {_time(event.get('clock', event['time'])):>8}  {_validation(event)}{best}")
         # In the first half of the steps this is usual, and the end of training has a warning of its own.
         if not self.warned and self.steps / 2 <= event["step"] < self.steps:
             self.warn(event)
