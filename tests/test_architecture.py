@@ -35,7 +35,7 @@ LAYERS = (
     ("models",),
     ("catalogue", "cost", "presets", "variants"),
     ("training", "decoding", "engines"),
-    ("convert", "defaults", "evaluation", "inspection", "recipe", "testing"),
+    ("convert", "evaluation", "fitting", "inspection", "planner", "recipe", "testing"),
     ("run",),
     ("serving", "session", "threads", "workers"),
     ("demo",),

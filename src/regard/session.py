@@ -39,7 +39,6 @@ from regard.training.spec import TrainSpec
 from regard.training.view import View
 from regard.tree import edit, to_record
 
-LONG_STREAM, LONG_WINDOW = 1_000_000, 512  # tokens of a text that is read in longer windows on a GPU
 LOOKED_AT = 200  # translations that show what fine-tuning does to the text of the run it started from
 
 
@@ -312,7 +311,8 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
     data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache, room)
     for sentence in data.report:
         view.say(sentence)
-    recipe = resolve(wanted, data, device, view.say, parent, hardware=hardware(device))
+    elapsed = time.monotonic() - session.began
+    recipe = resolve(wanted, data, device, view.say, parent, hardware=hardware(device), elapsed=elapsed)
     for name, tokenizer in _files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
     write_json(folder.recipe, {"format": FORMAT} | recipe.record())
@@ -367,19 +367,20 @@ def resolve(
     parent: Run | None = None,
     packs: bool = True,
     hardware: Hardware | None = None,
+    elapsed: float = 0.0,
 ) -> Recipe:
     """Complete a recipe with what is chosen for it, and print each choice with its reason.
 
     `packs` allows packed rows where they are best. Without `hardware` nothing is measured, and the plan is that for a
-    usual device of the same kind.
+    usual device of the same kind. `elapsed` seconds of a given time are over.
     """
     objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
     joint = len(_files(data.tokenizers)) == 1
     if parent is not None and (wanted.model is not None or wanted.changes or wanted.variants):
         raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
     batching = wanted.data.batches
-    if objective.stream and not wanted.laid and device.type == "cuda" and data.survey.ids["target"] >= LONG_STREAM:
-        batching = replace(batching, length=LONG_WINDOW)  # type: ignore[reportCallIssue]
+    if isinstance(batching, Windows) and not wanted.laid:
+        batching = replace(batching, length=_window(device, data.survey.ids["target"]))
     longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
 
     def fits(model: ModelSpec) -> Mapping[str, Any]:
@@ -392,7 +393,7 @@ def resolve(
     given = planner.Given(known, trained=parent is not None)
     facts = hardware or planner.nominal(device.type)
     whole = finished if known is None else lambda _: known
-    chosen = planner.plan(objective, data.survey, batching, wanted.train, facts, given, whole)
+    chosen = planner.plan(objective, data.survey, batching, wanted.train, facts, given, whole, elapsed)
     why = chosen.why
     if known is None:
         model = finished(chosen.model)
@@ -427,6 +428,15 @@ def _length_limit(data: Prepared, parent: Run | None, why: list[str]) -> LengthL
     if limit is not None:
         why.append(f"length limit of a translation: {limit}")
     return limit
+
+
+def _window(device: torch.device, tokens: int) -> int:
+    """The length of the windows of a stream: a GPU reads long ones for nothing, and a CPU learns more from short ones.
+
+    A short text has several of them.
+    """
+    wanted = 128 if device.type == "cpu" else 512 if tokens >= 1_000_000 else 256
+    return max(16, min(wanted, tokens // 8))
 
 
 def longest_laid(data: Prepared) -> int:

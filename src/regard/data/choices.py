@@ -7,18 +7,17 @@ from typing import Literal
 import numpy as np
 
 from regard.data.objectives import Classification, LanguageModelling, Objective, Record
-from regard.data.tokenizer import BPE, UNKNOWN, Characters, Tokenizer, TokenizerSpec, Words
+from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec
 
 Long = Literal["cut", "drop"]
 
 USUAL = 256  # tokens on a side that are always allowed
 WHOLE = 0.99  # of the texts are read whole, if the device has room
 SUMMARY = 0.5  # targets of less than this share of the source's tokens: the source may be cut
+BEGINNING = 512  # tokens of a source that a summary is made from, at most
 LOOKED_AT = 4000  # records
 ONE_WORD = 0.6  # of the targets are a single word: inflection, spelling, transliteration
 DISTINCT = 0.3  # of the targets differ from all others; fewer are labels
-MARKED = 0.001  # of the words of a text are <unk>: its vocabulary is closed
-MOST_WORDS = 100_000
 LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones are sentences in an unspaced script
 
 
@@ -36,14 +35,7 @@ def held_out(records: int) -> int:
 
 
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
-    """Characters where a target is one word that is spelled, words where rare ones are marked, else byte-pair encoding.
-
-    A text that writes `<unk>` for rare words has a closed vocabulary: nothing is left to be put together from pieces.
-    """
-    if isinstance(objective, LanguageModelling):
-        marked = sum(record[0].count(UNKNOWN) for record in _spread(sample))
-        if marked > MARKED * sum(len(record[0].split()) for record in _spread(sample)):
-            return Choice(Words(most=MOST_WORDS), f"tokenizer: words, because the text writes {UNKNOWN} for rare ones")
+    """Characters where a target is one word that is spelled, byte-pair encoding otherwise."""
     if isinstance(objective, LanguageModelling | Classification):
         return Choice(BPE(), "tokenizer: byte-pair encoding")
     targets = [record[objective.said] for record in _spread(sample)]
@@ -92,13 +84,14 @@ def choose_limit(objective: Objective, sample: Sequence[Record], tokenizers: dic
         name: np.asarray([len(ids) for ids in tokenizers[name].encode_batch([r[text] for r in looked_at])] or [0])
         for name, text in objective.encoded.items()
     }
-    wanted = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
-    max_len = min(max(USUAL, -(-wanted // 64) * 64), max(room, USUAL))
-    share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
-    cut = isinstance(objective, Classification) or (
+    summaries = not isinstance(objective, Classification) and bool(
         lengths["target"].sum() < SUMMARY * lengths["source"].sum()
-        and int(np.quantile(lengths["target"], WHOLE)) <= max_len
     )
+    room = max(USUAL, min(room, BEGINNING) if summaries else room)
+    wanted = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
+    max_len = min(max(USUAL, -(-wanted // 64) * 64), room)
+    share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
+    cut = isinstance(objective, Classification) or summaries
     what = "longer sources are cut there" if cut else "pairs with a longer side are left out"
     if isinstance(objective, Classification):
         what = "longer texts are cut there"

@@ -13,10 +13,10 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.init import GPT2Init
 from regard.nn.input import Tokens
-from regard.nn.position.additive import Learned
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
+from regard.variants import apply
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ def candidates(objective: Objective) -> list[Candidate]:
 
 
 def _translators() -> list[Candidate]:
-    """Encoder-decoders. Pre-norm: at these learning rates post-norm often learns the target language alone."""
+    """Encoder-decoders with rotary positions, with which short training aligns sooner (docs/decisions/014-planner.md).
+
+    Pre-norm: at these learning rates post-norm often learns the target language alone.
+    """
     shapes = [  # layers, d_model, heads, hidden, largest batch
         (2, 128, 4, 256, 4096),
         (4, 128, 4, 256, 4096),
@@ -58,10 +61,10 @@ def _translators() -> list[Candidate]:
     ]
 
 
-def _translator(depth: int, width: int, heads: int, hidden: int) -> EncoderDecoder:
+def _translator(depth: int, width: int, heads: int, hidden: int) -> ModelSpec:
     encoder = Block((SelfAttention(), FeedForward(hidden)), PreNorm())
     decoder = Block((SelfAttention(), CrossAttention(), FeedForward(hidden)), PreNorm())
-    return EncoderDecoder(
+    model = EncoderDecoder(
         d_model=width,
         heads=heads,
         dropout=0.1,
@@ -69,10 +72,11 @@ def _translator(depth: int, width: int, heads: int, hidden: int) -> EncoderDecod
         encoder=Plain((encoder,), depth),
         decoder=Plain((decoder,), depth),
     )
+    return apply("rotary", model)
 
 
 def _language_models() -> list[Candidate]:
-    """Decoders as GPT-2's."""
+    """Decoders as GPT-2's, with rotary positions."""
     shapes = [(4, 128, 4, 4096), (4, 256, 4, 8192), (6, 384, 6, 16384), (8, 512, 8, 32768), (12, 768, 12, 65536)]
     return [
         Candidate(
@@ -82,17 +86,18 @@ def _language_models() -> list[Candidate]:
     ]
 
 
-def _gpt(depth: int, width: int, heads: int) -> DecoderOnly:
+def _gpt(depth: int, width: int, heads: int) -> ModelSpec:
     block = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
-    return DecoderOnly(
+    model = DecoderOnly(
         d_model=width,
         heads=heads,
         dropout=0.1,
         attention_dropout=0.1,
-        input=Tokens(scaled=False, position=Learned(1024)),
+        input=Tokens(scaled=False),
         decoder=Plain((block,), depth),
         init=GPT2Init(),
     )
+    return apply("rotary", model)
 
 
 def _classifiers() -> list[Candidate]:

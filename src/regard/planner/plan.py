@@ -27,7 +27,7 @@ MOST_STEPS = 200_000
 TRAINING = 0.85  # of the time goes into steps: the rest into reading, validation and saving
 ROOM = 0.6  # of the memory is used by a plan
 GENTLE = 0.1  # of the usual learning rate, for weights that are trained already
-TUNING_PASSES = 5  # through the text of a fine-tuning; up to 20 of a text that has but a few batches
+TUNING_PASSES = 5.0  # through the text of a fine-tuning; up to 20 of a text that has but a few batches
 TUNING_STEPS = 100
 VALIDATIONS = 20  # of a run, at most
 VALIDATION = 0.1  # of the time goes into them
@@ -89,13 +89,15 @@ def plan(
     hardware: Hardware,
     given: Given = Given(),
     finished: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
+    elapsed: float = 0.0,
 ) -> Chosen:
     """Choose model, batches and training; what is given is left as it is.
 
-    `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications.
+    `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications. `elapsed` seconds
+    of a given time are over.
     """
     text = described(objective, survey, batching)
-    time = train.time or DEFAULT[hardware.kind]
+    time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
     why: list[str] = []
     if given.model is not None:
         width = getattr(given.model, "d_model", 512)
@@ -187,6 +189,8 @@ def _batches(batching: Batching, budget: Budgeted, train: TrainSpec, why: list[s
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
     small, steps = (1024, 2500) if budget.hardware.kind == "cpu" else (4096, 5000)
+    if budget.text.lengths[0] == 0:  # a language model's gradient is noisier than a translator's
+        small = max(small, 2048)
     wanted = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
     tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, wanted))))))
     while tokens > small and bytes_needed(budget.candidate, tokens) > ROOM * budget.hardware.memory:
@@ -263,7 +267,7 @@ def _rate(objective: Objective, width: int) -> float:
     """The peak learning rate of AdamW for a width."""
     if isinstance(objective, Classification):
         return min(2e-3, 0.128 / width)
-    most = 4e-3 if isinstance(objective, Translation) else 3e-3
+    most = 3e-3 if isinstance(objective, Translation) else 4e-3
     return round(min(most, most * 128 / width), 6)
 
 
@@ -272,7 +276,7 @@ def _dropout(objective: Objective, passes: float) -> float:
     if isinstance(objective, Classification):
         return 0.3
     if isinstance(objective, LanguageModelling):
-        return round(min(0.45, max(0.0, 0.3 * math.log10(max(1.0, passes)) - 0.1)), 2)
+        return round(min(0.45, max(0.0, 0.3 * math.log10(max(1.0, passes)) - 0.2)), 2)
     return round(min(0.3, max(0.05, 0.05 + 0.085 * math.log10(max(1.0, passes)) ** 1.5)), 2)
 
 

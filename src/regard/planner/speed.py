@@ -10,12 +10,13 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from regard.batch import Batch, translation
 from regard.catalogue import PARTS
-from regard.data import cache
+from regard.data import cache as cached
 from regard.errors import SpecError
 from regard.files import replace_text
 from regard.models.base import ModelSpec, build
@@ -78,7 +79,7 @@ def _name(device: torch.device) -> str:
 
 def _kept(facts: str, measure: Callable[[], float]) -> float:
     """A measurement from the cache, or a new one, which is kept there."""
-    path = cache.measured(facts)
+    path = cached.measured(facts)
     try:
         found = json.loads(path.read_text())["tokens_per_second"]
         if isinstance(found, float) and found > 0:
@@ -87,7 +88,7 @@ def _kept(facts: str, measure: Callable[[], float]) -> float:
         pass
     found = measure()
     try:
-        if cache.limit():
+        if cached.limit():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps({"tokens_per_second": found}))
     except (OSError, SpecError):
@@ -117,17 +118,20 @@ def _product(device: torch.device) -> float:
 
 def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> float:
     """Target tokens a second from FLOPs: `flops` are those of a step of a model of d_model 512; narrower ones less."""
-    from regard.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
-
     source, target = lengths
-    length = max(1, target or source)
-    per_token = 3 * cost(spec, length).flops_per_token
+    per_token = _flops_per_token(spec)
     if source and target:
         per_token *= (source + target) / (2 * target)
     width = getattr(spec, "d_model", 512)
     share = min(1.0, width / 512) if kind != "cpu" else 1.0
     rate = flops * share / per_token
     return rate if kind == "cpu" else min(rate, 16384 / LEAST_STEP)
+
+
+@cache
+def _flops_per_token(spec: ModelSpec) -> float:
+    """FLOPs of a training step for each token: six for each parameter (Kaplan et al. 2020)."""
+    return 6.0 * sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
 
 
 def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:

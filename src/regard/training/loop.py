@@ -237,9 +237,7 @@ class Trainer:
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
-        self.program = choose(
-            self.update, self.stream.one_shape, self.spec.compile, lambda: self.steps - progress.step, self.tell
-        )
+        self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.window = Window()
         self.counts()  # of whatever ran before
@@ -291,6 +289,10 @@ class Trainer:
         progress.seconds += spent
         if self.device.type == "cpu":  # elsewhere the host does not wait for the device
             self.budget.add(1, spent)
+
+    def seconds_left(self, step: float) -> float:
+        """Seconds that training goes on, with steps of this duration."""
+        return self.budget.left if self.spec.time else (self.steps - self.progress.step) * step
 
     def schedule(self) -> Schedule:
         """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""

@@ -28,12 +28,13 @@ from regard.training.optim import Optimizer, clip
 RECENT = 8  # shapes that are remembered until one is met again
 WARM = 3  # steps before a capture: the optimizer's state, the libraries' workspaces and all lazy work come to be
 TIMED = 30  # replays whose time decides whether compiling pays
-GAIN, COST = 0.3, 40.0  # on an H200 compiling saved a third of a captured step of base, after 36 s (big: 57 s)
+GAIN, COST = 0.2, 40.0  # on an H200 compiling saved a fifth of a captured step of base, after 36 s (big: 57 s)
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it makes
 
 Numbers = Sequence[float]
 Tell = Callable[..., None]
+Left = Callable[[float], float]  # from the seconds of a step to the seconds of all steps that are left
 
 
 class Done(NamedTuple):
@@ -282,8 +283,8 @@ class Quickest(Program):
     Compiling takes its time, so a short run does without: it has to save more than it costs in the steps that are left.
     """
 
-    def __init__(self, update: Update, tell: Tell, left: Callable[[], int], compiles: bool | None) -> None:
-        """`left` says how many steps are to come; `compiles`: now, never, or if it pays (None)."""
+    def __init__(self, update: Update, tell: Tell, left: Left, compiles: bool | None) -> None:
+        """`left` gives the seconds that steps of some duration still take; `compiles`: now, never, or if it pays."""
         self.update, self.tell, self.left = update, tell, left
         self.compiles = compiles
         self.plain = Captured(update, tell)
@@ -322,9 +323,10 @@ class Quickest(Program):
         self.replays += 1
         if self.replays == TIMED:
             step = self.spent / TIMED
-            self.compiles = self.left() * step * GAIN > COST
+            left = self.left(step)
+            self.compiles = left * GAIN > COST
             if self.compiles:
-                self._compile(f"{self.left():,} steps of {1000 * step:.1f} ms are left")
+                self._compile(f"steps of {1000 * step:.1f} ms go on for {left:.0f} s")
         return done
 
     def _compile(self, why: str) -> None:
@@ -353,7 +355,7 @@ def obstacle(update: Update, one_shape: bool) -> str | None:
     return None
 
 
-def choose(update: Update, one_shape: bool, compiles: bool | None, left: Callable[[], int], tell: Tell) -> Program:
+def choose(update: Update, one_shape: bool, compiles: bool | None, left: Left, tell: Tell) -> Program:
     """The quickest program for a training. `compiles`: whether torch.compile is asked for; None: where it pays."""
     if update.device.type != "cuda":
         return Compiled(update, one_shape, tell) if compiles else Eager(update)

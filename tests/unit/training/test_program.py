@@ -254,7 +254,7 @@ def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None
 def test_a_step_that_waits_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), "it asks the host"))
     mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda: 1, None), [[FIRST]] * 8)
+    run(Quickest(mine, told, lambda _: 1.0, None), [[FIRST]] * 8)
     run(Eager(theirs), [[FIRST]] * 8)
     assert graphs == []
     assert torch.equal(weights(mine.model), weights(theirs.model))
@@ -267,7 +267,7 @@ def test_a_capture_that_fails_is_done_without(graphs: list[Graph], monkeypatch: 
 
     monkeypatch.setattr(program.graphs, "capture", fails)
     mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda: 1, None), [[FIRST]] * 8)
+    run(Quickest(mine, told, lambda _: 1.0, None), [[FIRST]] * 8)
     run(Eager(theirs), [[FIRST]] * 8)
     assert graphs == []
     assert torch.equal(weights(mine.model), weights(theirs.model))
@@ -275,10 +275,10 @@ def test_a_capture_that_fails_is_done_without(graphs: list[Graph], monkeypatch: 
     assert "not permitted" in told[0]["why"]
 
 
-@pytest.mark.parametrize(("left", "compiles"), [(10, False), (10**9, True)])
-def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: int, compiles: bool) -> None:
+@pytest.mark.parametrize(("left", "compiles"), [(190.0, False), (210.0, True)])
+def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: float, compiles: bool) -> None:
     told, before = Told(), 1 + program.WARM + program.TIMED
-    quickest = Quickest(update(model()), told, lambda: left, None)
+    quickest = Quickest(update(model()), told, lambda _: left, None)
     run(quickest, [[FIRST]] * (before + 8))
     assert told.programs == ["graph", *(["compiling", "compiled graph"] if compiles else [])]
     assert [graph.replays for graph in graphs] == (
@@ -290,7 +290,7 @@ def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: int,
 def test_never_is_never_and_now_is_now(graphs: list[Graph]) -> None:
     never, now = Told(), Told()
     for told, compiles in ((never, False), (now, True)):
-        run(Quickest(update(model()), told, lambda: 10**9, compiles), [[FIRST]] * 10)
+        run(Quickest(update(model()), told, lambda _: 1e9, compiles), [[FIRST]] * 10)
     assert never.programs == ["graph"]
     assert now.programs == ["compiling", "compiled graph"]
     assert [graph.replays for graph in graphs] == [9 - program.WARM] * 2
@@ -304,7 +304,7 @@ def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.M
         return lambda batch: (seen.append(batch), loss(batch))[1]
 
     monkeypatch.setattr(torch, "compile", compile_)
-    run(Quickest(update(model()), Told(), lambda: 1, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
+    run(Quickest(update(model()), Told(), lambda _: 1.0, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
     assert [batch.target.shape for batch in seen] == [FIRST.target.shape] * 2
     assert graphs == []
 
@@ -312,7 +312,7 @@ def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.M
 def test_what_fails_to_compile_goes_on_as_a_plain_graph(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=2))
     mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda: 1, True), [[FIRST]] * 9)
+    run(Quickest(mine, told, lambda _: 1.0, True), [[FIRST]] * 9)
     run(Eager(theirs), [[FIRST]] * 9)
     torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
     assert told.programs == ["compiling", "graph", "graph"]
@@ -332,9 +332,9 @@ def test_what_stands_in_the_way_of_a_graph() -> None:
 
 def test_a_cpu_runs_eagerly_unless_compiling_is_asked_for() -> None:
     told = Told()
-    assert isinstance(choose(update(model()), True, None, lambda: 10**9, told), Eager)
-    assert isinstance(choose(update(model()), True, False, lambda: 10**9, told), Eager)
-    assert isinstance(choose(update(model()), True, True, lambda: 10**9, told), Compiled)
+    assert isinstance(choose(update(model()), True, None, lambda _: 1e9, told), Eager)
+    assert isinstance(choose(update(model()), True, False, lambda _: 1e9, told), Eager)
+    assert isinstance(choose(update(model()), True, True, lambda _: 1e9, told), Compiled)
     assert told == []
 
 

@@ -1,0 +1,224 @@
+"""The plan of a run: complete, with reasons, monotone in text and time, within the memory."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from regard import planner
+from regard.data.batching import Batching, Buckets, Windows
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import Survey
+from regard.planner.models import Candidate, candidates
+from regard.planner.plan import ROOM, bytes_needed, described
+from regard.planner.speed import Hardware, nominal
+from regard.presets import preset
+from regard.training.optim import AdamW, Muon
+from regard.training.schedule import Constant, Cosine, LinearDecay, WarmupStableDecay
+from regard.training.spec import TrainSpec
+
+OBJECTIVES: list[tuple[Objective, Batching]] = [
+    (Translation(), Buckets()),
+    (LanguageModelling(), Windows()),
+    (LanguageModelling("lines"), Buckets()),
+    (Classification(("a", "b")), Buckets()),
+]
+LINES = (50, 500, 5_000, 15_000, 30_000, 100_000, 250_000, 1_000_000, 2_500_000, 5_000_000)
+TIMES = (60.0, 300.0, 900.0, 3600.0, 36_000.0)
+CPU, GPU = nominal("cpu"), nominal("cuda", 80e9)
+
+
+def survey(objective: Objective, lines: int, source: int = 14, target: int = 13) -> Survey:
+    ids = {"source": lines * source, "target": lines * target, "text": lines * target, "label": lines}
+    return Survey(records=lines, kept=lines, ids={name: ids[name] for name in objective.columns})
+
+
+def planned(objective: Objective, lines: int, hardware: Hardware = CPU, **settings: Any) -> planner.Chosen:
+    train = TrainSpec(schedule=Cosine(), **settings)
+    return planner.plan(
+        objective, survey(objective, lines), Windows() if objective.stream else Buckets(), train, hardware
+    )
+
+
+def size(objective: Objective, chosen: planner.Chosen) -> int:
+    """The number of the candidate that was chosen."""
+    shapes = [_shape(candidate.spec) for candidate in candidates(objective)]
+    return shapes.index(_shape(chosen.model))
+
+
+def _shape(spec: Any) -> tuple[int, int]:
+    stack = getattr(spec, "decoder", None) or spec.encoder
+    return spec.d_model, stack.depth
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize(("objective", "batching"), OBJECTIVES)
+def test_plan_is_complete_and_has_reasons(
+    objective: Objective, batching: Batching, lines: int, hardware: Hardware
+) -> None:
+    train = planner.for_objective(objective)
+    found = planner.plan(objective, survey(objective, lines), batching, train, hardware)
+    chosen: Any = found.train
+    numbers = [chosen.steps, chosen.optimizer.rate, chosen.schedule.warmup, chosen.validate_every, chosen.patience]
+    assert all(isinstance(number, int | float) for number in numbers)
+    assert found.batching.tokens >= 1  # type: ignore[attr-defined]
+    assert 1 <= chosen.validate_every <= chosen.steps
+    topics = [sentence.split(":")[0] for sentence in found.why]
+    assert {"model", "dropout", "batch size", "steps", "peak learning rate", "warm-up", "validation"} <= {*topics}
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(("objective", "_"), OBJECTIVES)
+def test_more_text_or_time_never_chooses_a_smaller_model(objective: Objective, _: Batching, hardware: Hardware) -> None:
+    for time in TIMES:
+        sizes = [size(objective, planned(objective, lines, hardware, time=time)) for lines in LINES]
+        assert all(a <= b for a, b in pairwise(sizes)), (time, sizes)
+    for lines in LINES:
+        sizes = [size(objective, planned(objective, lines, hardware, time=time)) for time in TIMES]
+        assert all(a <= b for a, b in pairwise(sizes)), (lines, sizes)
+    small, large = planned(objective, 50, hardware, time=60.0), planned(objective, 5_000_000, hardware, time=36_000.0)
+    assert size(objective, small) == 0 < size(objective, large)
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(("objective", "_"), OBJECTIVES)
+def test_more_time_is_more_training(objective: Objective, _: Batching, hardware: Hardware) -> None:
+    for lines in LINES:
+        plans = [planned(objective, lines, hardware, time=time) for time in TIMES]
+        of_one_model = [p for p in plans if size(objective, p) == size(objective, plans[0])]
+        tokens: list[Any] = [p.train.steps * p.batching.tokens for p in of_one_model]  # type: ignore[operator, attr-defined]
+        assert all(a <= 1.05 * b for a, b in pairwise(tokens)), (lines, tokens)
+
+
+@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize(("objective", "_"), OBJECTIVES)
+def test_warmup_is_at_most_a_tenth(objective: Objective, _: Batching, lines: int, time: float) -> None:
+    for hardware in (CPU, GPU):
+        train: Any = planned(objective, lines, hardware, time=time).train
+        assert 1 <= train.schedule.warmup <= max(1, train.steps // 10)
+
+
+@pytest.mark.parametrize("memory", [2e9, 8e9, 24e9, 80e9])
+@pytest.mark.parametrize(("objective", "_"), OBJECTIVES)
+def test_plan_fits_the_memory(objective: Objective, _: Batching, memory: float) -> None:
+    hardware = nominal("cuda", memory)
+    found = planned(objective, 5_000_000, hardware, time=36_000.0)
+    candidate = candidates(objective)[size(objective, found)]
+    tokens: int = found.batching.tokens  # type: ignore[attr-defined]
+    smallest = 4096
+    assert tokens <= smallest or bytes_needed(candidate, tokens) <= ROOM * memory
+
+
+def test_size_counts_both_sides_of_a_pair() -> None:
+    """A summariser's source is long and its target short."""
+    pairs, summaries = (
+        Survey(kept=14_000, ids={"source": 112_000, "target": 112_000}),
+        Survey(kept=14_000, ids={"source": 2_100_000, "target": 112_000}),
+    )
+    time = TrainSpec(schedule=Cosine(), time=3600.0)
+    sizes = [
+        size(Translation(), planner.plan(Translation(), text, Buckets(), time, GPU)) for text in (pairs, summaries)
+    ]
+    assert sizes[0] < sizes[1]
+
+
+def test_more_passes_need_more_dropout() -> None:
+    for objective in (Translation(), LanguageModelling()):
+        found: list[Any] = [planned(objective, 15_000, GPU, time=time).model for time in (10.0, 60.0, 600.0)]
+        assert all(a.dropout <= b.dropout for a, b in pairwise(found))
+        assert found[0].dropout < found[-1].dropout
+
+
+def test_what_is_given_is_kept() -> None:
+    given = TrainSpec(
+        steps=77,
+        optimizer=AdamW(rate=0.5),
+        schedule=LinearDecay(warmup=3),
+        validate_every=11,
+        patience=2,
+    )
+    found = planner.plan(Translation(), survey(Translation(), 5000), Buckets(640), given, CPU)
+    assert found.train == given
+    assert found.batching == Buckets(640)
+
+
+def test_given_steps_need_no_measurement() -> None:
+    def refuse(*_: Any) -> float:
+        raise AssertionError("nothing may be measured")
+
+    hardware = Hardware("cpu", 16e9, refuse)
+    assert planned(Translation(), 5000, hardware, steps=30).train.steps == 30
+    given = planner.Given(preset("transformer_tiny"))
+    train = TrainSpec(steps=30, schedule=Cosine())
+    planner.plan(Translation(), survey(Translation(), 5000), Buckets(), train, hardware, given)
+
+
+def test_larger_models_are_not_even_measured() -> None:
+    measured: list[int] = []
+
+    def slow(spec: Any, _: Any) -> float:
+        measured.append(spec.d_model)
+        return 100.0
+
+    planned(Translation(), 5_000_000, Hardware("cpu", 64e9, slow), time=60.0)
+    assert measured == [128]
+
+
+@pytest.mark.parametrize("schedule", [Constant(), Cosine(), LinearDecay(), WarmupStableDecay()])
+def test_every_schedule_with_a_warmup_gets_one(schedule: Any) -> None:
+    train = TrainSpec(steps=1000, schedule=schedule)
+    found: Any = planner.plan(Translation(), survey(Translation(), 5000), Buckets(), train, CPU)
+    assert found.train.schedule.warmup == 100
+
+
+def test_muon_gets_the_rate_for_both_of_its_parts() -> None:
+    found: Any = planned(Translation(), 5000, steps=100, optimizer=Muon())
+    assert found.train.optimizer.rate == found.train.optimizer.rest.rate == 3e-3
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 3e-3), (128, 3e-3), (256, 1.5e-3), (512, 7.5e-4), (1024, 3.75e-4)])
+def test_wider_models_learn_more_slowly(width: int, rate: float) -> None:
+    given = planner.Given(preset("transformer_base", d_model=width))
+    train = TrainSpec(steps=100, schedule=Cosine())
+    found = planner.plan(Translation(), survey(Translation(), 5000), Buckets(), train, CPU, given)
+    assert found.train.optimizer.rate == pytest.approx(rate)
+
+
+def test_fine_tuning_is_short_and_gentle() -> None:
+    base = preset("transformer_tiny")
+    scratch, tuned = planner.Given(base), planner.Given(base, trained=True)
+    text = survey(Translation(), 30_000)
+    train = TrainSpec(schedule=Cosine())
+    plans: list[Any] = [
+        planner.plan(Translation(), text, Buckets(), train, GPU, given).train for given in (scratch, tuned)
+    ]
+    epoch = described(Translation(), text, Buckets()).epoch
+    assert plans[1].optimizer.rate == pytest.approx(0.1 * plans[0].optimizer.rate)
+    tokens: Any = planner.plan(Translation(), text, Buckets(), train, GPU, tuned).batching
+    assert 3 <= plans[1].steps * tokens.tokens / epoch <= 7
+    few = planner.plan(Translation(), survey(Translation(), 200), Buckets(), train, CPU, tuned)
+    assert few.train.steps <= 20 * 4  # type: ignore[operator]  # a few batches make an epoch
+
+
+def test_validation_takes_a_tenth_of_the_time() -> None:
+    """Long targets take long to decode: they are validated less often."""
+    every = []
+    for target in (10, 200):
+        text = survey(Translation(), 30_000, target, target)
+        train: Any = planner.plan(Translation(), text, Buckets(), TrainSpec(schedule=Cosine(), time=300.0), CPU).train
+        every.append(train.validate_every / train.steps)
+    assert 1 / 21 < every[0] < every[1] <= 1 / 3
+
+
+def test_default_time_is_stated() -> None:
+    why = planned(Translation(), 1_000_000, CPU).why
+    assert any(sentence.startswith("time: 15 min") and "--time" in sentence for sentence in why)
+    assert not any(sentence.startswith("time:") for sentence in planned(Translation(), 1_000_000, CPU, time=60.0).why)
+
+
+def test_candidates_grow() -> None:
+    for objective, _ in OBJECTIVES:
+        known: list[Candidate] = candidates(objective)
+        assert all(a.blocks < b.blocks for a, b in pairwise(known))
