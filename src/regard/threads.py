@@ -90,8 +90,8 @@ def said() -> bool:
 
 
 def _quiet() -> bool:
-    """Whether others leave half of the cores alone. What is measured beside them holds for now only."""
-    return not hasattr(os, "getloadavg") or os.getloadavg()[0] <= cores() / 2
+    """Whether others leave the cores alone. What is measured beside them holds for now only."""
+    return idle_cores() >= 0.75 * cores()
 
 
 def idle_cores() -> float:

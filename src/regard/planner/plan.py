@@ -111,11 +111,13 @@ def plan(
         )
     budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
     batching, tokens = _batches(batching, budget, train, why)
+    given_steps = train.steps
     train = _training(train, objective, budget, tokens, why)
     spec = candidate.spec
     if given.model is None:
-        assert train.steps is not None
-        passes = train.steps * train.accumulate * tokens / text.epoch
+        passes = (
+            budget.labels / text.labels if given_steps is None else given_steps * train.accumulate * tokens / text.epoch
+        )
         dropout = _dropout(objective, passes)
         spec = dropped(spec, dropout)
         why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
@@ -206,14 +208,19 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
     steps = train.steps
     if steps is None:
         passes = budget.labels / max(1, budget.text.labels)
-        steps = changes["steps"] = int(min(MOST_STEPS, max(20, round(passes * epoch))))
+        steps = _steps(passes, epoch)
+        # Under a time budget the trainer finds out how many fit; more than the text is worth are never made.
+        most = _most_passes(budget.text, budget.trained)
+        changes["steps"] = steps if train.time is None else _steps(most, epoch)
         assert budget.speed is not None
         seconds = passes * budget.text.labels / budget.speed / TRAINING
         why.append(f"steps: about {steps:,}, {_passes(passes)} through the text, {_duration(seconds)}")
-        if train.time is None and seconds >= 0.99 * budget.time:
+        if seconds < 0.9 * budget.time and train.time is not None:
             why.append(
-                f"time: {_duration(budget.time)}, what a run on {budget.hardware.kind} has if --time is not given"
+                f"time: less than the {_duration(train.time)} given, for {most:.0f} passes are all the text is worth"
             )
+        elif seconds >= 0.99 * budget.time and train.time is None:
+            why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
     if train.optimizer.rate is None:
         rate = _rate(objective, budget.candidate.width) * (GENTLE if budget.trained else 1.0)
         changes["optimizer"] = replace(train.optimizer, rate=rate)  # type: ignore[reportCallIssue]
@@ -240,6 +247,10 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         changes["patience"] = max(3, VALIDATIONS // 4)
         why.append(f"early stopping: after {changes['patience']} validations without improvement")
     return replace(train, **changes)
+
+
+def _steps(passes: float, epoch: float) -> int:
+    return int(min(MOST_STEPS, max(20, round(passes * epoch))))
 
 
 def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:

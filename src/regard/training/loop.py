@@ -250,7 +250,7 @@ class Trainer:
                 self.step()
                 if progress.step % self.spec.log_every == 0:
                     self.note_window()
-                progress.steps = self.budget.steps(progress.step, progress.steps)
+                progress.steps = min(self.spec.steps or 0, self.budget.steps(progress.step, progress.steps))
                 self.validate_and_save()
                 why = stop()
                 if why and progress.step < self.steps and not self.exhausted():
@@ -261,7 +261,7 @@ class Trainer:
         finally:
             self.prefetch.close()
         why = f"no better for {progress.stale} validations" if self.exhausted() else f"all {self.steps} steps done"
-        if not self.exhausted() and self.spec.time is not None:
+        if not self.exhausted() and self.steps < (self.spec.steps or 0):
             why = "the time is used"
         self.finish()
         self.tell("end", finished=True, why=why)

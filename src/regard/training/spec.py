@@ -19,7 +19,7 @@ class TrainSpec(Spec):
 
     kind = "train"
     steps: int | None = None
-    # Wall-clock seconds of the run, over all sessions: the schedule ends with it, and `steps` is only an estimate.
+    # Wall-clock seconds of the run, over all sessions: the schedule ends with it, or after `steps` if that is sooner.
     time: float | None = None
     seed: int = 1
     optimizer: OptimizerSpec = AdamW()

@@ -1,0 +1,92 @@
+"""Choices about a text before it is encoded."""
+
+import numpy as np
+import pytest
+
+from regard.data.choices import choose_limit, choose_tokenizer, held_out
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.store import Table
+from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, train
+
+
+@pytest.mark.parametrize(
+    ("records", "wanted"), [(2, 1), (50, 5), (1_000, 100), (5_452, 500), (15_000, 500), (40_000, 800), (10**7, 1000)]
+)
+def test_held_out_set_has_a_floor_and_a_ceiling(records: int, wanted: int) -> None:
+    assert held_out(records) == wanted
+
+
+WORDS = [("go V;PST", "went"), ("see V;PST", "saw"), ("be V;PST", "was"), ("do V;PST", "did"), ("eat V;3", "eats")]
+LABELS = [(f"sentence number {n}", "good" if n % 2 else "bad") for n in range(40)]
+SENTENCES = [("Guten Tag", "Good day to you"), ("Danke", "Thank you very much"), ("Ja", "Yes")]
+CHINESE = [(f"sentence {n}", "我們明天" + chr(0x4E00 + n) + "去公園") for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "sample", "wanted"),
+    [
+        (Translation(), WORDS, Characters),
+        (Translation(), LABELS, BPE),
+        (Translation(), SENTENCES, BPE),
+        (Translation(), CHINESE, BPE),  # a sentence without spaces is no word
+        (LanguageModelling(), [("one",), ("two",)], BPE),
+    ],
+)
+def test_words_that_are_spelled_are_read_by_character(
+    objective: Objective, sample: list[tuple[str, ...]], wanted: type
+) -> None:
+    found = choose_tokenizer(objective, sample)
+    assert isinstance(found.tokenizer, wanted)
+    assert found.why.startswith("tokenizer: ")
+
+
+BYTES = train(Bytes(), [])
+
+
+def tokenizers(objective: Objective) -> dict[str, Tokenizer]:
+    return dict.fromkeys(objective.encoded, BYTES)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "room", "max_len", "long"),
+    [
+        (40, 40, 1024, 256, "drop"),
+        (300, 280, 1024, 320, "drop"),
+        (3000, 2800, 1024, 1024, "drop"),
+        (3000, 2800, 512, 512, "drop"),
+        (400, 20, 1024, 448, "cut"),
+        (3000, 20, 1024, 512, "cut"),  # the beginning says most
+        (3000, 20, 300, 300, "cut"),
+    ],
+)
+def test_long_sources_are_cut_for_summaries_alone(source: int, target: int, room: int, max_len: int, long: str) -> None:
+    sample = [("s" * source, "t" * target)] * 10
+    found = choose_limit(Translation(), sample, tokenizers(Translation()), room)
+    assert (found.max_len, found.long) == (max_len, long)
+    assert f"{found.max_len} tokens" in found.why
+
+
+def test_texts_of_a_classifier_are_cut() -> None:
+    objective = Classification(("a", "b"))
+    found = choose_limit(objective, [("a", "t" * 2000)] * 5, tokenizers(objective), 1024)
+    assert (found.max_len, found.long) == (1024, "cut")
+
+
+def test_streams_have_no_limit_of_their_own() -> None:
+    assert choose_limit(LanguageModelling(), [("t" * 2000,)], tokenizers(LanguageModelling()), 1024).max_len == 256
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_cut_source_keeps_its_beginning_and_its_end_token(cuts: bool) -> None:
+    end = BYTES.eos
+    table = Table.of(
+        source=[[5, 6, end], [5, 6, 7, 8, 9, end], [9, 8, 7, 6, end], [5, end]],
+        target=[[1, 4, 2], [1, 4, 2], [1, 4, 4, 4, 4, 4, 2], [1, 4, 2]],
+    )
+    found = Translation().fitted(table, 3, cuts=cuts)
+    kept = [True, cuts, False, True]
+    assert found.kept.tolist() == kept
+    sources = [found.table["source"][row].tolist() for row in range(found.table.rows)]
+    assert sources == [[5, 6, end], *([[5, 6, 7, end]] if cuts else []), [5, end]]
+    assert found.cut == int(cuts)
+    assert np.array_equal(found.table["target"].lengths, [3] * sum(kept))
