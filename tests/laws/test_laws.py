@@ -18,6 +18,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
@@ -72,6 +73,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
+    "ngram_convolution": NGramConvolution((2, 3), filters=5),
     "layer_norm scalar": LayerNorm(gain="scalar"),
     "layer_norm bare outside": LayerNorm(gain="none", root="outside"),
     "layer_norm without bias": LayerNorm(bias=False),
@@ -177,6 +179,9 @@ def _subjects() -> dict[str, ModelSpec]:
     layers = (Recurrence(Elman("relu"), start=LearnedStart()), Recurrence(GRU(), d_hidden=6, output=True))
     recurrent = Plain(tuple(Block((layer,), NoResidual()) for layer in layers), 2)
     subjects["recurrent lm"] = replace(tiny.decoder_only(), decoder=recurrent)
+    kim = Plain((Block((NGramConvolution((2, 3, 4), output=False),), NoResidual()),), 1)
+    biggest = SentenceClassifier(tiny.CLASSES, pool="max", pooler=False)
+    subjects["n-gram classifier"] = replace(tiny.encoder_only(biggest), encoder=kim)
     both_ways = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
     ends = SentenceClassifier(tiny.CLASSES, pool="ends")
     subjects["both ways"] = replace(tiny.encoder_only(ends), encoder=both_ways)
