@@ -14,7 +14,7 @@ from regard.data.batching import Batching
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
 from regard.models.base import ModelSpec
-from regard.planner.models import Candidate, candidates, dropped
+from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
 from regard.planner.speed import Hardware, Lengths
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import Cosine
@@ -119,8 +119,12 @@ def plan(
             budget.labels / text.labels if given_steps is None else given_steps * train.accumulate * tokens / text.epoch
         )
         dropout = _dropout(objective, passes)
-        spec = dropped(spec, dropout)
         why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
+        length = max(text.lengths)
+        if (suited := for_length(spec, length)) != spec:
+            spec = suited
+            why.insert(2, f"pooling: mean and maximum, word dropout 0.5, for texts of {length} tokens")
+        spec = dropped(spec, dropout)
     return Chosen(spec, batching, train, why)
 
 
@@ -138,7 +142,7 @@ class Budgeted:
     @property
     def labels(self) -> float:
         """Target tokens that training sees in its time, or in the passes that the text is worth."""
-        most = _most_passes(self.text, self.trained) * self.text.labels
+        most = _most_passes(self.candidate, self.text, self.trained) * self.text.labels
         return most if self.speed is None else min(most, self.speed * self.time * TRAINING)
 
 
@@ -190,7 +194,9 @@ def _batches(batching: Batching, budget: Budgeted, train: TrainSpec, why: list[s
     """A batch size that leaves a few thousand steps in the time."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
-    small, steps = (1024, 2500) if budget.hardware.kind == "cpu" else (4096, 5000)
+    # Of short texts even a small batch has a hundred labels; a larger one leaves too few steps.
+    few = budget.hardware.kind == "cpu" or of_ngrams(budget.candidate.spec)
+    small, steps = (1024, 2500) if few else (4096, 5000)
     if budget.text.lengths[0] == 0:  # a language model's gradient is noisier than a translator's
         small = max(small, 2048)
     wanted = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
@@ -210,7 +216,7 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         passes = budget.labels / max(1, budget.text.labels)
         steps = _steps(passes, epoch)
         # Under a time budget the trainer finds out how many fit; more than the text is worth are never made.
-        most = _most_passes(budget.text, budget.trained)
+        most = _most_passes(budget.candidate, budget.text, budget.trained)
         changes["steps"] = steps if train.time is None else _steps(most, epoch)
         assert budget.speed is not None
         seconds = passes * budget.text.labels / budget.speed / TRAINING
@@ -222,7 +228,7 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         elif seconds >= 0.99 * budget.time and train.time is None:
             why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
     if train.optimizer.rate is None:
-        rate = _rate(objective, budget.candidate.width) * (GENTLE if budget.trained else 1.0)
+        rate = _rate(objective, budget.candidate) * (GENTLE if budget.trained else 1.0)
         changes["optimizer"] = replace(train.optimizer, rate=rate)  # type: ignore[reportCallIssue]
         why.append(f"peak learning rate: {rate:g}, for d_model {budget.candidate.width}")
     optimizer = changes.get("optimizer", train.optimizer)
@@ -266,18 +272,26 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
     return loss + math.ceil(decode / 256) * 2 * target * SEARCH_STEP
 
 
-def _most_passes(text: Text, trained: bool) -> float:
-    """Passes through a text beyond which more hardly help: 120 for a small text, 8 for the largest."""
+def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
+    """Passes through a text beyond which more hardly help: 120 for a small text, 8 for the largest.
+
+    A convolution over n-grams learns faster: 12 passes through 5,000 texts, 3 through 50,000, 2 through the largest;
+    2.5 times as many through long texts, half of whose words are dropped.
+    """
     if trained:
         batches = max(1.0, text.epoch / 1024)
         return min(20.0, max(TUNING_PASSES, TUNING_STEPS / batches))
+    if of_ngrams(candidate.spec):
+        more = 2.5 if max(text.lengths) > LONG else 1.0
+        return more * min(30.0, max(2.0, 12 * (5000 / text.records) ** 0.6))
     return min(300.0, max(8.0, 80 * (1e6 / max(1, text.total)) ** (1 / 3)))
 
 
-def _rate(objective: Objective, width: int) -> float:
-    """The peak learning rate of AdamW for a width."""
+def _rate(objective: Objective, candidate: Candidate) -> float:
+    """The peak learning rate of AdamW for a model."""
+    width = candidate.width
     if isinstance(objective, Classification):
-        return min(2e-3, 0.128 / width)
+        return round(min(2e-3, (0.384 if of_ngrams(candidate.spec) else 0.128) / width), 6)
     most = 3e-3 if isinstance(objective, Translation) else 4e-3
     return round(min(most, most * 128 / width), 6)
 
