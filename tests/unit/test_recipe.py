@@ -15,8 +15,8 @@ from regard.data.text import JSONL, TSV, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Characters, Imported, Words
 from regard.decoding.beam import Beam
 from regard.decoding.sample import Sample
-from regard.defaults import fitted
 from regard.errors import SpecError
+from regard.fitting import fitted
 from regard.models.base import ModelSpec
 from regard.presets import PRESETS, preset
 from regard.recipe import (

@@ -112,7 +112,7 @@ def digest(value: Any) -> str:
 
 
 # What every run does alike, whatever a recipe says: see `training`.
-FIXED = ("validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
+FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
 ALIKE = f"every run makes all its steps, is measured at {POINTS} points and judged by its last weights"
 
 
@@ -146,6 +146,7 @@ def training(train: TrainSpec, given: int | None) -> TrainSpec:
     return replace(
         train,
         steps=steps,
+        time=None,
         schedule=train.schedule if given is None else _shortened(train.schedule, given),
         validate_every=max(1, steps // POINTS),
         save_every=None,

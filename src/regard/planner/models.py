@@ -139,7 +139,7 @@ def for_length(spec: ModelSpec, length: int) -> ModelSpec:
     """A classifier for texts of so many tokens, other models as they are.
 
     A long text states its class in many places: the mean beside the maximum counts them, and without some of its words
-    (word dropout) it states it still. With 4,000 film reviews both together are worth 7 points of accuracy or more.
+    (word dropout) it states it still. With 4,000 film reviews both together were several points of accuracy better.
     """
     if length <= LONG or not isinstance(spec, EncoderOnly) or not isinstance(spec.task, SentenceClassifier):
         return spec

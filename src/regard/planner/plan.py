@@ -301,7 +301,7 @@ def _dropout(objective: Objective, passes: float) -> float:
     if isinstance(objective, Classification):
         return 0.3
     if isinstance(objective, LanguageModelling):
-        return round(min(0.45, max(0.0, 0.3 * math.log10(max(1.0, passes)) - 0.2)), 2)
+        return round(min(0.35, 0.22 * math.log10(max(1.0, passes))), 2)
     return round(min(0.3, max(0.05, 0.05 + 0.085 * math.log10(max(1.0, passes)) ** 1.5)), 2)
 
 

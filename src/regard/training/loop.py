@@ -55,14 +55,14 @@ class Progress:
     place: Place = Place()
     labels: int = 0  # learned from so far
     seconds: float = 0.0  # spent on steps
-    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
-    steps: int = 0  # at which training ends, where a time budget decides
     saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
     scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
     best: list[int] = field(default_factory=list)  # validated steps, best first
     reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
     stale: int = 0  # validations since the last improvement of either
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
+    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
+    steps: int = 0  # at which training ends, where a time budget decides
 
     def record(self) -> dict[str, Any]:
         """As JSON."""

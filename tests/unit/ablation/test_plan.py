@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard import defaults
+from regard import planner
 from regard.ablation import plan, rows, work
 from regard.ablation.experiment import Settings, demo, metric_of
 from regard.ablation.results import DONE, FAILED, Results
@@ -264,14 +264,14 @@ def test_a_hash_knows_the_code_of_a_part_that_is_not_ours(tmp_path: Path, monkey
 
 # Another value of every field of the training and of the data, and whether an ablation does as it says.
 TRAINING: dict[str, Any] = {
-    "steps": 7, "seed": 5, "optimizer": Muon(), "schedule": InverseSqrt(3), "accumulate": 2, "clip": 0.5,
+    "steps": 7, "time": 60.0, "seed": 5, "optimizer": Muon(), "schedule": InverseSqrt(3), "accumulate": 2, "clip": 0.5,
     "precision": "float32", "ema": 0.9, "validate_every": 3, "save_every": 3, "log_every": 3, "keep": 3,
     "choose": "last", "average": 3, "criterion": "chrf", "decode": 3, "bleu_tokenize": "char", "patience": 3,
     "compile": False,
 }  # fmt: skip
 DATA: dict[str, Any] = {
     "train": (), "valid": (), "held_out": 3, "tokenizer": Characters(), "joint": False,
-    "max_len": 9, "batching": Buckets(tokens=100),
+    "max_len": 9, "long": "cut", "batching": Buckets(tokens=100),
 }  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def test_every_setting_of_the_training_is_used_or_refused(tmp_path: Path, name: 
             plan.check_changes([f"train.{name}=3"], found, steps=False)
         assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
         said = plan.unused(replace(found, train=after))
-        assert f"train.{name}" in said or TRAINING[name] == getattr(defaults.for_objective(Translation()), name)
+        assert f"train.{name}" in said or TRAINING[name] == getattr(planner.for_objective(Translation()), name)
     else:
         plan.check_changes([f"train.{name}=3"], found, steps=False)
         assert getattr(plan.training(replace(after, steps=after.steps or 160), None), name) == TRAINING[name]

@@ -83,8 +83,8 @@ def test_a_split_loses_nothing_and_shares_no_source(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(20, 1), (100, 2), (549, 11)])
-def test_two_in_a_hundred_are_held_out(tmp_path: Path, count: int, wanted: int) -> None:
+@pytest.mark.parametrize(("count", "wanted"), [(20, 2), (100, 10), (549, 54)])
+def test_a_tenth_of_a_small_text_is_held_out(tmp_path: Path, count: int, wanted: int) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(count))), tmp_path / "data", seed=1)
     assert len(held_out(prepared)) == wanted
 
@@ -121,7 +121,7 @@ def test_nothing_is_held_out_if_nothing_is_wanted(tmp_path: Path) -> None:
 
 def test_a_split_that_would_leave_nothing_is_refused(tmp_path: Path) -> None:
     same = tsv(tmp_path / "a.tsv", [("the same", f"target {n}") for n in range(50)])
-    with pytest.raises(DataError, match="50 records with 1 different sources are too few to hold out 1"):
+    with pytest.raises(DataError, match="50 records with 1 different sources are too few to hold out 5"):
         prepare(spec_of(same), tmp_path / "data", seed=1)
     with pytest.raises(DataError, match="too few to hold out 10"):
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=10), tmp_path / "data", seed=1)
@@ -163,7 +163,10 @@ def test_what_is_left_out_is_counted_and_said(tmp_path: Path) -> None:
 
 def test_a_text_without_faults_is_said_in_a_line(tmp_path: Path) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
-    assert prepared.report == ["training text: 10 of 10 records kept"]
+    assert prepared.report == [
+        "training text: 10 of 10 records kept",
+        "length limit: 256 tokens hold 100.0%; pairs with a longer side are left out",
+    ]
     survey = prepared.survey
     assert survey.words == {"source": 20, "target": 20}
     assert survey.ids == {"source": 10 * 9, "target": 10 * 10}
@@ -339,7 +342,7 @@ def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / ".data-making").symlink_to(tmp_path / "outside")
     prepared = prepare(spec, tmp_path / "run" / "data", 1)
-    assert len(training(prepared)) == 19
+    assert len(training(prepared)) == 18
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".data-making", "data"]
     assert not list((tmp_path / "outside").iterdir())
 
