@@ -1,5 +1,6 @@
 """The table of bench/defaults.py and the page docs/results/defaults.md, both from lines of its results file."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -79,16 +80,16 @@ def score_cell(results: Sequence[Result], best: bool) -> str:
     return results[-1]["error"] if results else ""
 
 
-def baselines_cell(baselines: Any) -> str:
-    """Names and scores of trivial baselines, nested or not."""
-    if not baselines:
-        return ""
-    if isinstance(baselines, Mapping):
-        parts = ((name, baselines_cell(value)) for name, value in baselines.items())
-        return ", ".join(f"{str(name).replace('_', ' ')} {text}" for name, text in parts if text)
-    if isinstance(baselines, Sequence) and not isinstance(baselines, str):
-        return ", ".join(text for text in map(baselines_cell, baselines) if text)
-    return number(baselines) if isinstance(baselines, float) else str(baselines)
+def baselines_cell(baselines: Sequence[Mapping[str, Any]] | None, metric: str) -> str:
+    """Names and scores of the trivial baselines of a run, on its validation text, where they have the metric."""
+    cells = []
+    for baseline in baselines or ():
+        found = baseline["metrics"]
+        if metric == "nats_per_character" and "bits_per_byte" in found:  # the same for ASCII text
+            found = found | {metric: found["bits_per_byte"] * math.log(2)}
+        if metric in found:
+            cells.append(f"{baseline['name']} {number(found[metric])}")
+    return ", ".join(cells)
 
 
 def seconds_cell(results: Sequence[Result]) -> str:
@@ -126,7 +127,7 @@ def table(results: Iterable[Result]) -> list[str]:
         cells = [text if part == "test" else f"{text}.{part}", clock(time), f"{title}{', less is better' * less}"]
         cells += [
             *scores,
-            baselines_cell(ours[-1]["baselines"]) if ours else "",
+            baselines_cell(ours[-1]["baselines"], metric) if ours else "",
             f"{max(degenerate):.1f}" if degenerate else "",
             f"{mean(steps):,.0f}" if steps else "",
             seconds_cell(ours),

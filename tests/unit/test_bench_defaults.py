@@ -133,7 +133,7 @@ def line(**changes: Any) -> dict[str, Any]:
     usual |= {"time": 300.0, "seed": 1, "score": 28.0, "steps": 2000, "wall_seconds": 298.0, "within_10_percent": True}
     usual |= {
         "degenerate_percent": 0.5,
-        "baselines": {"copy": {"bleu": 2.5}},
+        "baselines": [{"name": "copying the source", "metrics": {"bleu": 2.5}, "share": 1.0}],
         "error": None,
         "commit": "abc",
         "gpu": None,
@@ -158,7 +158,7 @@ def test_table_compares_systems_and_names_what_is_missing(load: Any) -> None:
     column = {name: number for number, name in enumerate(head)}
     assert tatoeba[column["regard"]] == "**29.0 (28.0 to 30.0, 2 seeds)**"
     assert tatoeba[column["Hugging Face script"]] == "24.0"
-    assert tatoeba[column["trivial"]] == "copy bleu 2.50"
+    assert tatoeba[column["trivial"]] == "copying the source 2.50"
     assert tatoeba[column["seconds"]] == "340 (over)"
     assert trec[column["TF-IDF + logistic regression"]] == "not installed: scikit-learn"
     assert trec[column["degenerate, %"]] == ""
