@@ -23,7 +23,7 @@ from regard.data.tokenizer import Imported, Tokenizer
 from regard.decoding import length_limit
 from regard.decoding.beam import Beam
 from regard.decoding.length_limit import LengthLimit
-from regard.errors import DataError, OutOfMemoryError, SpecError
+from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines, target_text
 from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
@@ -32,6 +32,7 @@ from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, buil
 from regard.planner.speed import Hardware, hardware
 from regard.recipe import PARTS, Asked, Recipe, asked, model_for, read_file
 from regard.run import Run, choose_device, load, load_weights, read_recipe, read_tokenizers
+from regard.threads import quiet
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.loop import Metrics, Outcome, Trainer, Watcher, precision
@@ -116,6 +117,8 @@ def asked_for(  # noqa: PLR0913  # the options of the command line
     if start is not None:
         record["start"] = str(start)
     if time is not None:
+        if any(change.partition("=")[0].strip() == "train.time" for change in _several(changes)):
+            raise SpecError("--time", "is train.time; give one of the two")
         record["train"] = _table(record, "train") | {"time": time}
     return asked(record, _several(changes), _several(variants), trust_code)
 
@@ -187,6 +190,10 @@ def _table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def check(wanted: Asked) -> None:
     """Refuse what is wrong with a recipe whatever the text says, before any of it is read."""
+    if wanted.train.time is not None and wanted.train.validate_every is not None:
+        raise SpecError(
+            "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
+        )
     check_criterion(wanted.train, wanted.data.objective)
     if wanted.train.bleu_tokenize != TrainSpec().bleu_tokenize:
         try:
@@ -220,9 +227,10 @@ def _check_modifications(wanted: Asked) -> None:
 
 
 def begin(
-    wanted: Asked, out: str | Path, session: Session = Session(), beside: Sequence[str] = ()
+    wanted: Asked, out: str | Path, session: Session | None = None, beside: Sequence[str] = ()
 ) -> tuple[Run, Outcome]:
     """Start a run in a new folder, which may hold nothing but what is named in `beside`."""
+    session = session or Session()
     folder = RunFolder(out)
     if not folder.asked.exists():  # nothing, not even a lock, is written to a folder of something else
         _check_free(folder, beside)
@@ -240,7 +248,7 @@ def begin(
         try:
             return _fit(trainer, folder, session, view)
         except OutOfMemoryError:  # in its first steps it has learned nothing that a folder should be kept for
-            if folder.latest() is None:
+            if (latest := folder.latest()) is None or latest.step == 0:
                 clear(folder.path, [LOCK])
             raise
 
@@ -267,8 +275,9 @@ def resume(
     return go_on(path, Session(device, max_time, quiet, trust_code))[0]
 
 
-def go_on(path: str | Path, session: Session = Session()) -> tuple[Run, Outcome]:
+def go_on(path: str | Path, session: Session | None = None) -> tuple[Run, Outcome]:
     """Go on where a run stopped; one that was stopped before its first checkpoint starts over."""
+    session = session or Session()
     folder = RunFolder(path)
     if not folder.asked.exists() and not folder.recipe.exists():
         raise DataError(f"{folder.path} is no run; regard train makes one")
@@ -303,16 +312,15 @@ def _prepared(folder: RunFolder, session: Session, view: View) -> tuple[Prepared
         wanted = replace(wanted, data=replace(wanted.data, objective=objective))
     if parent is not None:  # its model has positions for texts of its own length
         known = parent.recipe.data
-        wanted = replace(
-            wanted, data=replace(wanted.data, tokenizer=known.tokenizer, max_len=wanted.data.max_len or known.max_len)
-        )
+        kept = {"tokenizer": known.tokenizer, "max_len": wanted.data.max_len or known.max_len}
+        wanted = replace(wanted, data=replace(wanted.data, **kept, long=wanted.data.long or known.long))
     cache, device = Cache.usual() if session.cache else None, choose_device(session.device)
     room = ROOM if device.type == "cuda" else ROOM // 2
     data = prepare(wanted.data, folder.data, wanted.train.seed, tokenizers, view.say, cache, room)
     for sentence in data.report:
         view.say(sentence)
     elapsed = time.monotonic() - session.began
-    recipe = resolve(wanted, data, device, view.say, parent, hardware=hardware(device), elapsed=elapsed)
+    recipe = resolve(wanted, data, device, view.say, parent, hardware=hardware(device, keep=quiet()), elapsed=elapsed)
     for name, tokenizer in _files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
     write_json(folder.recipe, {"format": FORMAT} | recipe.record())
@@ -380,7 +388,9 @@ def resolve(
         raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
     batching = wanted.data.batches
     if isinstance(batching, Windows) and not wanted.laid:
-        batching = replace(batching, length=_window(device, data.survey.ids["target"]))
+        before = None if parent is None else parent.recipe.data.batching  # whose model may have no more positions
+        length = before.length if isinstance(before, Windows) else _window(device, data.survey.ids["target"])
+        batching = replace(batching, length=length)
     longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
 
     def fits(model: ModelSpec) -> Mapping[str, Any]:
@@ -393,7 +403,9 @@ def resolve(
     given = planner.Given(known, trained=parent is not None)
     facts = hardware or planner.nominal(device.type)
     whole = finished if known is None else lambda _: known
-    chosen = planner.plan(objective, data.survey, batching, wanted.train, facts, given, whole, elapsed)
+    chosen = planner.plan(
+        objective, data.survey, batching, wanted.train, facts, given, whole, elapsed=elapsed, longest=longest
+    )
     why = chosen.why
     if known is None:
         model = finished(chosen.model)
@@ -480,8 +492,8 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
     device = choose_device(session.device)
     wanted = _wanted(folder, session.trust_code)
     model = build(recipe.model, device, seed=recipe.train.seed)
-    parent = None if wanted.start is None else load(wanted.start, session.device, trust_code=session.trust_code)
-    if parent is not None and folder.latest() is None:
+    if wanted.start is not None and folder.latest() is None:
+        parent = load(wanted.start, session.device, trust_code=session.trust_code)
         load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
     assert recipe.data.batching is not None
     examples = Examples(data.train, data.weights, data.objective)
@@ -510,7 +522,7 @@ def _trainer(folder: RunFolder, recipe: Recipe, data: Prepared, session: Session
         criterion,
         flops_per_token=flops,
         began=session.began,
-        trained=parent is not None,
+        trained=wanted.start is not None,
     )
     baselines.report(folder, data, recipe.train, trainer.tell, view.say)
     return trainer
@@ -632,16 +644,25 @@ def _change_on_parent(folder: RunFolder, run: Run, session: Session) -> dict[str
     except DataError:  # it was moved or cleared since
         return None
     train = replace(parent.recipe.train, decode=min(LOOKED_AT, parent.recipe.train.decode))
-    measure = _measure(replace(parent.recipe, train=train), data, check_criterion(train, data.objective))
-    if measure is None:
+    recipe, criterion = replace(parent.recipe, train=train), check_criterion(train, data.objective)
+    # A classifier may have got new classes.
+    before, after = (_measure(recipe, replace(data, objective=r.objective), criterion) for r in (parent, run))
+    if before is None or after is None:
         return None
-    with torch.no_grad():
-        return {"parent": str(parent.path), "before": measure(parent.model), "after": measure(run.model)}
+    try:
+        with torch.no_grad():
+            return {"parent": str(parent.path), "before": before(parent.model), "after": after(run.model)}
+    except (MemoryError, RuntimeError) as error:  # the run itself is done
+        if not lacks_memory(error):
+            raise
+        return None
 
 
 def described_change(change: Mapping[str, Any], criterion: str) -> str:
     """What fine-tuning did to the text that the first run was validated on."""
-    names = [name for name in (criterion, "loss") if name in change["before"] and name in change["after"]]
+    names = [
+        name for name in dict.fromkeys((criterion, "loss")) if name in change["before"] and name in change["after"]
+    ]
     values = ", ".join(f"{name} {change['before'][name]:.3g} before, {change['after'][name]:.3g} now" for name in names)
     return f"validation text of {change['parent']}: {values}"
 

@@ -45,9 +45,9 @@ def for_training() -> int | None:
         return None
     known = _read()
     if known is None:
-        quiet = _quiet()
+        alone = quiet()
         known = _measured()
-        if known is not None and quiet:
+        if known is not None and alone:
             _write(known)
     return None if known is None else best(known["train"])
 
@@ -89,7 +89,7 @@ def said() -> bool:
     return any(os.environ.get(name) for name in SAID)
 
 
-def _quiet() -> bool:
+def quiet() -> bool:
     """Whether others leave the cores alone. What is measured beside them holds for now only."""
     return idle_cores() >= 0.75 * cores()
 

@@ -23,7 +23,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("REGARD_CACHE_SIZE", raising=False)
     monkeypatch.setattr(threads, "cores", lambda: 4)
-    monkeypatch.setattr(threads, "_quiet", lambda: True)
+    monkeypatch.setattr(threads, "quiet", lambda: True)
     monkeypatch.setattr(threads, "idle_cores", lambda: 4.0)
     monkeypatch.setattr(threads, "_measured", lambda: calls.append("measured") or FOUND)
     return calls
@@ -45,7 +45,7 @@ def test_measured_once_and_kept(machine: list[str]) -> None:
 
 
 def test_what_is_measured_beside_others_holds_for_now(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_quiet", lambda: False)
+    monkeypatch.setattr(threads, "quiet", lambda: False)
     assert threads.for_training() == 2
     assert threads._read() is None
     assert machine == ["measured"]

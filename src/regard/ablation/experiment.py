@@ -161,8 +161,9 @@ def begun(
 
 def _asked(wanted: Asked, settings: Settings) -> Asked:
     """What is chosen for a single run is not chosen here: every run is trained to its end."""
-    steps = settings.steps or (LONG if settings.seconds is not None else wanted.train.steps)
-    return replace(wanted, train=replace(wanted.train, steps=steps, patience=0, validate_every=1))
+    steps = settings.steps or (None if settings.seconds is not None else wanted.train.steps)
+    train = replace(wanted.train, steps=steps, time=settings.seconds, patience=0, validate_every=1)
+    return replace(wanted, train=train)
 
 
 def _check_folder(folder: Path) -> None:

@@ -80,7 +80,7 @@ def _unspaced(character: str) -> bool:
     """Whether a character belongs to a script that is written without spaces between words."""
     code = ord(character)
     return (
-        0x0E00 <= code < 0x0F00  # Thai, Lao
+        0x0E00 <= code < 0x1000  # Thai, Lao, Tibetan
         or 0x1000 <= code < 0x10A0  # Burmese
         or 0x1780 <= code < 0x1800  # Khmer
         or 0x3040 <= code < 0x3100  # Hiragana, Katakana
@@ -98,8 +98,14 @@ class Limit:
     why: str
 
 
-def choose_limit(objective: Objective, sample: Sequence[Record], tokenizers: dict[str, Tokenizer], room: int) -> Limit:
-    """A limit that 99 % of the texts keep, from 256 to `room` tokens.
+def choose_limit(
+    objective: Objective,
+    sample: Sequence[Record],
+    tokenizers: dict[str, Tokenizer],
+    room: int,
+    long: Long | None = None,
+) -> Limit:
+    """A limit that 99 % of the texts keep, from 256 to `room` tokens; `long` is given, or chosen with it.
 
     Where targets are much shorter than sources, as in summaries, a longer source is cut: its beginning says most.
     Otherwise a pair with a longer side is left out, for the target of half a sentence is half a target.
@@ -111,18 +117,19 @@ def choose_limit(objective: Objective, sample: Sequence[Record], tokenizers: dic
         name: np.asarray([len(ids) for ids in tokenizers[name].encode_batch([r[text] for r in looked_at])] or [0])
         for name, text in objective.encoded.items()
     }
-    summaries = not isinstance(objective, Classification) and bool(
-        lengths["target"].sum() < SUMMARY * lengths["source"].sum()
-    )
+    classes = isinstance(objective, Classification)
+    summaries = not classes and bool(lengths["target"].sum() < SUMMARY * lengths["source"].sum())
+    if long is None:
+        long = "cut" if classes or summaries else "drop"
+    summaries &= long == "cut"
     room = max(USUAL, min(room, BEGINNING) if summaries else room)
     wanted = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
     max_len = min(max(USUAL, -(-wanted // 64) * 64), room)
     share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
-    cut = isinstance(objective, Classification) or summaries
-    what = "longer sources are cut there" if cut else "pairs with a longer side are left out"
-    if isinstance(objective, Classification):
+    what = "longer sources are cut there" if long == "cut" else "pairs with a longer side are left out"
+    if classes:
         what = "longer texts are cut there"
-    return Limit(max_len, "cut" if cut else "drop", f"length limit: {max_len} tokens hold {share:.1%}; {what}")
+    return Limit(max_len, long, f"length limit: {max_len} tokens hold {share:.1%}; {what}")
 
 
 def _spread(sample: Sequence[Record]) -> Sequence[Record]:

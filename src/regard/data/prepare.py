@@ -57,6 +57,8 @@ class DataSpec(Spec):
             raise SpecError("train", "is empty; name at least one corpus")
         if self.max_len is not None and self.max_len < 1:
             raise SpecError("max_len", f"must be at least 1, not {self.max_len}")
+        if self.long is not None and not isinstance(self.objective, Translation):
+            raise SpecError("long", "is about pairs; longer texts of other objectives are always cut; leave it out")
         if self.held_out is not None and self.held_out < 0:
             raise SpecError("held_out", f"must be at least 0, not {self.held_out}")
         if self.held_out and self.valid:
@@ -301,11 +303,11 @@ def _fill(
         spec = replace(spec, tokenizer=choice.tokenizer)
         reasons += [] if tokenizers else [choice.why]
     tokenizers = tokenizers or _tokenizers(spec, split)
-    if spec.max_len is None:
-        limit = choices.choose_limit(objective, split.sample, tokenizers, room)
-        spec = replace(spec, max_len=limit.max_len, long=spec.long or limit.long)
-        reasons += [limit.why] if limit.why else []
-    spec = replace(spec, long=spec.long or "drop")
+    if spec.max_len is None or (spec.long is None and isinstance(objective, Translation)):
+        limit = choices.choose_limit(objective, split.sample, tokenizers, spec.max_len or room, spec.long)
+        reasons += [limit.why] if limit.why and spec.max_len is None else []
+        long = limit.long if isinstance(objective, Translation) else None
+        spec = replace(spec, max_len=spec.max_len or limit.max_len, long=long)
     say("encoding the text")
     survey, valid_survey = Survey(), Survey()
     aside: list[Record] = []
@@ -362,9 +364,10 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
 
 def _completed(spec: DataSpec, chosen: Any) -> DataSpec:
     """The description of the data with what was chosen for it; data of before have the choices of then."""
-    known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop"} | chosen
+    pairs = isinstance(spec.objective, Translation)
+    known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if pairs else None} | chosen
     max_len, long = known["max_len"], known["long"]
-    if type(max_len) is not int or long not in ("cut", "drop"):
+    if type(max_len) is not int or long not in (("cut", "drop") if pairs else (None,)):
         raise TypeError("a chosen limit is something else")
     tokenizer = spec.tokenizer or read(known["tokenizer"], TokenizerSpec, "tokenizer", TOKENIZERS)
     return replace(spec, tokenizer=tokenizer, max_len=spec.max_len or max_len, long=spec.long or long)

@@ -13,6 +13,7 @@ from typing import Any
 from regard.data.batching import Batching
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
+from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
 from regard.planner.speed import Hardware, Lengths
@@ -81,7 +82,7 @@ def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
     return Text(sum(columns.values()), columns[objective.measured[-1]], records, lengths)
 
 
-def plan(
+def plan(  # noqa: PLR0913  # all that a plan is made from
     objective: Objective,
     survey: Survey,
     batching: Batching,
@@ -89,12 +90,14 @@ def plan(
     hardware: Hardware,
     given: Given = Given(),
     finished: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
+    *,
     elapsed: float = 0.0,
+    longest: int = 0,
 ) -> Chosen:
     """Choose model, batches and training; what is given is left as it is.
 
     `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications. `elapsed` seconds
-    of a given time are over.
+    of a given time are over. A batch holds an example of `longest` tokens.
     """
     text = described(objective, survey, batching)
     time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
@@ -103,23 +106,27 @@ def plan(
         width = getattr(given.model, "d_model", 512)
         like = [c for c in candidates(objective) if c.width <= width] or candidates(objective)[:1]
         candidate = replace(like[-1], spec=given.model, width=width, name="as given")
-        speed = None if train.steps is not None else hardware.speed(finished(given.model), text.lengths)
+        unmeasured = train.steps is not None and train.time is None
+        speed = None if unmeasured else hardware.speed(finished(given.model), text.lengths)
     else:
         candidate, speed = _largest(candidates(objective), text, time, hardware, train, finished)
-        why.append(
-            f"model: {candidate.name}, for {text.total:,} tokens of text and {_duration(time)} on {hardware.kind}"
-        )
+        whole = finished(candidate.spec)
+        edited = "" if _alike(whole, candidate.spec) else ", changed as given"
+        within = "" if speed is None else f" and {_duration(time)} on {hardware.kind}"
+        why.append(f"model: {candidate.name}{edited}, for {text.total:,} tokens of text{within}")
+        candidate = replace(candidate, width=getattr(whole, "d_model", candidate.width))
     budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
-    batching, tokens = _batches(batching, budget, train, why)
+    batching, tokens = _batches(batching, budget, train, longest, why)
     given_steps = train.steps
     train = _training(train, objective, budget, tokens, why)
     spec = candidate.spec
     if given.model is None:
-        passes = (
-            budget.labels / text.labels if given_steps is None else given_steps * train.accumulate * tokens / text.epoch
-        )
+        passes = math.inf if given_steps is None else given_steps * train.accumulate * tokens / text.epoch
+        if given_steps is None or budget.speed is not None:
+            passes = min(passes, budget.labels / text.labels)
         dropout = _dropout(objective, passes)
-        why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
+        if getattr(finished(dropped(spec, dropout)), "dropout", dropout) == dropout:
+            why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
         length = max(text.lengths)
         if (suited := for_length(spec, length)) != spec:
             spec = suited
@@ -155,8 +162,9 @@ def _largest(
     finished: Callable[[ModelSpec], ModelSpec],
 ) -> tuple[Candidate, float | None]:
     """The largest model that the text and the time allow, and its speed. Larger ones are not even probed."""
+    known = _possible(known, finished)
     best = known[0]
-    if train.steps is not None:  # the time is the user's affair
+    if train.steps is not None and train.time is None:  # how long they take is the user's affair
         fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
         return (fitting[-1] if fitting else best), None
     speed = hardware.speed(finished(best.spec), text.lengths)
@@ -171,6 +179,27 @@ def _largest(
             break
         best, speed = candidate, found
     return best, speed
+
+
+def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]) -> list[Candidate]:
+    """The candidates that the user's modifications fit."""
+    found, refusals = [], []
+    for candidate in known:
+        try:
+            finished(candidate.spec)
+        except SpecError as error:
+            refusals.append(error)
+        else:
+            found.append(candidate)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:
+    """Whether a model has the layers and the width of a candidate."""
+    paths = ("d_model", "heads", "encoder", "decoder")
+    return all(getattr(whole, name, None) == getattr(spec, name, None) for name in paths)
 
 
 def _seen(text: Text, labels: float) -> float:
@@ -190,7 +219,9 @@ def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> floa
     return weights + tokens * (4.0 * 40 * depth * candidate.width + 12.0 * vocab)
 
 
-def _batches(batching: Batching, budget: Budgeted, train: TrainSpec, why: list[str]) -> tuple[Batching, int]:
+def _batches(
+    batching: Batching, budget: Budgeted, train: TrainSpec, longest: int, why: list[str]
+) -> tuple[Batching, int]:
     """A batch size that leaves a few thousand steps in the time."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
@@ -203,7 +234,7 @@ def _batches(batching: Batching, budget: Budgeted, train: TrainSpec, why: list[s
     tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, wanted))))))
     while tokens > small and bytes_needed(budget.candidate, tokens) > ROOM * budget.hardware.memory:
         tokens //= 2
-    tokens = max(tokens, getattr(batching, "length", 0))
+    tokens = max(tokens, getattr(batching, "length", 0), longest)
     why.append(f"batch size: {tokens:,} tokens")
     return replace(batching, tokens=tokens), tokens  # type: ignore[reportCallIssue]  # every batching has it
 
@@ -238,6 +269,7 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         warmup = max(1, min(steps // 10, max(100, steps // 25)))
         changes["schedule"] = replace(train.schedule, warmup=warmup)  # type: ignore[reportCallIssue]
         why.append(f"warm-up: {warmup:,} steps")
+    count = VALIDATIONS
     if train.validate_every is None:
         each = _validation(budget, objective, train.decode)
         training = (
@@ -245,12 +277,12 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
             if budget.speed
             else 0.0
         )
-        count = max(3, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
+        count = max(5, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
         changes["validate_every"] = max(1, round(steps / count))
         if train.time is None:
             why.append(f"validation: every {changes['validate_every']:,} steps, about {_duration(each)} each")
     if train.patience is None:
-        changes["patience"] = max(3, VALIDATIONS // 4)
+        changes["patience"] = max(3, count // 4)
         why.append(f"early stopping: after {changes['patience']} validations without improvement")
     return replace(train, **changes)
 
@@ -273,7 +305,7 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
 
 
 def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
-    """Passes through a text beyond which more hardly help: 120 for a small text, 8 for the largest.
+    """Passes through a text beyond which more hardly help: 300 for a few lines, 80 for a million tokens, 8 at least.
 
     A convolution over n-grams learns faster: 12 passes through 5,000 texts, 3 through 50,000, 2 through the largest;
     2.5 times as many through long texts, half of whose words are dropped.

@@ -41,13 +41,13 @@ class Hardware:
     speed: Callable[[ModelSpec, Lengths], float]
 
 
-def hardware(device: torch.device, threads: int | None = None) -> Hardware:
-    """This device, whose speeds are measured when they are first wanted."""
-    count = threads or torch.get_num_threads()
+def hardware(device: torch.device, keep: bool = True) -> Hardware:
+    """This device, whose speeds are measured when they are first wanted; `keep` stores them for later plans."""
+    count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
         facts = repr((_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
-        return _kept(facts, lambda: _measured(spec, lengths, device))
+        return _kept(facts, lambda: _measured(spec, lengths, device), keep)
 
     return Hardware(device.type, memory(device), speed)
 
@@ -77,8 +77,8 @@ def _name(device: torch.device) -> str:
     return f"{device.type} {platform.machine()} {platform.processor()} {os.cpu_count()}"
 
 
-def _kept(facts: str, measure: Callable[[], float]) -> float:
-    """A measurement from the cache, or a new one, which is kept there."""
+def _kept(facts: str, measure: Callable[[], float], keep: bool) -> float:
+    """A measurement from the cache, or a new one; what is measured beside busy processes is not kept."""
     path = cached.measured(facts)
     try:
         found = json.loads(path.read_text())["tokens_per_second"]
@@ -88,7 +88,7 @@ def _kept(facts: str, measure: Callable[[], float]) -> float:
         pass
     found = measure()
     try:
-        if cached.limit():
+        if keep and cached.limit():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps({"tokens_per_second": found}))
     except (OSError, SpecError):
@@ -103,9 +103,9 @@ def _measured(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
 
 
 def _product(device: torch.device) -> float:
-    """FLOP/s of a large matrix product in bfloat16."""
-    side = 4096
-    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    """FLOP/s of a large matrix product in the precision that training has there."""
+    side, real = 4096, torch.cuda.is_bf16_supported(including_emulation=False)
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if real else torch.float16)
     for _ in range(3):
         torch.mm(a, a)
     torch.cuda.synchronize(device)
@@ -141,18 +141,17 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
     with torch.random.fork_rng(devices=[]):
         model = build(spec, device).train()
         optimizer = AdamW(rate=1e-4).build(model)
-        began, steps, spent = time.perf_counter(), 0, 0.0
-        while steps <= STEPS and time.perf_counter() - began < PATIENCE:
+        durations: list[float] = []
+        while len(durations) <= STEPS and sum(durations) < PATIENCE:
             start = time.perf_counter()
             loss = model.loss(batch)
             (loss.total / labels).backward()
             optimizer.step()
             optimizer.zero()
-            if steps or time.perf_counter() - start > PATIENCE / 2:  # the first one also warms up
-                spent += time.perf_counter() - start
-            steps += 1
-    timed = max(1, steps - 1)
-    return labels * timed / spent if spent else labels * timed / (time.perf_counter() - began)
+            float(loss.total)  # a device that works on by itself is waited for
+            durations.append(time.perf_counter() - start)
+    timed = durations[1:] or durations  # the first one also warms up
+    return labels * len(timed) / sum(timed)
 
 
 def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:

@@ -31,6 +31,7 @@ from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
 MEAN = -1  # stands for the mean of checkpoints where steps are ranked; it precedes them where all else is equal
+NEWER = {"reached", "clock", "validation", "steps"}  # parts of the state that older checkpoints lack
 SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
 
 
@@ -62,6 +63,7 @@ class Progress:
     stale: int = 0  # validations since the last improvement of either
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
     clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
+    validation: float = 0.0  # seconds of the last one
     steps: int = 0  # at which training ends, where a time budget decides
 
     def record(self) -> dict[str, Any]:
@@ -81,11 +83,7 @@ class Progress:
         try:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
-            complete = {*cls.__dataclass_fields__} - {
-                "reached",
-                "clock",
-                "steps",
-            } <= checkpoint.state.keys()  # newer ones
+            complete = {*cls.__dataclass_fields__} - NEWER <= checkpoint.state.keys()
             whole = numbers and complete and {*progress.best} <= progress.scores.keys()
         except (KeyError, TypeError, ValueError, AttributeError):
             progress, whole = cls(), False
@@ -170,6 +168,7 @@ class Trainer:
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.trained = trained
+        self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
         self.device = next(model.parameters()).device
         self.budget = Budget(spec.time, began)
         self.optimizer = spec.optimizer.build(model)
@@ -207,7 +206,7 @@ class Trainer:
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
         self.progress.steps = self.progress.steps or self.spec.steps or 0  # checkpoints of before have none
-        self.budget.earlier = self.progress.clock
+        self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
 
     @property
@@ -239,12 +238,12 @@ class Trainer:
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
         self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
-        self.window = Window()
         self.counts()  # of whatever ran before
         self.budget.validated = time.monotonic()
         if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
             self.validate()
             self.save()
+        self.window, self.settled = Window(), False
         try:
             while progress.step < self.steps and not self.exhausted():
                 self.step()
@@ -288,7 +287,9 @@ class Trainer:
         spent = time.perf_counter() - started
         progress.seconds += spent
         if self.device.type == "cpu":  # elsewhere the host does not wait for the device
-            self.budget.add(1, spent)
+            if self.settled:
+                self.budget.add(1, spent)
+            self.settled = True
 
     def seconds_left(self, step: float) -> float:
         """Seconds that training goes on, with steps of this duration."""
@@ -298,7 +299,7 @@ class Trainer:
         """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""
         schedule = self.spec.schedule
         warmup = getattr(schedule, "warmup", None)
-        if self.spec.time is None or warmup is None:
+        if self.spec.time is None or warmup is None or not self.budget.durations:
             return schedule
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
@@ -328,7 +329,9 @@ class Trainer:
         }
         self.tell("step", **counts | told | metrics)
         if self.device.type != "cpu":
-            self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
+            if self.settled:
+                self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
+            self.settled = True
         self.window = Window()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
         wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
@@ -378,6 +381,7 @@ class Trainer:
         progress.stale = 0 if better else progress.stale + 1
         spent = time.perf_counter() - began
         self.budget.note_validation(spent)
+        progress.validation = spent
         self.tell("valid", best=progress.best[0], seconds=spent, **metrics)
 
     @torch.no_grad()
@@ -457,6 +461,9 @@ class Trainer:
 
     def tell(self, event: str, **values: Any) -> None:
         """Tell all watchers."""
+        if event == "program":
+            self.settled = False
+            self.budget.forget()
         note = {
             "event": event,
             "step": self.progress.step,
