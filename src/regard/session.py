@@ -367,20 +367,23 @@ def _files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
     return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}
 
 
-def resolve(
+def resolve(  # noqa: PLR0913  # what ablations choose differently
     wanted: Asked,
     data: Prepared,
     device: torch.device,
     say: Callable[[str], None],
     parent: Run | None = None,
+    *,
     packs: bool = True,
+    attention: bool = False,
     hardware: Hardware | None = None,
     elapsed: float = 0.0,
 ) -> Recipe:
     """Complete a recipe with what is chosen for it, and print each choice with its reason.
 
-    `packs` allows packed rows where they are best. Without `hardware` nothing is measured, and the plan is that for a
-    usual device of the same kind. `elapsed` seconds of a given time are over.
+    `packs` allows packed rows where they are best; `attention` asks for a Transformer, whose parts can be modified.
+    Without `hardware` nothing is measured, and the plan is that for a usual device of the same kind. `elapsed` seconds
+    of a given time are over.
     """
     objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
     joint = len(_files(data.tokenizers)) == 1
@@ -400,7 +403,7 @@ def resolve(
         return model_for(wanted, base, fits)[1]
 
     known = _known_model(wanted, parent, objective, fits)
-    given = planner.Given(known, trained=parent is not None)
+    given = planner.Given(known, trained=parent is not None, attention=attention)
     facts = hardware or planner.nominal(device.type)
     whole = finished if known is None else lambda _: known
     chosen = planner.plan(

@@ -212,8 +212,7 @@ def test_language_models_by_stream_and_by_line(tmp_path: Path, learned: Learned)
         regard("generate", str(stream), "--prompt", "abcd", "--max-len", "9", "--beam", "1", "--json").stdout
     )
     assert outputs[0][0]["text"].startswith("abcd")
-    assert "32 positions" in complaint("generate", str(stream), "--prompt", "abcd", "--max-len", "100", "--seed", "2")
-    long = regard("generate", str(stream), "--prompt", "abcd", "--seed", "2")
+    long = regard("generate", str(stream), "--prompt", "abcd", "--max-len", "100", "--seed", "2")
     assert long.returncode == 0, long.stderr
     report = json.loads(regard("evaluate", str(stream), "--text", text, "--json").stdout)
     learned("nats per character", report["nats_per_character"], below=1.0, broken=2.5)  # all characters as probable

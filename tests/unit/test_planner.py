@@ -1,6 +1,6 @@
 """The plan of a run: complete, with reasons, monotone in text and time, within the memory."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -9,13 +9,15 @@ from regard import planner
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
-from regard.planner.models import Candidate, candidates
+from regard.models.base import ModelSpec
+from regard.planner.models import Candidate, candidates, of_ngrams
 from regard.planner.plan import ROOM, bytes_needed, described
 from regard.planner.speed import Hardware, nominal
 from regard.presets import preset
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import Constant, Cosine, LinearDecay, WarmupStableDecay
 from regard.training.spec import TrainSpec
+from regard.variants import apply
 
 OBJECTIVES: list[tuple[Objective, Batching]] = [
     (Translation(), Buckets()),
@@ -24,7 +26,7 @@ OBJECTIVES: list[tuple[Objective, Batching]] = [
     (Classification(("a", "b")), Buckets()),
 ]
 LINES = (50, 500, 5_000, 15_000, 30_000, 100_000, 250_000, 1_000_000, 2_500_000, 5_000_000)
-TIMES = (60.0, 300.0, 900.0, 3600.0, 36_000.0)
+TIMES = (60.0, 300.0, 3600.0, 36_000.0)
 CPU, GPU = nominal("cpu"), nominal("cuda", 80e9)
 
 
@@ -52,7 +54,7 @@ def _shape(spec: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize("lines", LINES[::3])
 @pytest.mark.parametrize(("objective", "batching"), OBJECTIVES)
 def test_plan_is_complete_and_has_reasons(
     objective: Objective, batching: Batching, lines: int, hardware: Hardware
@@ -98,10 +100,9 @@ def _estimate(chosen: planner.Chosen) -> int:
 
 
 @pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("lines", LINES)
 @pytest.mark.parametrize(("objective", "_"), OBJECTIVES)
-def test_warmup_is_at_most_a_tenth(objective: Objective, _: Batching, lines: int, time: float) -> None:
-    for hardware in (CPU, GPU):
+def test_warmup_is_at_most_a_tenth(objective: Objective, _: Batching, time: float) -> None:
+    for lines, hardware in product(LINES, (CPU, GPU)):
         train: Any = planned(objective, lines, hardware, time=time).train
         assert 1 <= train.schedule.warmup <= max(1, train.steps // 10)
 
@@ -138,7 +139,7 @@ def test_size_counts_both_sides_of_a_pair() -> None:
 
 def test_more_passes_need_more_dropout() -> None:
     for objective in (Translation(), LanguageModelling()):
-        found: list[Any] = [planned(objective, 15_000, GPU, time=time).model for time in (10.0, 60.0, 600.0)]
+        found: list[Any] = [planned(objective, 15_000, CPU, time=time).model for time in (60.0, 300.0, 900.0)]
         assert all(a.dropout <= b.dropout for a, b in pairwise(found))
         assert found[0].dropout < found[-1].dropout
 
@@ -217,11 +218,12 @@ def test_fine_tuning_is_short_and_gentle() -> None:
 def test_validation_takes_a_tenth_of_the_time() -> None:
     """Long targets take long to decode: they are validated less often."""
     every = []
-    for target in (10, 200):
-        text = survey(Translation(), 30_000, target, target)
-        train: Any = planner.plan(Translation(), text, Buckets(), TrainSpec(schedule=Cosine(), time=300.0), CPU).train
-        every.append(train.validate_every / train.steps)
-    assert 1 / 21 < every[0] < every[1] <= 0.2001
+    for target in (10, 1000):
+        text = survey(Translation(), 300_000 // target, target, target)
+        found = planner.plan(Translation(), text, Buckets(), TrainSpec(schedule=Cosine(), time=300.0), CPU)
+        assert found.train.validate_every is not None
+        every.append(found.train.validate_every / _estimate(found))
+    assert 1 / 21 < every[0] <= every[1] < 0.21
 
 
 def test_default_time_is_stated() -> None:
@@ -232,5 +234,20 @@ def test_default_time_is_stated() -> None:
 
 def test_candidates_grow() -> None:
     for objective, _ in OBJECTIVES:
-        known: list[Candidate] = candidates(objective)
+        known: list[Candidate] = [c for c in candidates(objective) if not of_ngrams(c.spec)]
         assert all(a.blocks < b.blocks for a, b in pairwise(known))
+
+
+def test_a_modified_classifier_is_a_transformer() -> None:
+    """A convolution over n-grams has no attention to change."""
+    objective = Classification(("a", "b"))
+    plain = planned(objective, 5000, steps=100)
+    train = TrainSpec(schedule=Cosine(), steps=100)
+    settings = (objective, survey(objective, 5000), Buckets(), train, CPU)
+    assert of_ngrams(plain.model)
+    assert not of_ngrams(planner.plan(*settings, planner.Given(attention=True)).model)
+
+    def swiglu(spec: ModelSpec) -> ModelSpec:
+        return apply("swiglu", spec)
+
+    assert not of_ngrams(planner.plan(*settings, finished=swiglu).model)

@@ -156,7 +156,12 @@ def begun(
             say(unused)
         text = plan.tokenised(found, folder / "data", say)
         # Not packed unless asked for: rows that cannot be packed would be trained on other batches than the base.
-        yield text, resolve(_asked(found, settings), text.data, choose_device(machine.device), say, packs=False)
+        yield (
+            text,
+            resolve(
+                _asked(found, settings), text.data, choose_device(machine.device), say, packs=False, attention=True
+            ),
+        )
 
 
 def _asked(wanted: Asked, settings: Settings) -> Asked:

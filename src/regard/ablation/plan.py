@@ -194,6 +194,7 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
         "batching": record["data"]["batching"],
         "weights": [corpus.weight for corpus in data.train],
         "max_len": data.longest,
+        "long": data.long,
     }
     code = _code(recipe)
     return digest([FORMAT, record["model"], record["train"], rest, fingerprint, *([code] if code else [])])

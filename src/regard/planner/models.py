@@ -1,6 +1,7 @@
 """The models that a planner chooses from, for every objective the smallest first."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.models.base import ModelSpec
@@ -37,8 +38,13 @@ class Candidate:
 
 def candidates(objective: Objective) -> list[Candidate]:
     """The models for an objective, the smallest first."""
+    return list(_known(type(objective)))
+
+
+@cache
+def _known(objective: type[Objective]) -> tuple[Candidate, ...]:
     known = {Translation: _translators, LanguageModelling: _language_models, Classification: _classifiers}
-    return known[type(objective)]()
+    return tuple(known[objective]())
 
 
 def _translators() -> list[Candidate]:
@@ -111,9 +117,32 @@ def _classifiers() -> list[Candidate]:
     With a few thousand labels they are better than attention, which learns the labels by heart.
     """
     shapes = [(192, 8192), (384, 16384), (768, 32768)]
-    return [
+    ngrams = [
         Candidate(f"n-gram convolution, d_model {width}", _classifier(width), width, 4 * width**2, tokens)
         for width, tokens in shapes
+    ]
+    return ngrams + _encoders()
+
+
+def _encoders() -> list[Candidate]:
+    """Transformers that classify, for whoever modifies a part that a convolution lacks."""
+    shapes = [(2, 128, 4, 4096), (4, 256, 8, 8192), (6, 512, 8, 16384)]
+    block = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
+    return [
+        Candidate(
+            f"encoder, {depth} layers, d_model {width}",
+            EncoderOnly(
+                task=SentenceClassifier(2, pool="mean", pooler=False),
+                d_model=width,
+                heads=heads,
+                dropout=0.3,
+                encoder=Plain((block,), depth),
+            ),
+            width,
+            12 * depth * width**2,
+            tokens,
+        )
+        for depth, width, heads, tokens in shapes
     ]
 
 
@@ -129,6 +158,7 @@ def _classifier(width: int) -> EncoderOnly:
     )
 
 
+@cache
 def of_ngrams(spec: ModelSpec) -> bool:
     """Whether a model is a convolution over n-grams and nothing else."""
     branches = [part for part in walk(spec) if isinstance(part, BranchSpec)]

@@ -52,6 +52,7 @@ class Given:
 
     model: ModelSpec | None = None  # from a preset or another run
     trained: bool = False  # it goes on from another run
+    attention: bool = False  # none is given, but it has to be a Transformer
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
         unmeasured = train.steps is not None and train.time is None
         speed = None if unmeasured else hardware.speed(finished(given.model), text.lengths)
     else:
-        candidate, speed = _largest(candidates(objective), text, time, hardware, train, finished)
+        known = _possible(candidates(objective), finished, given.attention)
+        candidate, speed = _largest(known, text, time, hardware, train, finished)
         whole = finished(candidate.spec)
         edited = "" if _alike(whole, candidate.spec) else ", changed as given"
         within = "" if speed is None else f" and {_duration(time)} on {hardware.kind}"
@@ -162,7 +164,6 @@ def _largest(
     finished: Callable[[ModelSpec], ModelSpec],
 ) -> tuple[Candidate, float | None]:
     """The largest model that the text and the time allow, and its speed. Larger ones are not even probed."""
-    known = _possible(known, finished)
     best = known[0]
     if train.steps is not None and train.time is None:  # how long they take is the user's affair
         fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
@@ -181,8 +182,8 @@ def _largest(
     return best, speed
 
 
-def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]) -> list[Candidate]:
-    """The candidates that the user's modifications fit."""
+def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
+    """The candidates that the user's modifications fit: of one family, the first unless `attention` is asked for."""
     found, refusals = [], []
     for candidate in known:
         try:
@@ -193,7 +194,8 @@ def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]
             found.append(candidate)
     if not found:
         raise refusals[0]
-    return found
+    ngrams = [] if attention else [candidate for candidate in found if of_ngrams(candidate.spec)]
+    return ngrams or [candidate for candidate in found if not of_ngrams(candidate.spec)]
 
 
 def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:

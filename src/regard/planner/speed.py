@@ -148,7 +148,7 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
             (loss.total / labels).backward()
             optimizer.step()
             optimizer.zero()
-            float(loss.total)  # a device that works on by itself is waited for
+            loss.total.item()  # a device that works on by itself is waited for
             durations.append(time.perf_counter() - start)
     timed = durations[1:] or durations  # the first one also warms up
     return labels * len(timed) / sum(timed)

@@ -175,13 +175,15 @@ def test_a_text_without_faults_is_said_in_a_line(tmp_path: Path) -> None:
 
 def test_only_what_is_kept_is_counted(tmp_path: Path) -> None:
     pairs = [("ab", "\u00e9\u00e9"), ("", "not counted"), ("x" * 50, "nor this")]
-    survey = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=20), tmp_path / "data", seed=1).survey
+    survey = prepare(
+        spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=20, long="drop"), tmp_path / "data", seed=1
+    ).survey
     assert (survey.words, survey.characters, survey.bytes) == ({"source": 1, "target": 1}, 2, 4)
     assert survey.ids == {"source": 3, "target": 6}
 
 
 def test_a_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
-    spec = spec_of(tsv(tmp_path / "a.tsv", [("a" * 30, "b"), ("", "c")]), held_out=0, max_len=10)
+    spec = spec_of(tsv(tmp_path / "a.tsv", [("a" * 30, "b"), ("", "c")]), held_out=0, max_len=10, long="drop")
     with pytest.raises(DataError, match="of 2 records 1 are empty and 1 longer than 10 tokens"):
         prepare(spec, tmp_path / "data", seed=1)
     with pytest.raises(DataError, match="no record of the training text is left"):

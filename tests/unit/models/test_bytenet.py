@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.batch import Batch, translation
 from regard.data.objectives import Translation
-from regard.defaults import packs
 from regard.errors import DataError, SpecError
+from regard.fitting import packs
 from regard.models.base import build
 from regard.models.bytenet import ByteNet
 from regard.nn.core import View

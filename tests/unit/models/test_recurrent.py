@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.cost import cost
 from regard.data.objectives import Translation
-from regard.defaults import fitted, packs
 from regard.errors import DataError, SpecError
+from regard.fitting import fitted, packs
 from regard.models.base import build, count
 from regard.models.recurrent import FromNothing, FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.core import Trace
