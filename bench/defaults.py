@@ -1,4 +1,4 @@
-"""What regard reaches with no option but the files and `--time`, beside what a user would write instead.
+"""Measure what regard reaches with no option but the files and `--time`, beside what a user would write instead.
 
     python bench/defaults.py --data FOLDER --texts tatoeba trec --time 5m --seed 1 --threads 2 --out results.jsonl
     python bench/defaults.py --page --out results.jsonl    # write docs/results/defaults.md from what was measured
@@ -47,7 +47,7 @@ REPEATS, LOOP = 4, 16  # a loop is a text that ends in so many repetitions, whic
 
 @dataclass(frozen=True)
 class Text:
-    """How a text is given to `regard train`, what is measured on its test part, and what else is run on it."""
+    """The way a text is given to `regard train`, what is measured on its test part, and what else is run on it."""
 
     option: str  # tsv, labelled, text
     metric: str  # of defaults_page.METRICS
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def text(self) -> Text:
-        """What kind of text it is."""
+        """The description of the text."""
         return TEXTS[self.name]
 
 
@@ -241,7 +241,7 @@ def result(system: str, job: Job) -> dict[str, Any]:
 
 
 def facts(device: str, commit: str | None) -> dict[str, Any]:
-    """What results were measured with."""
+    """Return commit, processor and versions that results were measured with."""
     try:
         git = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
         commit = commit or subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

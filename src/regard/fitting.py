@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Whether several texts may stand in one row: not if each has a label, nor if a part shortens or mixes rows."""
+    """Return whether texts may share a row: not if each has a label, nor if a part shortens or mixes rows."""
     if isinstance(objective, Classification) or objective.stream:
         return False
     parts = list(walk(model))

@@ -662,7 +662,7 @@ def _change_on_parent(folder: RunFolder, run: Run, session: Session) -> dict[str
 
 
 def described_change(change: Mapping[str, Any], criterion: str) -> str:
-    """What fine-tuning did to the text that the first run was validated on."""
+    """Describe how fine-tuning changed the metrics on the validation text of the first run."""
     names = [
         name for name in dict.fromkeys((criterion, "loss")) if name in change["before"] and name in change["after"]
     ]

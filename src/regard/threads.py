@@ -56,8 +56,8 @@ def for_decoding(parameters: int | None = None) -> int | None:
     """Return how many threads to decode with; None: torch's choice, because it was said or there is one core.
 
     That is what was measured on this machine; else 1 for a model of fewer than `SMALL` parameters, and torch's choice
-    for a larger one; but never more than there are idle cores. Two threads beside one busy process on two cores were 3
-    to 10 times slower than one, for models of 2 to 52 million parameters.
+    for a larger one; but never more than there are idle cores. Two threads beside one busy process on two cores were 2
+    to 15 times slower than one, for models of 2 to 52 million parameters.
     """
     if said() or cores() == 1:
         return None
@@ -90,7 +90,7 @@ def said() -> bool:
 
 
 def quiet() -> bool:
-    """Whether others leave the cores alone. What is measured beside them holds for now only."""
+    """Return whether the cores are idle. What is measured beside them holds for now only."""
     return idle_cores() >= 0.75 * cores()
 
 

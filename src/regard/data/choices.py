@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from regard.data.objectives import Classification, LanguageModelling, Objective, Record
+from regard.data.scripts import HAN, KANA, OTHERS
 from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec, Words
 
 Long = Literal["cut", "drop"]
@@ -27,14 +28,14 @@ LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones ar
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, as a sentence with its reason."""
+    """A tokenizer, and the reason for it as a sentence."""
 
     tokenizer: TokenizerSpec
     why: str
 
 
 def held_out(records: int) -> int:
-    """How many of `records` are held out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
+    """Return the number of `records` to hold out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
     return max(1, min(1000, max(round(0.02 * records), min(500, records // 10))))
 
 
@@ -48,8 +49,8 @@ def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
     single = sum(len(target.split()) == 1 for target in targets) / max(1, len(targets))
     distinct = len(set(targets)) / max(1, len(targets))
     characters = sum(map(len, targets)) / max(1, len(targets))
-    ascii_letters = sum(c.isascii() or not _unspaced(c) for target in targets for c in target)
-    spaced = ascii_letters >= 0.5 * sum(map(len, targets))
+    unspaced = sum(len(_UNSPACED.findall(target)) for target in targets)
+    spaced = unspaced <= 0.5 * sum(map(len, targets))
     if single >= ONE_WORD and distinct >= DISTINCT and characters <= LONGEST_WORD and spaced:
         return Choice(Characters(), f"tokenizer: characters, because {single:.0%} of the targets are a single word")
     return Choice(BPE(), "tokenizer: byte-pair encoding")
@@ -73,20 +74,8 @@ def _for_classes(texts: Sequence[str]) -> Choice:
     return Choice(Words(), "tokenizer: words, because the text separates them from punctuation")
 
 
+_UNSPACED = re.compile(f"[{HAN}{KANA}{OTHERS}]")
 _PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
-
-
-def _unspaced(character: str) -> bool:
-    """Whether a character belongs to a script that is written without spaces between words."""
-    code = ord(character)
-    return (
-        0x0E00 <= code < 0x1000  # Thai, Lao, Tibetan
-        or 0x1000 <= code < 0x10A0  # Burmese
-        or 0x1780 <= code < 0x1800  # Khmer
-        or 0x3040 <= code < 0x3100  # Hiragana, Katakana
-        or 0x3400 <= code < 0xA000  # Han
-        or 0x20000 <= code < 0x32000
-    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.evaluation.target_text import HAN, KANA, OTHERS
+from regard.data.scripts import HAN, KANA, OTHERS
 
 # A word, or one character of a script without spaces between words, so that bigrams are pairs of characters there.
 WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from regard.data.scripts import HAN, KANA, OTHERS
 from regard.evaluation.metrics import bleu_metric
 
-# Scripts that are written without spaces between words. Korean and Vietnamese have spaces.
-HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
-KANA = r"\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9d"
-OTHERS = r"\u0e01-\u0e5b\u0e81-\u0edf\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Tibetan, Burmese, Khmer
 SAMPLE = 1000  # lines that are looked at
 ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
 

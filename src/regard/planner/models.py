@@ -160,7 +160,7 @@ def _classifier(width: int) -> EncoderOnly:
 
 @cache
 def of_ngrams(spec: ModelSpec) -> bool:
-    """Whether a model is a convolution over n-grams and nothing else."""
+    """Return whether all branches of a model are convolutions over n-grams."""
     branches = [part for part in walk(spec) if isinstance(part, BranchSpec)]
     return bool(branches) and all(isinstance(branch, NGramConvolution) for branch in branches)
 

@@ -38,7 +38,7 @@ SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hun
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, and why."""
+    """A planned model, its batches and training, with the reason for each choice."""
 
     model: ModelSpec
     batching: Batching
@@ -57,7 +57,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Text:
-    """What a plan needs to know of a text, in tokens."""
+    """Sizes of a text in tokens, from which a run is planned."""
 
     total: int  # of all sides
     labels: int  # that are predicted, or read by a classifier
@@ -199,7 +199,7 @@ def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]
 
 
 def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:
-    """Whether a model has the layers and the width of a candidate."""
+    """Return whether a model has the layers and the width of a candidate."""
     paths = ("d_model", "heads", "encoder", "decoder")
     return all(getattr(whole, name, None) == getattr(spec, name, None) for name in paths)
 
@@ -210,7 +210,7 @@ def _seen(text: Text, labels: float) -> float:
 
 
 def _fits(candidate: Candidate, hardware: Hardware) -> bool:
-    """Whether weights, gradients and optimizer of a model, and a smallest batch, have room in memory."""
+    """Return whether a model with its gradients, its optimizer and a smallest batch fits the memory."""
     return bytes_needed(candidate, 1024) <= ROOM * hardware.memory
 
 

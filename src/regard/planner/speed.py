@@ -34,7 +34,7 @@ Lengths = tuple[int, int]  # of source and target; 0 where there is none
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a plan needs to know of a device; `speed` estimates target tokens a second of training a model."""
+    """A device, from which a run is planned; `speed` estimates target tokens a second of training a model."""
 
     kind: str  # cpu, cuda or mps
     memory: float  # bytes

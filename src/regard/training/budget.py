@@ -71,7 +71,7 @@ class Budget:
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Whether it is time to validate, under a budget; not shortly before the end, where validation comes anyway."""
+        """Return whether a validation is due under a budget; not shortly before the last step, which has one."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated

@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def baselines(self) -> Path:
-        """What trivial models reach on the validation text."""
+        """The metrics of trivial models on the validation text."""
         return self.path / "baselines.json"
 
     @property
