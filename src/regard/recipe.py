@@ -22,6 +22,7 @@ from regard.decoding.sample import Sample
 from regard.decoding.search import Search
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec
+from regard.planner import adamw
 from regard.presets import PRESETS, preset
 from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
@@ -183,9 +184,13 @@ def asked(
         _check_start(record, sections, variants)
     data: DataSpec = _section(record["data"], DataSpec, "data", sections["data"], trust_code)
     usual = "sample" if isinstance(data.objective, LanguageModelling) else "beam"
+    train = record.get("train", {})
+    edits_optimizer = any(path.startswith("optimizer.") for path in sections["train"])
+    if edits_optimizer and isinstance(train, Mapping) and train.get("optimizer") is None:
+        train = {**train, "optimizer": to_record(adamw(data.objective), PARTS)}  # so that there is something to edit
     wanted = Asked(
         data=data,
-        train=_section(record.get("train", {}), TrainSpec, "train", sections["train"], trust_code),
+        train=_section(train, TrainSpec, "train", sections["train"], trust_code),
         decode=_section(record.get("decode", usual), Search, "decode", sections["decode"], trust_code),
         model=model,
         variants=tuple(variants),

@@ -188,7 +188,31 @@ def test_every_schedule_with_a_warmup_gets_one(schedule: Any) -> None:
 
 def test_muon_gets_the_rate_for_both_of_its_parts() -> None:
     found: Any = planned(Translation(), 5000, steps=100, optimizer=Muon())
-    assert found.train.optimizer.rate == found.train.optimizer.rest.rate == 3e-3
+    assert found.train.optimizer.rate == found.train.optimizer.rest.rate == 7e-3
+
+
+@pytest.mark.parametrize("objective", [Translation(), LanguageModelling()])
+def test_muon_is_chosen_on_a_cpu_for_a_model_that_is_chosen(objective: Objective) -> None:
+    assert isinstance(planned(objective, 5000).train.optimizer, Muon)
+    assert isinstance(planned(objective, 5000, GPU).train.optimizer, AdamW)
+    assert isinstance(planned(objective, 5000, optimizer=AdamW()).train.optimizer, AdamW)
+    assert "optimizer: Muon" in planned(objective, 5000).why
+    for given in (planner.Given(preset("transformer_tiny")), planner.Given(preset("transformer_tiny"), trained=True)):
+        train = TrainSpec(steps=100, schedule=Cosine())
+        found = planner.plan(Translation(), survey(Translation(), 5000), Buckets(), train, CPU, given)
+        assert isinstance(found.train.optimizer, AdamW)
+
+
+def test_classifiers_are_trained_with_adamw() -> None:
+    assert isinstance(planned(Classification(("a", "b")), 5000).train.optimizer, AdamW)
+
+
+def test_language_models_make_fewer_passes_than_translators() -> None:
+    steps = {
+        objective.kind: planned(objective, 80_000, GPU, time=36_000.0).train.steps
+        for objective in (Translation(), LanguageModelling())
+    }
+    assert steps["language_model"] < steps["translation"]
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, 3e-3), (128, 3e-3), (256, 1.5e-3), (512, 7.5e-4), (1024, 3.75e-4)])

@@ -349,6 +349,10 @@ def evaluate(
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, none, intl, zh, char, ...")] = None,
     beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Hypotheses kept at each step.")] = None,
     batch_size: BatchSize = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens from window to window of a language model; half a window."),
+    ] = None,
     average: Average = None,
     samples: Annotated[
         int | None, typer.Option(min=100, show_default="1000", help="Resamples of the paired bootstrap.")
@@ -376,6 +380,7 @@ def evaluate(
             "--average": average is not None,
             "--batch-size": batch_size is not None,
             "--device": device != "auto",
+            "--stride": stride is not None,
         }
         _refuse(searching | computing, "files of outputs are only compared, nothing is computed")
 
@@ -383,6 +388,8 @@ def evaluate(
         found = load(path, device, average, trust_code=trust_code)
         kind = found.objective.kind
         set_threads(threads, device=device, parameters=found.parameters if kind == "translation" else None)
+        if kind != "language_model":
+            _refuse({"--stride": stride is not None}, f"{path} was trained for {kind} and reads no windows")
         if kind != "translation":
             about = {"--tokenize": tokenize is not None}
             if kind == "language_model":
@@ -390,7 +397,7 @@ def evaluate(
             _refuse(searching | about, f"{path} was trained for {kind} and translates nothing")
         return found
 
-    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or LINES)
+    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or LINES, stride)
     result = evaluate_run(
         loaded,
         run,

@@ -1,12 +1,15 @@
 """The plain negative log-likelihood of held-out text: without smoothing, dropout or auxiliary terms."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from regard.batch import Batch
 from regard.data.batching import Batching
 from regard.data.objectives import Objective
-from regard.data.store import Table
+from regard.data.store import Column, Table
 from regard.data.stream import Examples, Stream
 from regard.models.base import Model
 
@@ -33,3 +36,37 @@ def likelihood(model: Model, table: Table, objective: Objective, batching: Batch
         total += float(model.loss(item.batch.to(device)).nll.double())
         tokens += item.labels
     return Likelihood(total, tokens)
+
+
+@torch.no_grad()
+def stream_likelihood(
+    model: Model, text: Column, objective: Objective, length: int, stride: int, rows: int
+) -> Likelihood:
+    """The likelihood of a stream, read in windows of `length` tokens that begin `stride` tokens apart.
+
+    Each token is counted once, in the first window that holds it. With `stride` = `length` windows do not overlap, and
+    the first token of each is predicted from one token. With a shorter stride every token, but for those of the first
+    window, is predicted from at least `length` - `stride` + 1 tokens.
+    """
+    device = next(model.parameters()).device
+    total, tokens = 0.0, 0
+    for batch in _overlapping(text, objective, length, stride, rows):
+        total += float(model.loss(batch.to(device)).nll.double())
+        assert batch.weights is not None
+        tokens += int(batch.weights.sum())
+    return Likelihood(total, tokens)
+
+
+def _overlapping(text: Column, objective: Objective, length: int, stride: int, rows: int) -> Iterator[Batch]:
+    """Windows, `rows` a batch; labels that an earlier window holds have the weight 0."""
+    labels = len(text.ids) - 1
+    starts = np.arange(0, max(1, labels - length + stride), stride)
+    for first in range(0, len(starts), rows):
+        some = starts[first : first + rows]
+        ends = np.minimum(some + length, labels)
+        windows = text.spans(some, ends + 1)  # a window has one token more than it reads
+        batch = objective.item({"target": windows}, list(np.arange(len(some))[:, None])).batch
+        place = some[:, None] + np.arange(batch.target.shape[1])
+        before = np.where(some == 0, 0, some - stride + length)  # where the window before ends
+        counted = (place >= before[:, None]) & (place < ends[:, None])
+        yield replace(batch, weights=torch.from_numpy(counted).to(torch.get_default_dtype()))

@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.data.batching import Windows
 from regard.data.objectives import Classification, Translation
 from regard.data.store import Column, Table
 from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
 from regard.evaluation import metrics
-from regard.evaluation.loss import likelihood
+from regard.evaluation.loss import Likelihood, likelihood, stream_likelihood
 from regard.evaluation.significance import Comparison, paired_bootstrap
 from regard.evaluation.target_text import bleu_tokenizer
 
@@ -33,6 +34,7 @@ class Test:
     labelled: str | None = None
     tokenize: str | None = None
     batch_size: int = 32
+    stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
         """Refuse files that this test would ignore."""
@@ -154,14 +156,24 @@ def _classified(run: "Run", test: Test, warn: Warn) -> Answers:
 
 
 def _language_model(run: "Run", test: Test) -> dict[str, Any]:
-    """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line."""
+    """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line.
+
+    Windows of a stream overlap by half, so that what is measured is the model and not the cuts: validation during
+    training, whose windows do not overlap, shows a higher loss.
+    """
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
     table = objective.fitted(objective.table(records, tokenizers), run.recipe.data.longest).table
     if objective.stream:
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
-    assert run.recipe.data.batching is not None
-    found = likelihood(run.model, table, objective, run.recipe.data.batching)
+    batching = run.recipe.data.batching
+    assert batching is not None
+    if isinstance(batching, Windows):
+        found = _of_stream(run, table["target"], batching, test.stride)
+    else:
+        if test.stride is not None:
+            raise SpecError("--stride", "a text that is read line by line has no windows; leave it out")
+        found = likelihood(run.model, table, objective, batching)
     size = sum(len(record[0].encode()) + objective.stream for record in records)
     characters = sum(len(record[0]) + objective.stream for record in records)
     return {
@@ -173,6 +185,17 @@ def _language_model(run: "Run", test: Test) -> dict[str, Any]:
         "tokens": found.tokens,
         "step": run.step,
     }
+
+
+def _of_stream(run: "Run", text: Column, batching: Windows, stride: int | None) -> Likelihood:
+    length = batching.length
+    stride = max(1, length // 2) if stride is None else stride
+    if stride > length:
+        raise SpecError("--stride", f"must be at most {length}, the length of a window, or tokens would be left out")
+    if len(text.ids) < 2:
+        raise DataError("--text: the text has no token to predict; give more")
+    rows = max(1, (batching.tokens or length) // length)
+    return stream_likelihood(run.model, text, run.objective, length, stride, rows)
 
 
 def _scores(said: Sequence[str], wanted: Sequence[str], tokenize: str, classifies: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
 from regard.planner.speed import Hardware, Lengths
-from regard.training.optim import AdamW, Muon
+from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Cosine
 from regard.training.spec import TrainSpec
 
@@ -117,7 +117,7 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
         within = "" if speed is None else f" and {_duration(time)} on {hardware.kind}"
         why.append(f"model: {candidate.name}{edited}, for {text.total:,} tokens of text{within}")
         candidate = replace(candidate, width=getattr(whole, "d_model", candidate.width))
-    budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
+    budget = Budgeted(text, candidate, hardware, time, speed, given.trained, given.model is None)
     batching, tokens = _batches(batching, budget, train, longest, why)
     given_steps = train.steps
     train = _training(train, objective, budget, tokens, why)
@@ -147,6 +147,15 @@ class Budgeted:
     time: float
     speed: float | None
     trained: bool
+    planned: bool = True  # the model is a candidate, not one that was given
+
+    @property
+    def suits_muon(self) -> bool:
+        """Whether Muon is worth its products: on a CPU, for matrices of attention and feed-forward layers.
+
+        On a GPU it cannot be captured with the step. A model that is given or trained keeps to what it is known with.
+        """
+        return self.hardware.kind == "cpu" and self.planned and not of_ngrams(self.candidate.spec)
 
     @property
     def labels(self) -> float:
@@ -260,13 +269,18 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
             )
         elif seconds >= 0.99 * budget.time and train.time is None:
             why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
-    if train.optimizer.rate is None:
-        rate = _rate(objective, budget.candidate) * (GENTLE if budget.trained else 1.0)
-        changes["optimizer"] = replace(train.optimizer, rate=rate)  # type: ignore[reportCallIssue]
+    optimizer = train.optimizer
+    if optimizer is None:
+        suited = budget.suits_muon and not isinstance(objective, Classification)
+        optimizer = muon(objective) if suited else adamw(objective)
+        why.append(f"optimizer: {type(optimizer).__name__}")
+    if optimizer.rate is None:
+        rate = _rate(objective, budget.candidate, optimizer) * (GENTLE if budget.trained else 1.0)
+        optimizer = replace(optimizer, rate=rate)  # type: ignore[reportCallIssue]
         why.append(f"peak learning rate: {rate:g}, for d_model {budget.candidate.width}")
-    optimizer = changes.get("optimizer", train.optimizer)
     if isinstance(optimizer, Muon) and optimizer.rest.rate is None:
-        changes["optimizer"] = replace(optimizer, rest=replace(optimizer.rest, rate=optimizer.rate))
+        optimizer = replace(optimizer, rest=replace(optimizer.rest, rate=optimizer.rate))
+    changes["optimizer"] = optimizer
     if getattr(train.schedule, "warmup", 0) is None:
         warmup = max(1, min(steps // 10, max(100, steps // 25)))
         changes["schedule"] = replace(train.schedule, warmup=warmup)  # type: ignore[reportCallIssue]
@@ -309,6 +323,8 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
 def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
     """Passes through a text beyond which more hardly help: 300 for a few lines, 80 for a million tokens, 8 at least.
 
+    A language model, which predicts all of its text, learns it by heart sooner: 32 for a million tokens.
+
     A convolution over n-grams learns faster: 12 passes through 5,000 texts, 3 through 50,000, 2 through the largest;
     2.5 times as many through long texts, half of whose words are dropped.
     """
@@ -318,15 +334,19 @@ def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
     if of_ngrams(candidate.spec):
         more = 2.5 if max(text.lengths) > LONG else 1.0
         return more * min(30.0, max(2.0, 12 * (5000 / text.records) ** 0.6))
-    return min(300.0, max(8.0, 80 * (1e6 / max(1, text.total)) ** (1 / 3)))
+    usual = 80 if text.lengths[0] else 32
+    return min(300.0, max(8.0, usual * (1e6 / max(1, text.total)) ** (1 / 3)))
 
 
-def _rate(objective: Objective, candidate: Candidate) -> float:
-    """The peak learning rate of AdamW for a model."""
+def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) -> float:
+    """The peak learning rate of a model; Muon's updates are as large as AdamW's and stand a higher one."""
     width = candidate.width
     if isinstance(objective, Classification):
         return round(min(2e-3, (0.384 if of_ngrams(candidate.spec) else 0.128) / width), 6)
-    most = 3e-3 if isinstance(objective, Translation) else 4e-3
+    if isinstance(optimizer, Muon):
+        most = 7e-3 if isinstance(objective, Translation) else 1e-2
+    else:
+        most = 3e-3 if isinstance(objective, Translation) else 4e-3
     return round(min(most, most * 128 / width), 6)
 
 
@@ -352,9 +372,16 @@ def _duration(seconds: float) -> str:
 
 def for_objective(objective: Objective) -> TrainSpec:
     """The training that is usual for an objective, before its numbers are chosen."""
+    return TrainSpec(schedule=Cosine(floor=0.1 if isinstance(objective, Classification) else 0.02))
+
+
+def adamw(objective: Objective) -> AdamW:
+    """AdamW as it is usual for an objective."""
     if isinstance(objective, Translation):
-        return TrainSpec(schedule=Cosine(floor=0.02))
-    optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
-    return TrainSpec(
-        optimizer=optimizer, schedule=Cosine(floor=0.02 if isinstance(objective, LanguageModelling) else 0.1)
-    )
+        return AdamW()
+    return AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
+
+
+def muon(objective: Objective) -> Muon:
+    """Muon as it is usual for an objective."""
+    return Muon(decay=0.1 if isinstance(objective, LanguageModelling) else 0.0)

@@ -20,9 +20,11 @@ from regard.data import cache as cached
 from regard.errors import SpecError
 from regard.files import replace_text
 from regard.models.base import ModelSpec, build
-from regard.training.optim import AdamW
+from regard.planner.models import of_ngrams
+from regard.training.optim import AdamW, Muon
 from regard.tree import to_record
 
+VERSION = 2  # of what is measured: what an older version left in the cache is not read
 PROBED = 1024  # tokens of a batch whose steps are timed
 STEPS = 3
 PATIENCE = 4.0  # seconds that one model is timed at most
@@ -46,7 +48,7 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
     count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
-        facts = repr((_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
+        facts = repr((VERSION, _name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
         return _kept(facts, lambda: _measured(spec, lengths, device), keep)
 
     return Hardware(device.type, memory(device), speed)
@@ -140,7 +142,7 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
     batch = batch.to(device)
     with torch.random.fork_rng(devices=[]):
         model = build(spec, device).train()
-        optimizer = AdamW(rate=1e-4).build(model)
+        optimizer = (AdamW(rate=1e-4) if of_ngrams(spec) else Muon(rate=1e-4, rest=AdamW(rate=1e-4))).build(model)
         durations: list[float] = []
         while len(durations) <= STEPS and sum(durations) < PATIENCE:
             start = time.perf_counter()

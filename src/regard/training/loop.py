@@ -171,6 +171,8 @@ class Trainer:
         self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
         self.device = next(model.parameters()).device
         self.budget = Budget(spec.time, began)
+        if spec.optimizer is None:
+            raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")
         self.optimizer = spec.optimizer.build(model)
         self.dtype = precision(spec, self.device)
         self.flops_per_token, self.peak = flops_per_token, peak(self.device, self.dtype)

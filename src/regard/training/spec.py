@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import SpecError
-from regard.training.optim import AdamW, OptimizerSpec
+from regard.training.optim import OptimizerSpec
 from regard.training.schedule import InverseSqrt, Schedule
 from regard.tree import Spec
 
@@ -22,7 +22,7 @@ class TrainSpec(Spec):
     # Wall-clock seconds of the run, over all sessions: the schedule ends with it, or after `steps` if that is sooner.
     time: float | None = None
     seed: int = 1
-    optimizer: OptimizerSpec = AdamW()
+    optimizer: OptimizerSpec | None = None
     schedule: Schedule = InverseSqrt()
     # Batches a step; their gradient is that of one large batch, but for experts and adaptive computation time, whose
     # auxiliary losses (and an expert's capacity) are of each batch.

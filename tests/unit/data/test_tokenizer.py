@@ -247,7 +247,7 @@ def test_a_rare_pair_is_not_joined() -> None:
 def test_a_chosen_vocabulary_is_what_training_to_that_size_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * 11 % 25)} abc{i % 17}ab" for i in range(2000)] * 10
     for size in (300, 333, 400):
-        monkeypatch.setattr(module, "choose_vocab", lambda words, size=size: size if words == 40_000 else 0)
+        monkeypatch.setattr(module, "choose_vocab", lambda words, _, size=size: size if words == 40_000 else 0)
         chosen, asked = train(BPE(), texts), train(BPE(size), texts)
         assert chosen.size == size
         assert json.loads(chosen.plain_json()) == json.loads(asked.plain_json())
@@ -272,6 +272,7 @@ def test_a_sample_stands_for_more() -> None:
 def test_the_choice_of_a_vocabulary() -> None:
     sizes = {0: 300, 1: 300, 10_000: 1_000, 200_000: 4_700, 1_000_000: 10_000, 50_000_000: 29_000, 10**9: 32_000}
     assert {words: choose_vocab(words) for words in sizes} == sizes
+    assert [choose_vocab(words, languages=1) for words in (10_000, 200_000, 2_000_000)] == [1_000, 3_700, 6_600]
     assert f"all that occur at least {FREQUENT} times" in TOKENIZERS["bpe"].why
     assert f"{sum(len(text.split()) for text in CORPUS)} words" in TOKENIZERS["bpe"].why
 
