@@ -63,7 +63,7 @@ TEXTS = {
     "numbers": Text("tsv", "exact_match", ("script",)),
     "trec": Text("labelled", "accuracy", ("bag",)),
     "sst2": Text("labelled", "accuracy", ("bag",)),
-    "tinyshakespeare": Text("text", "nats_per_character", ("ngram",)),
+    "tinyshakespeare": Text("text", "nats_per_character", ("ngram",), valid=True),
     "multi30k": Text("tsv", "bleu", ("script",), tokenize="none", valid=True),
     "europarl": Text("tsv", "bleu", ("script",)),
     "aeslc": Text("tsv", "rougeL", ("script",)),

@@ -40,6 +40,7 @@ from regard.training.spec import TrainSpec
 from regard.training.view import View
 from regard.tree import edit, to_record
 
+OF_ATTENTION = frozenset({"heads", "d_head", "attention_dropout"})  # settings that nothing else reads
 LOOKED_AT = 200  # translations that show what fine-tuning does to the text of the run it started from
 
 
@@ -403,6 +404,7 @@ def resolve(  # noqa: PLR0913  # what ablations choose differently
         return model_for(wanted, base, fits)[1]
 
     known = _known_model(wanted, parent, objective, fits)
+    attention = attention or not OF_ATTENTION.isdisjoint(wanted.changes)
     given = planner.Given(known, trained=parent is not None, attention=attention)
     facts = hardware or planner.nominal(device.type)
     whole = finished if known is None else lambda _: known

@@ -192,9 +192,9 @@ def test_muon_gets_the_rate_for_both_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize("objective", [Translation(), LanguageModelling()])
-def test_muon_is_chosen_on_a_cpu_for_a_model_that_is_chosen(objective: Objective) -> None:
+def test_muon_is_chosen_for_a_model_that_is_chosen(objective: Objective) -> None:
     assert isinstance(planned(objective, 5000).train.optimizer, Muon)
-    assert isinstance(planned(objective, 5000, GPU).train.optimizer, AdamW)
+    assert isinstance(planned(objective, 5000, GPU).train.optimizer, Muon)
     assert isinstance(planned(objective, 5000, optimizer=AdamW()).train.optimizer, AdamW)
     assert "optimizer: Muon" in planned(objective, 5000).why
     for given in (planner.Given(preset("transformer_tiny")), planner.Given(preset("transformer_tiny"), trained=True)):

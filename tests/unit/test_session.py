@@ -1,12 +1,19 @@
-"""Training in a folder: what is not ours there is left alone."""
+"""From what is asked for to a recipe; training in a folder leaves alone what is not its own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from regard.data.prepare import prepare
 from regard.errors import DataError
-from regard.recipe import asked
-from regard.session import begin
+from regard.nn.branches.self_attention import SelfAttention
+from regard.planner.models import of_ngrams
+from regard.recipe import Recipe, asked
+from regard.session import asked_for, begin, resolve
+from regard.training.optim import AdamW, Muon
+from regard.tree import walk
 
 
 @pytest.mark.parametrize("lock", ["", "of another program"])
@@ -24,3 +31,35 @@ def test_training_that_is_refused_removes_nothing(tmp_path: Path, lock: str) -> 
         left = {path.name: path.read_text() for path in folder.iterdir() if path.name != "asked.json"}
         assert left == names or (not lock and left == {name: names[name] for name in names if name != ".lock"})
         (folder / "asked.json").write_text("{}")  # now it looks like a run
+
+
+LABELLED = "".join(
+    f"{label}\tthe {word} number {n}\n" for n in range(30) for label, word in [("x", "odd"), ("y", "even")]
+)
+
+
+def resolved(tmp_path: Path, *changes: str) -> Recipe:
+    """The recipe that is planned for a small labelled text."""
+    text = tmp_path / "labels.tsv"
+    text.write_text(LABELLED)
+    wanted = asked_for(labelled=text, changes=["train.steps=5", *changes])
+    data = prepare(wanted.data, tmp_path / "data", seed=1)
+    return resolve(wanted, data, torch.device("cpu"), lambda _: None)
+
+
+def test_a_setting_of_attention_asks_for_a_model_that_has_attention(tmp_path: Path) -> None:
+    assert of_ngrams(resolved(tmp_path).model)
+    for change in ("heads=2", "attention_dropout=0.2"):
+        model: Any = resolved(tmp_path, change).model
+        assert any(isinstance(part, SelfAttention) for part in walk(model))
+        assert str(getattr(model, change.split("=")[0])) == change.split("=")[1]
+
+
+def test_an_edit_of_the_optimizer_is_one_of_adamw(tmp_path: Path) -> None:
+    text = tmp_path / "text.tsv"
+    text.write_text("".join(f"a{n}\tb{n} c\n" for n in range(50)))
+    assert asked_for(tsv=text).train.optimizer is None
+    assert asked_for(tsv=text, changes=["train.optimizer.rate=1e-3"]).train.optimizer == AdamW(rate=1e-3)
+    lines = asked_for(text=text, changes=["train.optimizer.betas=[0.9, 0.95]"]).train.optimizer
+    assert lines == AdamW(betas=(0.9, 0.95), eps=1e-8, decay=0.3)
+    assert asked_for(tsv=text, changes=["train.optimizer=muon"]).train.optimizer == Muon()

@@ -151,11 +151,11 @@ class Budgeted:
 
     @property
     def suits_muon(self) -> bool:
-        """Whether Muon is worth its products: on a CPU, for matrices of attention and feed-forward layers.
+        """Whether the model is chosen here and its matrices are those of attention and feed-forward layers.
 
-        On a GPU it cannot be captured with the step. A model that is given or trained keeps to what it is known with.
+        A model that is given or trained keeps to the optimizer that it is known with.
         """
-        return self.hardware.kind == "cpu" and self.planned and not of_ngrams(self.candidate.spec)
+        return self.hardware.kind in ("cpu", "cuda") and self.planned and not of_ngrams(self.candidate.spec)
 
     @property
     def labels(self) -> float:
@@ -257,6 +257,7 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
     if steps is None:
         passes = budget.labels / max(1, budget.text.labels)
         steps = _steps(passes, epoch)
+        passes = min(passes, steps / epoch) if steps == MOST_STEPS else passes
         # Under a time budget the trainer finds out how many fit; more than the text is worth are never made.
         most = _most_passes(budget.candidate, budget.text, budget.trained)
         changes["steps"] = steps if train.time is None else _steps(most, epoch)
@@ -356,7 +357,7 @@ def _dropout(objective: Objective, passes: float) -> float:
         return 0.3
     if isinstance(objective, LanguageModelling):
         return round(min(0.35, 0.22 * math.log10(max(1.0, passes))), 2)
-    return round(min(0.3, max(0.05, 0.05 + 0.085 * math.log10(max(1.0, passes)) ** 1.5)), 2)
+    return round(min(0.3, max(0.05, 0.07 * math.log10(max(1.0, passes)) ** 2)), 2)
 
 
 def _passes(passes: float) -> str:

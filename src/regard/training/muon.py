@@ -1,4 +1,4 @@
-"""Muon in the precision of the weights, for devices where torch's, which multiplies in bfloat16, is no choice."""
+"""Muon in batched products, in the precision that suits the device, with steps that a CUDA graph can capture."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,14 +14,17 @@ RMS = 0.2  # of AdamW's updates, roughly
 # Elements in one batched product: small matrices take half the time of products one by one, and what is larger than
 # the cache takes longer.
 BATCHED = 2**17
+BATCHED_CUDA = 2**25  # on a GPU the memory is the limit
 
 
-class FullPrecisionMuon(torch.optim.Optimizer):
+class BatchedMuon(torch.optim.Optimizer):
     """Jordan et al. 2024: B = lerp(B, G, 1 - momentum); W = (1 - lr decay) W - lr c orth(lerp(G, B, momentum)).
 
     c = 0.2 sqrt(max(rows, columns)) gives updates the size of AdamW's (Liu et al. 2025). This is torch.optim.Muon with
     adjust_lr_fn="match_rms_adamw", and with the same state, so a checkpoint of either continues with the other. Differs
-    in that Newton-Schulz runs in the dtype of the weights, in batched products of small matrices of one shape.
+    in three ways: small matrices of one shape are multiplied together; Newton-Schulz runs in bfloat16 on CUDA only,
+    elsewhere in the dtype of the weights, because bfloat16 is slow on most CPUs and crashes some; and `lr` may be a
+    tensor, which a captured step reads anew every time.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
@@ -36,7 +39,8 @@ class FullPrecisionMuon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     alike.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
             for parameters in alike.values():
-                count = max(1, BATCHED // parameters[0].numel())
+                largest = BATCHED_CUDA if parameters[0].is_cuda else BATCHED
+                count = max(1, largest // parameters[0].numel())
                 for first in range(0, len(parameters), count):
                     self._update(parameters[first : first + count], group)
 
@@ -44,15 +48,15 @@ class FullPrecisionMuon(torch.optim.Optimizer):
         """Change matrices of one shape."""
         momentum, rate = group["momentum"], group["lr"]
         rows, columns = parameters[0].shape
-        x = parameters[0].new_empty(len(parameters), min(rows, columns), max(rows, columns))
-        for parameter, out in zip(parameters, x, strict=True):
-            gradient, buffer = parameter.grad, self._buffer(parameter)
-            assert gradient is not None
-            buffer.lerp_(gradient, 1 - momentum)
-            torch.lerp(gradient, buffer, momentum, out=out if rows <= columns else out.T)  # Nesterov
-        for parameter, update in zip(parameters, orthogonalised(x), strict=True):
-            parameter.mul_(1 - rate * group["weight_decay"])
-            parameter.add_(update if rows <= columns else update.T, alpha=-rate * RMS * max(rows, columns) ** 0.5)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        buffers = [self._buffer(parameter) for parameter in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        x = torch.stack(torch._foreach_lerp(gradients, buffers, momentum))  # Nesterov
+        updates = orthogonalised(x if rows <= columns else x.mT.contiguous())
+        updates = (updates if rows <= columns else updates.mT).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(parameters, list(updates.unbind()))
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
@@ -65,6 +69,8 @@ def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
     """Of each matrix U S V', m <= n, about U V': singular values between 0.7 and 1.2 by Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=EPS)  # no singular value is above 1
+    if x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
+        x = x.bfloat16()
     for _ in range(ITERATIONS):
         gram = torch.bmm(x, x.mT)
         gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

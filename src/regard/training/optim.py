@@ -1,7 +1,7 @@
 """Optimizer slot: torch's optimizers, and the rule that says which parameter goes where."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import DataError, SpecError
-from regard.training.muon import FullPrecisionMuon
+from regard.training.muon import BatchedMuon
 from regard.tree import Spec
 
 Named = list[tuple[str, nn.Parameter]]
@@ -43,7 +43,7 @@ class Optimizer:
     @property
     def capturable(self) -> bool:
         """Whether a step can be captured as a CUDA graph: it never asks the host for anything."""
-        return all(isinstance(part, torch.optim.AdamW) for part in self.parts.values())
+        return all(isinstance(part, torch.optim.AdamW | BatchedMuon) for part in self.parts.values())
 
     def _hold_rates(self, device: torch.device) -> None:
         """Keep the rates in tensors, which a captured step reads anew every time."""
@@ -219,24 +219,8 @@ class Muon(OptimizerSpec):
         return Optimizer(model, parts)
 
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Muon over some of the parameters: torch's on CUDA, elsewhere ours.
-
-        torch's multiplies in bfloat16, which is slow on most CPUs and crashes some.
-        """
-        rate = resolved(self.rate)
-        if matrices[0].device.type != "cuda":
-            return FullPrecisionMuon(matrices, lr=rate, weight_decay=self.decay, momentum=self.momentum)
-        # match_rms_adamw: the same rates suit Muon and AdamW (Liu et al. 2025).
-        return _torch_muon()(
-            matrices, lr=rate, weight_decay=self.decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
-        )
-
-
-def _torch_muon() -> Callable[..., torch.optim.Optimizer]:
-    found = getattr(torch.optim, "Muon", None)
-    if found is None:
-        raise SpecError("train.optimizer", f"torch {torch.__version__} has no Muon; choose adamw, or a newer torch")
-    return found
+        """Muon over some of the parameters."""
+        return BatchedMuon(matrices, lr=resolved(self.rate), weight_decay=self.decay, momentum=self.momentum)
 
 
 def clip(parameters: Iterable[Tensor], most: float) -> Tensor:

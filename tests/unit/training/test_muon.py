@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.training import muon
-from regard.training.muon import FullPrecisionMuon, orthogonalised
+from regard.training.muon import BatchedMuon, orthogonalised
 
 SHAPES = ((6, 6), (12, 6), (6, 12), (6, 6), (12, 6), (5, 9))  # square, tall and wide, some alike
 
@@ -30,11 +30,26 @@ def newton_schulz(x: Tensor) -> Tensor:
     return x
 
 
+def test_a_rate_in_a_tensor_gives_the_same_steps() -> None:
+    ours, theirs = matrices(torch.float32), matrices(torch.float32)
+    a = BatchedMuon(ours, lr=0.1, weight_decay=0.3, momentum=0.9)
+    b = BatchedMuon(theirs, lr=0.1, weight_decay=0.3, momentum=0.9)
+    held = b.param_groups[0]["lr"] = torch.tensor(0.0)
+    for step, rate in enumerate((0.1, 0.05)):
+        a.param_groups[0]["lr"] = rate
+        held.fill_(rate)
+        for parameters, optimizer in ((ours, a), (theirs, b)):
+            set_gradients(parameters, step)
+            optimizer.step()
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @pytest.mark.parametrize("batched", [1, 100, 2**17])  # elements: each matrix alone, some together, all together
-def test_full_precision_muon_is_the_formula(batched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_is_the_formula(batched: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "BATCHED", batched)
     parameters = matrices()
-    optimizer = FullPrecisionMuon(parameters, lr=0.1, weight_decay=0.3, momentum=0.9)
+    optimizer = BatchedMuon(parameters, lr=0.1, weight_decay=0.3, momentum=0.9)
     wanted = [p.detach().clone() for p in parameters]
     buffers = [torch.zeros_like(p) for p in wanted]
     for step, rate in enumerate((0.1, 0.05, 0.02)):
@@ -51,10 +66,10 @@ def test_full_precision_muon_is_the_formula(batched: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_full_precision_muon_is_torchs_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_is_torchs_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "bfloat16", lambda x: x.clone())  # products in bfloat16 crash some CPUs
     ours, theirs = matrices(), matrices()
-    a = FullPrecisionMuon(ours, lr=0.1, weight_decay=0.3, momentum=0.9)
+    a = BatchedMuon(ours, lr=0.1, weight_decay=0.3, momentum=0.9)
     b = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     for step in range(3):
         for parameters, optimizer in ((ours, a), (theirs, b)):
@@ -87,6 +102,6 @@ def test_muon_skips_matrices_without_gradients_and_survives_zero_gradients() -> 
     parameters[0].grad = None
     parameters[3].grad = torch.zeros_like(parameters[3])
     before = [p.detach().clone() for p in parameters]
-    FullPrecisionMuon(parameters, lr=0.1, weight_decay=0.0, momentum=0.9).step()
+    BatchedMuon(parameters, lr=0.1, weight_decay=0.0, momentum=0.9).step()
     unchanged = [bool(torch.equal(p, old)) for p, old in zip(parameters, before, strict=True)]
     assert unchanged == [True, False, False, True, False, False]

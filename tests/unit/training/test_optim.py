@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.batch import translation
 from regard.errors import DataError, SpecError
@@ -218,15 +217,10 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     assert {group["lr"] for group in optimizer.parts["adamw"].param_groups} == {0.003}
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_is_torchs_on_cuda() -> None:
-    with FakeTensorMode():
-        matrix = nn.Parameter(torch.empty(4, 4, device="cuda"))
-    found = Muon(rate=0.01, momentum=0.9, decay=0.1).over([matrix])
-    assert type(found) is torch.optim.Muon
-    (group,) = found.param_groups
-    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw", "nesterov": True}
-    assert settings.items() <= group.items()
+def test_steps_of_adamw_and_muon_can_be_captured_on_cuda() -> None:
+    assert AdamW(rate=0.1).build(tiny()).capturable
+    assert Muon(rate=0.1, rest=AdamW(rate=0.1)).build(tiny()).capturable
+    assert not Adafactor(rate=0.1).build(tiny()).capturable
 
 
 def test_muon_without_matrices_is_adamw() -> None:
