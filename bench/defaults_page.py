@@ -40,6 +40,11 @@ same seconds, what a user would write instead:
 Texts and their parts come from `bench/texts.py`. Settings are chosen on validation parts or held-out training text, and
 test parts are for the last measurement. One exception: while TF-IDF + logistic regression was written, 16 of its
 settings were scored on the test parts of TREC and of SST-2 each; what it uses is still chosen on training text.
+tinyshakespeare is split as nanoGPT splits it: its last tenth is the validation text and is what is measured. Of
+WikiText-2 the official validation part is measured, and regard does not see it in training.
+
+Runs on the H200 and on the cores of its host ran side by side: up to three shared the GPU at the same time, the Hugging
+Face script too, so that all of them are slower than alone. A commit with a + had changes that were committed next.
 
 BLEU is sacreBLEU's of the default output of `regard translate` (13a; Multi30k, which is tokenised: none). Perplexity a
 word counts the end of every line as a word: exp(nats of the whole text / (words + lines)), whatever tokens a model

@@ -156,7 +156,8 @@ PAIRS: dict[str, Callable[[Path], dict[str, list[Pair]]]] = {
 def prepare(data: Path, folder: Path, name: str) -> None:
     """Write the parts of one text into `folder`, unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / f"{name}.train").exists():
+    whole = ("train", "valid") if name == "tinyshakespeare" else ("train",)
+    if all((folder / f"{name}.{part}").exists() for part in whole):
         return
     if name in PAIRS:
         parts = PAIRS[name](data)

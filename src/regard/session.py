@@ -409,7 +409,16 @@ def resolve(  # noqa: PLR0913  # what ablations choose differently
     facts = hardware or planner.nominal(device.type)
     whole = finished if known is None else lambda _: known
     chosen = planner.plan(
-        objective, data.survey, batching, wanted.train, facts, given, whole, elapsed=elapsed, longest=longest
+        objective,
+        data.survey,
+        batching,
+        wanted.train,
+        facts,
+        given,
+        whole,
+        elapsed=elapsed,
+        longest=longest,
+        validates=data.valid is not None,
     )
     why = chosen.why
     if known is None:

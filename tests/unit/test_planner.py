@@ -9,12 +9,12 @@ from regard import planner
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
-from regard.models.base import ModelSpec
+from regard.models.base import ModelSpec, build, count
 from regard.planner.models import Candidate, candidates, of_ngrams
 from regard.planner.plan import ROOM, bytes_needed, described
-from regard.planner.speed import Hardware, nominal
+from regard.planner.speed import Hardware, muon_share, nominal
 from regard.presets import preset
-from regard.training.optim import AdamW, Muon
+from regard.training.optim import AdamW, Muon, muon_matrices
 from regard.training.schedule import Constant, Cosine, LinearDecay, WarmupStableDecay
 from regard.training.spec import TrainSpec
 from regard.variants import apply
@@ -139,7 +139,7 @@ def test_size_counts_both_sides_of_a_pair() -> None:
 
 def test_more_passes_need_more_dropout() -> None:
     for objective in (Translation(), LanguageModelling()):
-        found: list[Any] = [planned(objective, 15_000, CPU, time=time).model for time in (60.0, 300.0, 900.0)]
+        found: list[Any] = [planned(objective, 15_000, CPU, time=time).model for time in (60.0, 300.0, 7200.0)]
         assert all(a.dropout <= b.dropout for a, b in pairwise(found))
         assert found[0].dropout < found[-1].dropout
 
@@ -201,6 +201,23 @@ def test_muon_is_chosen_for_a_model_that_is_chosen(objective: Objective) -> None
         train = TrainSpec(steps=100, schedule=Cosine())
         found = planner.plan(Translation(), survey(Translation(), 5000), Buckets(), train, CPU, given)
         assert isinstance(found.train.optimizer, AdamW)
+
+
+def test_muon_costs_what_its_products_cost() -> None:
+    model = preset("transformer_tiny", d_model=64)
+    matrices = [sorted(p.shape[-2:]) for p in muon_matrices(build(model, device="meta")).values()]
+    wanted = sum(5 * (4 * m * m * n + 2 * m**3) for m, n in matrices) / (6 * count(model) * 1024)
+    assert muon_share(model, 1024) == pytest.approx(wanted)
+    assert muon_share(model, 2048) == pytest.approx(wanted / 2)
+
+
+def test_what_does_not_happen_is_not_announced() -> None:
+    settings = (Translation(), survey(Translation(), 5000), Buckets(), TrainSpec(steps=100, schedule=Cosine()), CPU)
+    silent = {sentence.split(":")[0] for sentence in planner.plan(*settings, validates=False).why}
+    assert {"validation", "early stopping"}.isdisjoint(silent)
+    (said,) = [sentence for sentence in planner.plan(*settings).why if sentence.startswith("validation")]
+    assert "about" not in said  # nothing was measured
+    assert "optimizer: AdamW, as given" in planned(Translation(), 5000, optimizer=AdamW(rate=1e-3)).why
 
 
 def test_classifiers_are_trained_with_adamw() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from regard.data.prepare import prepare
+from regard.data.tokenizer import BPE
 from regard.errors import DataError
 from regard.nn.branches.self_attention import SelfAttention
 from regard.planner.models import of_ngrams
@@ -63,3 +64,14 @@ def test_an_edit_of_the_optimizer_is_one_of_adamw(tmp_path: Path) -> None:
     lines = asked_for(text=text, changes=["train.optimizer.betas=[0.9, 0.95]"]).train.optimizer
     assert lines == AdamW(betas=(0.9, 0.95), eps=1e-8, decay=0.3)
     assert asked_for(tsv=text, changes=["train.optimizer=muon"]).train.optimizer == Muon()
+
+
+def test_pieces_of_a_language_model_are_those_of_one_language(tmp_path: Path) -> None:
+    text = tmp_path / "text.tsv"
+    text.write_text("".join(f"a{n} b\tc{n} d\n" for n in range(60)))
+    for tokenizer in ([], ["data.tokenizer=bpe"]):
+        found = [
+            prepare(asked_for(**{kind: text}, changes=tokenizer).data, tmp_path / f"{kind}{len(tokenizer)}", seed=1)
+            for kind in ("text", "tsv")
+        ]
+        assert [data.spec.tokenizer for data in found] == [BPE(languages=1), BPE(languages=2)]

@@ -20,6 +20,7 @@ from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import ROUGE
 from regard.files import LOCK, clear, held, replace_text
+from regard.planner import adamw
 from regard.recipe import Asked, Recipe, asked
 from regard.run import choose_device
 from regard.session import resolve
@@ -167,7 +168,9 @@ def begun(
 def _asked(wanted: Asked, settings: Settings) -> Asked:
     """What is chosen for a single run is not chosen here: every run is trained to its end."""
     steps = settings.steps or (None if settings.seconds is not None else wanted.train.steps)
-    train = replace(wanted.train, steps=steps, time=settings.seconds, patience=0, validate_every=1)
+    # AdamW for all, unless another is given: Muon would treat a row by how many of its parameters are matrices.
+    optimizer = wanted.train.optimizer or adamw(wanted.data.objective)
+    train = replace(wanted.train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1)
     return replace(wanted, train=train)
 
 

@@ -44,7 +44,7 @@ def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
     if isinstance(objective, Classification):
         return _for_classes([record[objective.read] for record in _spread(sample)])
     if isinstance(objective, LanguageModelling):
-        return Choice(BPE(languages=1), "tokenizer: byte-pair encoding")
+        return Choice(BPE(), "tokenizer: byte-pair encoding")
     targets = [record[objective.said] for record in _spread(sample)]
     single = sum(len(target.split()) == 1 for target in targets) / max(1, len(targets))
     distinct = len(set(targets)) / max(1, len(targets))

@@ -18,17 +18,17 @@ from regard.data import choices
 from regard.data import tokenizer as tokenizers_
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.cache import Cache
-from regard.data.objectives import Classification, Objective, Record, Translation
+from regard.data.objectives import Classification, LanguageModelling, Objective, Record, Translation
 from regard.data.sample import Sample
 from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus, is_pipe, spool
-from regard.data.tokenizer import TOKENIZERS, Imported, Tokenizer, TokenizerSpec
+from regard.data.tokenizer import BPE, TOKENIZERS, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
 from regard.files import new_folder, temporary
 from regard.tree import Spec, read, to_record
 
 CHUNK = 8192  # records that are encoded at once
-FORMAT = 3  # of the prepared data: one more whenever the same text would give other data
+FORMAT = 4  # of the prepared data: one more whenever the same text would give other data
 ROOM = 1024  # tokens that a chosen length limit is at most
 STREAM = 1_000_000  # characters that are held out of a stream at most
 SAMPLE = 10_000_000  # characters that a tokenizer is learned from, where a sample is enough
@@ -302,6 +302,9 @@ def _fill(
         choice = choices.choose_tokenizer(objective, split.sample)
         spec = replace(spec, tokenizer=choice.tokenizer)
         reasons += [] if tokenizers else [choice.why]
+    if isinstance(spec.tokenizer, BPE) and spec.tokenizer.languages is None:
+        languages = 1 if isinstance(objective, LanguageModelling) else 2
+        spec = replace(spec, tokenizer=replace(spec.tokenizer, languages=languages))
     tokenizers = tokenizers or _tokenizers(spec, split)
     if spec.max_len is None or (spec.long is None and isinstance(objective, Translation)):
         limit = choices.choose_limit(objective, split.sample, tokenizers, spec.max_len or room, spec.long)

@@ -257,10 +257,11 @@ class BPE(TokenizerSpec):
     kind = "bpe"
     sampled = True
     vocab: int | None = None  # None: `choose_vocab`, or what the corpus has
-    languages: int = 2  # that share the pieces, where their number is chosen
+    # How many share the pieces, where their number is chosen; None: one in a language model, two elsewhere.
+    languages: int | None = None
 
     def check(self) -> None:
-        if self.languages < 1:
+        if self.languages is not None and self.languages < 1:
             raise SpecError("languages", f"must be at least 1, not {self.languages}")
         if self.vocab is not None and self.vocab < BYTE_PIECES:
             needed = f"{len(CONTROL)} control tokens and the 256 bytes"
@@ -281,7 +282,7 @@ class BPE(TokenizerSpec):
         document = json.loads(library.to_str())
         reached = len(document["model"]["vocab"])
         words = round(counted.words / share)
-        wanted = self.vocab or choose_vocab(words, self.languages)
+        wanted = self.vocab or choose_vocab(words, self.languages or 2)
         if share < 1.0 and reached < wanted:
             raise TooFewPiecesError(f"a sample of the text has {reached} pieces; {wanted} are wanted")
         sample = f", learned from {counted.characters / 1e6:.1f} million characters" if share < 1.0 else ""

@@ -190,8 +190,8 @@ def _language_model(run: "Run", test: Test) -> dict[str, Any]:
 def _of_stream(run: "Run", text: Column, batching: Windows, stride: int | None) -> Likelihood:
     length = batching.length
     stride = max(1, length // 2) if stride is None else stride
-    if stride > length:
-        raise SpecError("--stride", f"must be at most {length}, the length of a window, or tokens would be left out")
+    if not 1 <= stride <= length:
+        raise SpecError("--stride", f"must be from 1 to {length}, the length of a window, or tokens would be left out")
     if len(text.ids) < 2:
         raise DataError("--text: the text has no token to predict; give more")
     rows = max(1, (batching.tokens or length) // length)

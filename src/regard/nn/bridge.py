@@ -72,6 +72,7 @@ class _Transparent(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(norm.build(site.inside("norm")) for _ in range(layers))
         self.weight = nn.Parameter(torch.randn(layers, calls) * layers**-0.5)
+        self.weight.projects = False  # type: ignore[reportAttributeAccessIssue]  # scores, not a projection
         self.dropout, self.site = site.dropout, site
 
     def forward(self, out: StackOut) -> Memory:

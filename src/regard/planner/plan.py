@@ -16,7 +16,7 @@ from regard.data.prepare import Survey
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
-from regard.planner.speed import Hardware, Lengths
+from regard.planner.speed import Hardware, Lengths, muon_share
 from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Cosine
 from regard.training.spec import TrainSpec
@@ -25,6 +25,7 @@ TEXT = 5.5  # parameters of the blocks for each token of the text, at most
 SEEN = 8.0  # tokens that training sees for each of these parameters, at least
 DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run whose time is not given
 MOST_STEPS = 200_000
+SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # tokens of a batch, at least
 TRAINING = 0.85  # of the time goes into steps: the rest into reading, validation and saving
 ROOM = 0.6  # of the memory is used by a plan
 GENTLE = 0.1  # of the usual learning rate, for weights that are trained already
@@ -94,11 +95,12 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
     *,
     elapsed: float = 0.0,
     longest: int = 0,
+    validates: bool = True,
 ) -> Chosen:
     """Choose model, batches and training; what is given is left as it is.
 
     `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications. `elapsed` seconds
-    of a given time are over. A batch holds an example of `longest` tokens.
+    of a given time are over. A batch holds an example of `longest` tokens. `validates`: there is validation text.
     """
     text = described(objective, survey, batching)
     time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
@@ -117,23 +119,35 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
         within = "" if speed is None else f" and {_duration(time)} on {hardware.kind}"
         why.append(f"model: {candidate.name}{edited}, for {text.total:,} tokens of text{within}")
         candidate = replace(candidate, width=getattr(whole, "d_model", candidate.width))
-    budget = Budgeted(text, candidate, hardware, time, speed, given.trained, given.model is None)
+    optimizer, named = train.optimizer, []
+    if optimizer is None:
+        optimizer = _optimizer(objective, candidate, hardware, given)
+        named = [f"optimizer: {type(optimizer).__name__}"]
+    elif optimizer.rate is None or given.model is None:
+        named = [f"optimizer: {type(optimizer).__name__}, as given"]
+    if speed is not None and isinstance(optimizer, Muon):
+        tokens = getattr(batching, "tokens", None) or _smallest(text, candidate, hardware)
+        speed /= 1 + muon_share(finished(candidate.spec), tokens)
+    budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
     batching, tokens = _batches(batching, budget, train, longest, why)
+    why += named
+    epoch = max(1.0, text.epoch / tokens / train.accumulate)  # in steps
     given_steps = train.steps
-    train = _training(train, objective, budget, tokens, why)
+    train = _training(replace(train, optimizer=optimizer), objective, budget, tokens, why, validates)
     spec = candidate.spec
     if given.model is None:
-        passes = math.inf if given_steps is None else given_steps * train.accumulate * tokens / text.epoch
+        passes = (MOST_STEPS if given_steps is None else given_steps) / epoch
         if given_steps is None or budget.speed is not None:
             passes = min(passes, budget.labels / text.labels)
         dropout = _dropout(objective, passes)
         if getattr(finished(dropped(spec, dropout)), "dropout", dropout) == dropout:
-            why.insert(1, f"dropout: {dropout:g}, for {_passes(passes)} through the text")
+            reason = "" if isinstance(objective, Classification) else f", for {_passes(passes)} through the text"
+            why.insert(1, f"dropout: {dropout:g}{reason}")
         length = max(text.lengths)
-        if (suited := for_length(spec, length)) != spec:
-            spec = suited
+        suited = for_length(spec, length)
+        if suited != spec and _pooled(finished(suited)) == _pooled(suited):
             why.insert(2, f"pooling: mean and maximum, word dropout 0.5, for texts of {length} tokens")
-        spec = dropped(spec, dropout)
+        spec = dropped(suited, dropout)
     return Chosen(spec, batching, train, why)
 
 
@@ -147,15 +161,6 @@ class Budgeted:
     time: float
     speed: float | None
     trained: bool
-    planned: bool = True  # the model is a candidate, not one that was given
-
-    @property
-    def suits_muon(self) -> bool:
-        """Whether the model is chosen here and its matrices are those of attention and feed-forward layers.
-
-        A model that is given or trained keeps to the optimizer that it is known with.
-        """
-        return self.hardware.kind in ("cpu", "cuda") and self.planned and not of_ngrams(self.candidate.spec)
 
     @property
     def labels(self) -> float:
@@ -236,11 +241,8 @@ def _batches(
     """A batch size that leaves a few thousand steps in the time."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
-    # Of short texts even a small batch has a hundred labels; a larger one leaves too few steps.
-    few = budget.hardware.kind == "cpu" or of_ngrams(budget.candidate.spec)
-    small, steps = (1024, 2500) if few else (4096, 5000)
-    if budget.text.lengths[0] == 0:  # a language model's gradient is noisier than a translator's
-        small = max(small, 2048)
+    small = _smallest(budget.text, budget.candidate, budget.hardware)
+    steps = 2500 if small <= 2048 else 5000
     wanted = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
     tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, wanted))))))
     while tokens > small and bytes_needed(budget.candidate, tokens) > ROOM * budget.hardware.memory:
@@ -250,7 +252,33 @@ def _batches(
     return replace(batching, tokens=tokens), tokens  # type: ignore[reportCallIssue]  # every batching has it
 
 
-def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: int, why: list[str]) -> TrainSpec:
+def _smallest(text: Text, candidate: Candidate, hardware: Hardware) -> int:
+    """Tokens of the smallest batch.
+
+    Of short texts even a small batch has a hundred labels; a larger one leaves too few steps. The gradient of a
+    language model is noisier than that of a translator.
+    """
+    small = SMALL["cpu" if of_ngrams(candidate.spec) else hardware.kind]
+    return max(small, 2048) if text.lengths[0] == 0 else small
+
+
+def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: Given) -> OptimizerSpec:
+    """Muon for a Transformer that is chosen here; a model that is given or trained is known with AdamW."""
+    transformer = not isinstance(objective, Classification) and not of_ngrams(candidate.spec)
+    if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
+        return muon(objective)
+    return adamw(objective)
+
+
+def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
+    """The pooling and the word dropout of a classifier."""
+    task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
+    return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
+
+
+def _training(
+    train: TrainSpec, objective: Objective, budget: Budgeted, tokens: int, why: list[str], validates: bool
+) -> TrainSpec:
     changes: dict[str, Any] = {}
     epoch = max(1.0, budget.text.epoch / tokens / train.accumulate)
     steps = train.steps
@@ -265,16 +293,14 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         seconds = passes * budget.text.labels / budget.speed / TRAINING
         why.append(f"steps: about {steps:,}, {_passes(passes)} through the text, {_duration(seconds)}")
         if seconds < 0.9 * budget.time and train.time is not None:
-            why.append(
-                f"time: less than the {_duration(train.time)} given, for {most:.0f} passes are all the text is worth"
-            )
+            limit = f"{MOST_STEPS:,} steps are the most that is planned"
+            if steps < MOST_STEPS:
+                limit = f"{most:.0f} passes are all the text is worth"
+            why.append(f"time: less than the {_duration(train.time)} given, for {limit}")
         elif seconds >= 0.99 * budget.time and train.time is None:
             why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
     optimizer = train.optimizer
-    if optimizer is None:
-        suited = budget.suits_muon and not isinstance(objective, Classification)
-        optimizer = muon(objective) if suited else adamw(objective)
-        why.append(f"optimizer: {type(optimizer).__name__}")
+    assert optimizer is not None
     if optimizer.rate is None:
         rate = _rate(objective, budget.candidate, optimizer) * (GENTLE if budget.trained else 1.0)
         optimizer = replace(optimizer, rate=rate)  # type: ignore[reportCallIssue]
@@ -296,11 +322,13 @@ def _training(train: TrainSpec, objective: Objective, budget: Budgeted, tokens: 
         )
         count = max(5, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
         changes["validate_every"] = max(1, round(steps / count))
-        if train.time is None:
-            why.append(f"validation: every {changes['validate_every']:,} steps, about {_duration(each)} each")
+        if train.time is None and validates:
+            duration = f", about {_duration(each)} each" if budget.speed else ""
+            why.append(f"validation: every {changes['validate_every']:,} steps{duration}")
     if train.patience is None:
         changes["patience"] = max(3, count // 4)
-        why.append(f"early stopping: after {changes['patience']} validations without improvement")
+        if validates:
+            why.append(f"early stopping: after {changes['patience']} validations without improvement")
     return replace(train, **changes)
 
 

@@ -20,11 +20,9 @@ from regard.data import cache as cached
 from regard.errors import SpecError
 from regard.files import replace_text
 from regard.models.base import ModelSpec, build
-from regard.planner.models import of_ngrams
-from regard.training.optim import AdamW, Muon
+from regard.training.optim import AdamW, muon_matrices
 from regard.tree import to_record
 
-VERSION = 2  # of what is measured: what an older version left in the cache is not read
 PROBED = 1024  # tokens of a batch whose steps are timed
 STEPS = 3
 PATIENCE = 4.0  # seconds that one model is timed at most
@@ -48,7 +46,7 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
     count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
-        facts = repr((VERSION, _name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
+        facts = repr((_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
         return _kept(facts, lambda: _measured(spec, lengths, device), keep)
 
     return Hardware(device.type, memory(device), speed)
@@ -136,13 +134,24 @@ def _flops_per_token(spec: ModelSpec) -> float:
     return 6.0 * sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
 
 
+@cache
+def muon_share(spec: ModelSpec, tokens: int) -> float:
+    """FLOPs of Muon's products in a step, relative to those of the model for so many tokens.
+
+    For a matrix of m rows and n >= m columns they are five times two products of 2 m^2 n and one of 2 m^3.
+    """
+    matrices = [sorted(matrix.shape[-2:]) for matrix in muon_matrices(build(spec, device="meta")).values()]
+    products = sum(20.0 * m * m * n + 10.0 * m**3 for m, n in matrices)
+    return products / (_flops_per_token(spec) * tokens)
+
+
 def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
     """Target tokens a second of a few real steps on a batch of random ids."""
     batch, labels = _batch(spec, lengths)
     batch = batch.to(device)
     with torch.random.fork_rng(devices=[]):
         model = build(spec, device).train()
-        optimizer = (AdamW(rate=1e-4) if of_ngrams(spec) else Muon(rate=1e-4, rest=AdamW(rate=1e-4))).build(model)
+        optimizer = AdamW(rate=1e-4).build(model)
         durations: list[float] = []
         while len(durations) <= STEPS and sum(durations) < PATIENCE:
             start = time.perf_counter()

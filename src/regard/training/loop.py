@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.data.objectives import Item
 from regard.data.stream import Place, Prefetch, Stream
-from regard.errors import DataError, OutOfMemoryError, RegardError, lacks_memory
+from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, lacks_memory
 from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.budget import Budget
@@ -173,7 +173,7 @@ class Trainer:
         self.budget = Budget(spec.time, began)
         if spec.optimizer is None:
             raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")
-        self.optimizer = spec.optimizer.build(model)
+        self.kind, self.optimizer = spec.optimizer.kind, spec.optimizer.build(model)
         self.dtype = precision(spec, self.device)
         self.flops_per_token, self.peak = flops_per_token, peak(self.device, self.dtype)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
@@ -301,7 +301,7 @@ class Trainer:
         """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""
         schedule = self.spec.schedule
         warmup = getattr(schedule, "warmup", None)
-        if self.spec.time is None or warmup is None or not self.budget.durations:
+        if self.spec.time is None or warmup is None:
             return schedule
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
@@ -342,8 +342,8 @@ class Trainer:
             wrong.append("the gradient overflows float16 however small it is made")
         if wrong:
             raise DivergedError(
-                f"{wrong[0]} at step {self.progress.step}: training diverged; lower "
-                "train.optimizer.rate or lengthen train.schedule.warmup (the last checkpoint is intact)"
+                f"{wrong[0]} at step {self.progress.step}: training diverged; lower train.optimizer.rate "
+                f"(of train.optimizer={self.kind}) or lengthen train.schedule.warmup (the last checkpoint is intact)"
             )
 
     def counts(self) -> dict[str, int | float]:

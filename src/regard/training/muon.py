@@ -47,16 +47,18 @@ class BatchedMuon(torch.optim.Optimizer):
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Change matrices of one shape."""
         momentum, rate = group["momentum"], group["lr"]
-        rows, columns = parameters[0].shape
+        rows, columns = parameters[0].shape[-2:]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         buffers = [self._buffer(parameter) for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         x = torch.stack(torch._foreach_lerp(gradients, buffers, momentum))  # Nesterov
+        shape = x.shape
+        x = x.view(-1, rows, columns)
         updates = orthogonalised(x if rows <= columns else x.mT.contiguous())
         updates = (updates if rows <= columns else updates.mT).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        torch._foreach_sub_(parameters, list(updates.unbind()))
+        torch._foreach_sub_(parameters, list(updates.reshape(shape).unbind()))
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]

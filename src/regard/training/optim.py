@@ -210,10 +210,9 @@ class Muon(OptimizerSpec):
             raise SpecError("momentum", f"must lie in [0, 1), not {self.momentum}")
 
     def build(self, model: nn.Module) -> Optimizer:
-        matrices = [(name, p) for name, p in named(model) if p.dim() == 2 and _is_matrix(name, p)]
-        held = {id(p) for _, p in matrices}
-        others = [(name, p) for name, p in named(model) if id(p) not in held]
-        parts = {"muon": self.over([p for _, p in matrices])} if matrices else {}
+        matrices = muon_matrices(model)
+        others = [(name, p) for name, p in named(model) if name not in matrices]
+        parts = {"muon": self.over(list(matrices.values()))} if matrices else {}
         if others:
             parts["adamw"] = self.rest.over(others)
         return Optimizer(model, parts)
@@ -221,6 +220,11 @@ class Muon(OptimizerSpec):
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Muon over some of the parameters."""
         return BatchedMuon(matrices, lr=resolved(self.rate), weight_decay=self.decay, momentum=self.momentum)
+
+
+def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that Muon changes: matrices, and stacks of them such as those of experts."""
+    return {name: p for name, p in named(model) if _is_matrix(name, p)}
 
 
 def clip(parameters: Iterable[Tensor], most: float) -> Tensor:

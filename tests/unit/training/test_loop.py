@@ -915,3 +915,8 @@ def test_steps_with_a_schedule_of_their_own(tmp_path: Path) -> None:
     trainer = trained(tmp_path, spec_of(1, schedule=Constant(), optimizer=AdamW(rate=0.5)), one_batch())
     moved = [(p - q).detach().abs().max() for p, q in zip(trainer.model.parameters(), tiny().parameters(), strict=True)]
     assert float(max(moved)) == pytest.approx(0.5, rel=1e-6)  # Adam's first step is as long as its rate
+
+
+def test_an_optimizer_must_be_chosen_before_training(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"train\.optimizer: is not chosen yet"):
+        Trainer(tiny(), TrainSpec(steps=1), bucketed(), RunFolder(tmp_path))

@@ -81,6 +81,16 @@ def test_muon_is_torchs_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(*states)  # so that checkpoints move between devices
 
 
+def test_a_stack_of_matrices_is_changed_as_its_matrices_are() -> None:
+    single = [nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(n))) for n in range(3)]
+    stack = nn.Parameter(torch.stack([p.detach() for p in single]))
+    set_gradients(single, 0)
+    stack.grad = torch.stack([p.grad for p in single if p.grad is not None])
+    for parameters in (single, [stack]):
+        BatchedMuon(parameters, lr=0.1, weight_decay=0.3, momentum=0.9).step()
+    torch.testing.assert_close(stack.detach(), torch.stack([p.detach() for p in single]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_newton_schulz_brings_singular_values_near_one(dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)

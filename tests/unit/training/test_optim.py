@@ -13,7 +13,18 @@ from regard.errors import DataError, SpecError
 from regard.models.base import Model, build
 from regard.presets import preset
 from regard.training.checkpoint import read_tensors, write_tensors
-from regard.training.optim import Adafactor, AdamW, Muon, Optimizer, OptimizerSpec, clip, groups, is_table, named
+from regard.training.optim import (
+    Adafactor,
+    AdamW,
+    Muon,
+    Optimizer,
+    OptimizerSpec,
+    clip,
+    groups,
+    is_table,
+    muon_matrices,
+    named,
+)
 from regard.variants import apply
 
 BATCH = translation([([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8])])
@@ -215,6 +226,14 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     (group,) = optimizer.parts["muon"].param_groups
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.01, 0.9, 0.1)
     assert {group["lr"] for group in optimizer.parts["adamw"].param_groups} == {0.003}
+
+
+def test_muon_takes_the_matrices_of_experts_and_no_mixture_of_layers() -> None:
+    experts = muon_matrices(tiny("mixture_of_experts"))
+    assert experts["encoder.blocks.0.branches.1.branch.up"].dim() == 3
+    mixture = tiny("transparent")
+    assert "bridge.weight" in dict(named(mixture))
+    assert "bridge.weight" not in muon_matrices(mixture)
 
 
 def test_steps_of_adamw_and_muon_can_be_captured_on_cuda() -> None:

@@ -65,7 +65,7 @@ def test_steps_bound_a_timed_run(tmp_path: Path) -> None:
 
 def test_warmup_is_at_most_a_tenth_of_what_fits(tmp_path: Path) -> None:
     trainer = timed(tmp_path, 60.0, Notes(), steps=100)
-    assert trainer.schedule() == Cosine(warmup=50)  # nothing is known yet
+    assert trainer.schedule() == Cosine(warmup=10)  # of those that are planned, before anything is measured
     trainer.budget.add(1, 0.1)
     assert trainer.schedule() == Cosine(warmup=10)
 
