@@ -67,3 +67,10 @@ def test_given_transformer_keeps_its_learning_rate() -> None:
     assert planned(5000, 10, model=spec).train.optimizer.rate == pytest.approx(
         min(2e-3, 0.128 / spec.d_model), rel=1e-3
     )
+
+
+@pytest.mark.parametrize(("records", "length", "dropout"), [(4500, 11, 0.3), (60_000, 11, 0.5), (60_000, 280, 0.3)])
+def test_many_short_texts_get_more_dropout(records: int, length: int, dropout: float) -> None:
+    found = planned(records, length)
+    assert found.model.dropout == dropout
+    assert f"dropout: {dropout}" in found.why

@@ -70,8 +70,6 @@ def test_pieces_of_a_language_model_are_those_of_one_language(tmp_path: Path) ->
     text = tmp_path / "text.tsv"
     text.write_text("".join(f"a{n} b\tc{n} d\n" for n in range(60)))
     for tokenizer in ([], ["data.tokenizer=bpe"]):
-        found = [
-            prepare(asked_for(**{kind: text}, changes=tokenizer).data, tmp_path / f"{kind}{len(tokenizer)}", seed=1)
-            for kind in ("text", "tsv")
-        ]
+        wanted = [asked_for(text=text, changes=tokenizer), asked_for(tsv=text, changes=tokenizer)]
+        found = [prepare(one.data, tmp_path / f"{number}{len(tokenizer)}", seed=1) for number, one in enumerate(wanted)]
         assert [data.spec.tokenizer for data in found] == [BPE(languages=1), BPE(languages=2)]

@@ -48,23 +48,29 @@ class BatchedMuon(torch.optim.Optimizer):
         """Change matrices of one shape."""
         momentum, rate = group["momentum"], group["lr"]
         rows, columns = parameters[0].shape[-2:]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        buffers = [self._buffer(parameter) for parameter in parameters]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        x = torch.stack(torch._foreach_lerp(gradients, buffers, momentum))  # Nesterov
-        shape = x.shape
-        x = x.view(-1, rows, columns)
-        updates = orthogonalised(x if rows <= columns else x.mT.contiguous())
-        updates = (updates if rows <= columns else updates.mT).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
-        if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        torch._foreach_sub_(parameters, list(updates.reshape(shape).unbind()))
+        momenta = []
+        for parameter in parameters:
+            gradient, buffer = parameter.grad, self._buffer(parameter)
+            assert gradient is not None
+            buffer.lerp_(gradient, 1 - momentum)
+            momenta.append(torch.lerp(gradient, buffer, momentum))  # Nesterov
+        x = torch.stack(momenta)
+        updates = orthogonalised(_wide(x.view(-1, rows, columns)))
+        updates = _wide(updates, rows <= columns).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
+        for parameter, update in zip(parameters, updates.reshape(x.shape), strict=True):
+            parameter.mul_(1 - rate * group["weight_decay"]).sub_(update)
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         return state["momentum_buffer"]
+
+
+def _wide(x: Float[Tensor, "N m n"], wide: bool | None = None) -> Float[Tensor, "N a b"]:
+    """Matrices, transposed if they have more rows than columns, or where `wide` is False."""
+    wide = x.shape[1] <= x.shape[2] if wide is None else wide
+    return x if wide else x.mT.contiguous()
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
