@@ -393,6 +393,8 @@ def _dropout(objective: Objective, passes: float, text: Text) -> float:
 
 
 def _passes(passes: float) -> str:
+    if passes < 0.05:
+        return "less than a tenth of a pass"
     return f"{passes:.1f} passes" if passes < 9.5 else f"{passes:.0f} passes"
 
 
