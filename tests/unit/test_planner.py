@@ -14,6 +14,7 @@ from regard.planner.models import Candidate, candidates, of_ngrams
 from regard.planner.plan import ROOM, bytes_needed, described
 from regard.planner.speed import Hardware, muon_share, nominal
 from regard.presets import preset
+from regard.training.budget import SPACING
 from regard.training.optim import AdamW, Muon, muon_matrices
 from regard.training.schedule import Constant, Cosine, LinearDecay, WarmupStableDecay
 from regard.training.spec import TrainSpec
@@ -293,3 +294,11 @@ def test_a_modified_classifier_is_a_transformer() -> None:
         return apply("swiglu", spec)
 
     assert not of_ngrams(planner.plan(*settings, finished=swiglu).model)
+
+
+def test_a_timed_run_waits_for_a_quarter_of_its_validations() -> None:
+    """They lie at least `SPACING` of the time apart."""
+    for objective in (Translation(), LanguageModelling()):
+        patience = planned(objective, 15_000, CPU, time=900.0).train.patience
+        assert patience is not None
+        assert 0.2 <= patience * SPACING <= 0.35

@@ -34,6 +34,9 @@ TUNING_PASSES = 5.0  # through the text of a fine-tuning; up to 20 of a text tha
 TUNING_STEPS = 100
 VALIDATIONS = 20  # of a run, at most
 VALIDATION = 0.1  # of the time goes into them
+# Validations of a timed run without improvement: about a quarter of it. While the learning rate is high, a score that
+# does not improve for an eighth of the run still does so when the rate falls.
+PATIENCE = 7
 GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
 SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hundred rows
 
@@ -327,7 +330,7 @@ def _training(
             duration = f", about {_duration(each)} each" if budget.speed else ""
             why.append(f"validation: every {changes['validate_every']:,} steps{duration}")
     if train.patience is None:
-        changes["patience"] = max(3, count // 4)
+        changes["patience"] = PATIENCE if train.time is not None else max(3, count // 4)
         if validates:
             why.append(f"early stopping: after {changes['patience']} validations without improvement")
     return replace(train, **changes)
