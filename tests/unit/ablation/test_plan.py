@@ -338,8 +338,8 @@ def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
     jobs = plan.runs(made.vanilla, [made.row("gelu")], 2, recipe, text, {"gelu": 2.0})
     assert [(job.row, job.seed) for job in jobs] == [*(("base", s) for s in range(1, 7)), ("gelu", 1), ("gelu", 2)]
     assert [job.recipe.train.seed for job in jobs[-2:]] == [1, 2]
-    assert jobs[-1].recipe.train.optimizer.rate == 2e-3
-    assert jobs[0].recipe.train.optimizer.rate == 1e-3
+    rates = [job.recipe.train.optimizer.rate for job in jobs if job.recipe.train.optimizer is not None]
+    assert (rates[0], rates[-1]) == (1e-3, 2e-3)
     searches = plan.searches([made.vanilla], recipe, text)
     assert [job.factor for job in searches] == [0.5, 1.0, 2.0]
     assert {job.seed for job in searches} == {plan.SEARCH_SEED}
