@@ -55,8 +55,9 @@ class BatchedMuon(torch.optim.Optimizer):
             buffer.lerp_(gradient, 1 - momentum)
             momenta.append(torch.lerp(gradient, buffer, momentum))  # Nesterov
         x = torch.stack(momenta)
-        updates = orthogonalised(_wide(x.view(-1, rows, columns)))
-        updates = _wide(updates, rows <= columns).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
+        wide = x.view(-1, rows, columns) if rows <= columns else x.view(-1, rows, columns).mT.contiguous()
+        updates = orthogonalised(wide).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
+        updates = updates if rows <= columns else updates.mT
         for parameter, update in zip(parameters, updates.reshape(x.shape), strict=True):
             parameter.mul_(1 - rate * group["weight_decay"]).sub_(update)
 
@@ -65,12 +66,6 @@ class BatchedMuon(torch.optim.Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         return state["momentum_buffer"]
-
-
-def _wide(x: Float[Tensor, "N m n"], wide: bool | None = None) -> Float[Tensor, "N a b"]:
-    """Matrices, transposed if they have more rows than columns, or where `wide` is False."""
-    wide = x.shape[1] <= x.shape[2] if wide is None else wide
-    return x if wide else x.mT.contiguous()
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
