@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 
 from regard.data.batching import Batching, Buckets, Packing
+from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Translation
-from regard.data.store import Column, Table, Writer
-from regard.data.stream import Examples, Stream
+from regard.data.token_store import Column, Table, Writer
 
 VOCAB = 20_000
 TIMES = 10  # how much larger the large corpus is
@@ -59,7 +59,7 @@ class Read:
 def read(table: Table, batching: Batching, epochs: int) -> Read:
     """Read whole epochs, from the plan of the first on; no plan is begun that is not read."""
     begin = time.process_time()
-    stream = Stream(Examples([table], [1.0], Translation()), batching, seed=1)
+    stream = BatchLoader(Examples([table], [1.0], Translation()), batching, seed=1)
     labels = places = padding = batches = 0
     for epoch in range(epochs):
         plan = stream.plan(epoch)
@@ -72,7 +72,7 @@ def read(table: Table, batching: Batching, epochs: int) -> Read:
 
 def planning(table: Table, batching: Batching) -> float:
     """CPU seconds for the plan of an epoch."""
-    stream = Stream(Examples([table], [1.0], Translation()), batching, seed=1)
+    stream = BatchLoader(Examples([table], [1.0], Translation()), batching, seed=1)
     begin = time.process_time()
     stream.plan(0)
     return time.process_time() - begin

@@ -32,7 +32,7 @@ import torch
 from regard.cli.train import seconds
 from regard.errors import RegardError
 from regard.evaluation import metrics
-from regard.threads import cpu
+from regard.planner.threads import cpu
 from regard.training.log import version
 
 HERE = Path(__file__).resolve().parent

@@ -91,7 +91,7 @@ class Hand:
         self.decoder = layers("decoder", cast(Plain, spec.decoder).depth, 3)
         self.width, self.heads = spec.d_model, spec.heads
         self.waves = Sinusoidal().table(256, self.width).float()
-        self.p, self.smoothing, self.training = spec.dropout, cast(Softmax, spec.head).smoothing, True
+        self.p, self.label_smoothing, self.training = spec.dropout, cast(Softmax, spec.head).smoothing, True
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a padded batch."""

@@ -25,7 +25,7 @@ from regard.bench.peers import chosen
 from regard.bench.shapes import EOS, LONGEST, SHAPES, Pair
 from regard.bench.train import CORPUS, Work, train
 from regard.data.text import lines
-from regard.run import choose_device, load
+from regard.runs.trained_model import choose_device, load
 
 SMOOTHING = 0.1
 

@@ -5,8 +5,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from regard import catalogue as model_parts
-from regard import count, recipe
+from regard import count
 from regard.presets import PRESETS, preset
+from regard.recipe import recipe
 from regard.testing import LAWS
 from regard.tree import Spec, hints
 from regard.variants import chosen, described

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import catalogue, recipe
+from regard import catalogue
 from regard.nn import operators
+from regard.recipe import recipe
 from regard.tree import Spec
 
 ROOT = Path(regard.__path__[0])
@@ -30,14 +31,18 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Each layer may import itself and the layers before it. `data` stands beside the models and knows none of them.
 LAYERS = (
-    ("errors", "files", "processes", "tree", "batch"),
+    ("aliases", "errors", "files", "processes", "tree", "batch"),
     ("nn",),
     ("models",),
-    ("catalogue", "cost", "presets", "variants"),
-    ("training", "decoding", "engines"),
-    ("convert", "evaluation", "fitting", "inspection", "planner", "recipe", "testing"),
-    ("run",),
-    ("serving", "session", "threads", "workers"),
+    ("catalogue", "presets", "variants"),
+    ("decoding",),
+    ("training",),
+    ("planner", "testing"),
+    ("recipe",),
+    ("inference", "inspection"),
+    ("evaluation",),
+    ("runs",),
+    ("serving",),
     ("demo",),
     ("ablation", "bench"),
     ("cli",),
@@ -103,7 +108,7 @@ def imports_go_down(name: str, tree: ast.AST) -> Complaints:
         there = layer(module)
         if not there and here != "cli":
             yield f"{name} imports regard itself: name the module that has what it needs"
-        elif here == "data" and there not in {"data", "batch", "tree", "errors", "files"}:
+        elif here == "data" and there not in {"data", "batch", "tree", "errors", "files", "aliases"}:
             yield f"{name} imports {module}: data knows no models"
         elif here != "data" and RANK.get(there, 0) > RANK[here]:
             yield f"{name} imports {module}, which stands above it"
@@ -116,10 +121,11 @@ def the_package_itself_imports_nothing(name: str, tree: ast.AST) -> Complaints:
 
 WORDS = {
     "regard.errors": set(),
-    "regard.tree": {"regard.errors"},
+    "regard.aliases": set(),
+    "regard.tree": {"regard.aliases", "regard.errors"},
     "regard.batch": {"regard.errors"},
-    "regard.nn.sight": {"regard.errors", "regard.tree"},
-    "regard.nn.mask": {"regard.nn.sight"},
+    "regard.nn.pattern": {"regard.errors", "regard.tree"},
+    "regard.nn.mask": {"regard.nn.pattern"},
     "regard.nn.beams": set(),
     "regard.nn.state": {"regard.errors", "regard.nn.beams", "regard.nn.mask"},
     "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.state"},
@@ -204,14 +210,20 @@ GUARDS: dict[Callable[[str, ast.AST], Complaints], tuple[str, str]] = {
     the_package_itself_imports_nothing: ("regard", "from regard.tree import Spec"),
     the_words_that_all_share_know_no_part: ("regard.nn.core", "def f():\n    from regard.nn.norm import Norm"),
     siblings_share_only_their_base: ("regard.nn.branches.mine", "import regard.nn.branches.self_attention"),
-    training_and_decoding_know_no_family: ("regard.decoding.mine", "from regard.models.joined import Joined"),
-    only_one_file_knows_about_ranks: ("regard.training.loop", "import torch.distributed as dist"),
+    training_and_decoding_know_no_family: (
+        "regard.decoding.mine",
+        "from regard.models.decoder_only_translator import Joined",
+    ),
+    only_one_file_knows_about_ranks: ("regard.training.trainer", "import torch.distributed as dist"),
     one_door_to_attention_kernels: (
         "regard.nn.branches.mine",
         "import torch.nn.functional as F\ny = F.scaled_dot_product_attention(q, k, v)",
     ),
     only_the_command_line_prints: ("regard.nn.norm", "def f(x):\n    print(x)"),
-    one_place_starts_python: ("regard.workers", "command = [sys.executable, '-m', 'regard.workers']"),
+    one_place_starts_python: (
+        "regard.runs.workers",
+        "command = [sys.executable, '-m', 'regard.runs.workers']",
+    ),
     files_are_named_for_a_concept: ("regard.nn.utils", ""),
 }
 

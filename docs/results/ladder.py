@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from regard.ablation.console import AblationConsole
 from regard.ablation.experiment import Settings
 from regard.ablation.ladder import Ladder, ladder, rates
-from regard.ablation.runner import Machine
-from regard.ablation.view import View
+from regard.ablation.runner import Resources
 from regard.errors import RegardError
-from regard.session import asked_for
+from regard.runs.session import request_from_options
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parent.parent / "recipes" / "ladder.toml"
@@ -82,10 +82,10 @@ def main() -> None:
         files: dict[str, Any] = {
             name: str(text / f"{part}.lc.norm.tok.{language}.gz") for name, (part, language) in parts.items()
         }
-        return asked_for(**files, recipe=RECIPE, changes=given.set)
+        return request_from_options(**files, recipe=RECIPE, changes=given.set)
 
-    view, out = View(), Path(given.out)
-    how = (Machine(given.device, given.jobs), view.note)
+    view, out = AblationConsole(), Path(given.out)
+    how = (Resources(given.device, given.jobs), view.note)
     try:
         factors = rates(wanted("val"), out / "rates", given.rungs, Settings(steps=given.search), *how)
         print(f"rates: {factors}", file=sys.stderr)

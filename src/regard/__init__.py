@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from regard.catalogue import from_record, to_record
     from regard.errors import DataError, KernelError, RegardError, SpecError
     from regard.models.base import Classifier, Decoding, Generator, Loss, Model, ModelSpec, build, count
-    from regard.models.bytenet import ByteNet
-    from regard.models.convs2s import ConvS2S
+    from regard.models.baselines.bytenet import ByteNet
+    from regard.models.baselines.convs2s import ConvS2S
+    from regard.models.baselines.rnn import Recurrent
     from regard.models.decoder_only import DecoderOnly
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
-    from regard.models.recurrent import Recurrent
     from regard.nn.core import Trace
     from regard.presets import preset
-    from regard.run import Run, load
-    from regard.session import resume, train
+    from regard.runs.session import resume, train
+    from regard.runs.trained_model import TrainedModel, load
     from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
@@ -42,10 +42,10 @@ __all__ = [
     "ModelSpec",
     "Recurrent",
     "RegardError",
-    "Run",
     "Spec",
     "SpecError",
     "Trace",
+    "TrainedModel",
     "build",
     "count",
     "diff",
@@ -64,22 +64,26 @@ _HOMES = {
     "regard.catalogue": ("from_record", "to_record"),
     "regard.errors": ("DataError", "KernelError", "RegardError", "SpecError"),
     "regard.models.base": ("Classifier", "Decoding", "Generator", "Loss", "Model", "ModelSpec", "build", "count"),
-    "regard.models.bytenet": ("ByteNet",),
-    "regard.models.convs2s": ("ConvS2S",),
+    "regard.models.baselines.bytenet": ("ByteNet",),
+    "regard.models.baselines.convs2s": ("ConvS2S",),
     "regard.models.decoder_only": ("DecoderOnly",),
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),
-    "regard.models.recurrent": ("Recurrent",),
+    "regard.models.baselines.rnn": ("Recurrent",),
     "regard.nn.core": ("Trace",),
     "regard.presets": ("preset",),
-    "regard.run": ("Run", "load"),
-    "regard.session": ("resume", "train"),
+    "regard.runs.trained_model": ("TrainedModel", "load"),
+    "regard.runs.session": ("resume", "train"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
+_FORMER = {"Run": "TrainedModel"}  # names of before, which go on working
+
+
 def __getattr__(name: str) -> Any:
+    name = _FORMER.get(name, name)
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

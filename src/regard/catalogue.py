@@ -8,13 +8,22 @@ from typing import Any, TypeVar, overload
 
 from regard import tree
 from regard.models.base import ModelSpec
-from regard.models.bytenet import ByteNet
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.attention_score import AdditiveScore, AttentionScore, BilinearScore, DotScore, GeneralScore
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import (
+    ConstantState,
+    EncoderState,
+    InitialState,
+    Recurrent,
+    RecurrentDecoder,
+    RecurrentEncoder,
+)
+from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
 from regard.models.decoder_only import DecoderOnly
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
-from regard.models.joined import Joined
-from regard.models.recurrent import FromNothing, FromSource, Opening, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
@@ -38,11 +47,23 @@ from regard.nn.branches.synthesizer import (
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.nn.bridge import Bridge, Last, Transparent, TransparentNormed
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
-from regard.nn.gated import GatedRecurrent
-from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Uniform, Xavier
+from regard.nn.gated_residual import GatedRecurrent
+from regard.nn.init import (
+    ConvS2SInit,
+    DeepNormInit,
+    FanIn,
+    GPT2Init,
+    Init,
+    Normal,
+    T5Init,
+    Uniform,
+    Uninitialized,
+    Xavier,
+)
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.additive import Injected, Learned, Sinusoidal
 from regard.nn.position.base import Additive, AtHeads, Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
@@ -51,8 +72,6 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, LearnedStart, Start, ZeroStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
 from regard.nn.rezero import ReZero
-from regard.nn.scorer import AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer, Scorer
-from regard.nn.sight import Sight, Window
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
@@ -62,13 +81,12 @@ from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
 from regard.nn.vocab.tables import Embeddings, Factorised, Sharing, TableSpec
-from regard.nn.weight_norm import NormedEmbeddings, WeightNorm
 from regard.tree import Spec
 
 S = TypeVar("S", bound=Spec)
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
-    ModelSpec: (ByteNet, ConvS2S, DecoderOnly, EncoderDecoder, EncoderOnly, Joined, Recurrent),
+    ModelSpec: (ByteNet, ConvS2S, DecoderOnly, DecoderOnlyTranslator, EncoderDecoder, EncoderOnly, Recurrent),
     Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
     TableSpec: (AdaptiveTable, Embeddings, Factorised, NormedEmbeddings),
     Sharing: (Sharing,),
@@ -101,18 +119,18 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Start: (LearnedStart, ZeroStart),
     RecurrentEncoder: (RecurrentEncoder,),
     RecurrentDecoder: (RecurrentDecoder,),
-    Opening: (FromNothing, FromSource),
-    Scorer: (AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer),
+    InitialState: (ConstantState, EncoderState),
+    AttentionScore: (AdditiveScore, BilinearScore, DotScore, GeneralScore),
     Scores: (DenseScores, FactorisedScores, RandomScores, TwoLayerScores),
     Residual: (DeepNorm, Fixup, GatedRecurrent, NoResidual, PostNorm, PreNorm, ReZero, Sandwich),
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
     Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
     AtHeads: (AtHeads,),
-    Sight: (Window,),
+    AttentionPattern: (Window,),
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
     Linear: (Dense, FixupLinear, WeightNorm),
-    Init: (ConvS2SInit, DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Undrawn, Uniform, Xavier),
+    Init: (ConvS2SInit, DeepNormInit, FanIn, FixupInit, GPT2Init, Normal, T5Init, Uniform, Uninitialized, Xavier),
 }
 
 PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for part in parts}

@@ -7,12 +7,13 @@ from typing import Any
 from regard.catalogue import edited
 from regard.errors import SpecError, nearest
 from regard.models.base import ModelSpec
-from regard.models.bytenet import ByteNet
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.attention_score import AdditiveScore, GeneralScore
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import ConstantState, EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
-from regard.models.recurrent import FromNothing, FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -27,7 +28,6 @@ from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
 from regard.nn.recurrent import LSTM
 from regard.nn.residual import NoResidual, PostNorm, PreNorm, Residual
-from regard.nn.scorer import AdditiveScorer, GeneralScorer
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing
@@ -56,7 +56,7 @@ def _transformer(
     depth: int, d_model: int, heads: int, d_hidden: int | None, vocab: int, dropout: float
 ) -> EncoderDecoder:
     parts = _pair(PostNorm(), SelfAttention(), CrossAttention(), FeedForward(d_hidden), depth)
-    head = Softmax(smoothing=0.1)
+    head = Softmax(label_smoothing=0.1)
     return EncoderDecoder(vocab=vocab, d_model=d_model, heads=heads, dropout=dropout, head=head, **parts)
 
 
@@ -116,7 +116,7 @@ def narang_base() -> EncoderDecoder:
         activation_dropout=0.0,
         encoder=replace(parts["encoder"], position=T5Bias()),
         decoder=replace(parts["decoder"], position=T5Bias()),
-        head=Softmax(scaled=True, z=1e-4),
+        head=Softmax(scaled=True, z_loss=1e-4),
     )
 
 
@@ -208,13 +208,13 @@ def rnn() -> Recurrent:
         d_model=256,
         encoder=RecurrentEncoder(d_hidden=128),
         decoder=RecurrentDecoder(),
-        head=Softmax(smoothing=0.1),
+        head=Softmax(label_smoothing=0.1),
     )
 
 
 def rnn_attention() -> Recurrent:
     """The same with attention to the source: Bahdanau et al. 2015, Luong et al. 2015, with learned maps."""
-    return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScorer()))
+    return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScore()))
 
 
 def gnmt() -> Recurrent:
@@ -233,16 +233,16 @@ def gnmt() -> Recurrent:
         d_model=1024,
         sharing=Sharing(input_output=False),
         input=Tokens(scaled=False, position=None),
-        encoder=RecurrentEncoder(cell, 8, reading="first_both", residual_from=3),
+        encoder=RecurrentEncoder(cell, 8, direction="first_both", residual_from=3),
         decoder=RecurrentDecoder(
             cell,
             8,
             residual_from=3,
-            opening=FromNothing(),
-            attention=AdditiveScorer(normalised=True),
-            asks="bottom",
+            initial_state=ConstantState(),
+            attention=AdditiveScore(normalised=True),
+            query="bottom",
         ),
-        head=Softmax(bias=True, smoothing=0.1),
+        head=Softmax(bias=True, label_smoothing=0.1),
         init=Uniform(),
     )
 
@@ -256,14 +256,16 @@ def lstm_attention() -> Recurrent:
     return Recurrent(
         vocab=32768,
         d_model=128,
-        encoder=RecurrentEncoder(reading="backwards"),
-        decoder=RecurrentDecoder(opening=FromSource("linear"), attention=AdditiveScorer(), feeding="output"),
+        encoder=RecurrentEncoder(direction="backwards"),
+        decoder=RecurrentDecoder(
+            initial_state=EncoderState("linear"), attention=AdditiveScore(), input_feeding="output"
+        ),
     )
 
 
 def convs2s() -> ConvS2S:
     """Gehring et al. 2017 as fairseq ran it on IWSLT: 4 + 3 layers of width 256, kernel 3."""
-    return ConvS2S(dropout=0.2, head=Softmax(bias=True, smoothing=0.1))
+    return ConvS2S(dropout=0.2, head=Softmax(bias=True, label_smoothing=0.1))
 
 
 def convs2s_wmt() -> ConvS2S:

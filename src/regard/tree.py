@@ -13,6 +13,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
+from regard.aliases import current_field, current_kind
 from regard.errors import SpecError, join, nearest
 
 S = TypeVar("S", bound="Spec")
@@ -191,7 +192,7 @@ def get_at(tree: Spec, path: str) -> Any:
     node: Any = tree
     seen = ""
     for step in _steps(path):
-        node = _child(node, step, seen)
+        node = _child(node, _current(node, step), seen)
         seen = join(seen, _shown(step))
     return node
 
@@ -222,6 +223,13 @@ def _child(node: Any, step: str | int, seen: str) -> Any:
     return getattr(node, step)
 
 
+def _current(node: Any, step: str | int) -> str | int:
+    """A step of a path by its present name or index."""
+    if isinstance(step, int):
+        return step % len(node) if isinstance(node, tuple) and -len(node) <= step < len(node) else step
+    return current_field(type(node).kind, step) if isinstance(node, Spec) else step
+
+
 def _edited(
     node: Any,
     annotation: Any,
@@ -231,8 +239,8 @@ def _edited(
 ) -> Any:
     groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
     for (step, *rest), value in changes:
-        _child(node, step, seen)
-        at = step % len(node) if isinstance(step, int) else step
+        at = _current(node, step)
+        _child(node, at, seen)
         groups.setdefault(at, []).append((rest, value))
     new: dict[Any, Any] = {}
     for step, inner in groups.items():
@@ -327,10 +335,13 @@ def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) 
         raise SpecError(join(path, "kind"), f"is missing; {nearest('', kinds)}")
     part = _part(kind, expected, join(path, "kind"), parts, trust)
     known = hints(part)
-    values = {}
-    for key, value in record.items():
+    values: dict[str, Any] = {}
+    for given, value in record.items():
+        key = current_field(part.kind, given) if isinstance(given, str) else given
         if key == "kind":
             continue
+        if key in values:
+            raise SpecError(join(path, str(given)), f"is {key} by another name; leave one of the two out")
         if key not in known:
             raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
         values[key] = fit(value, known[key], join(path, key), parts, trust)
@@ -350,6 +361,7 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
         if not trust:
             raise SpecError(path, f"{kind!r} would import code; say --trust-code if you trust it")
         return imported(kind, expected, path)
+    kind = current_kind(kind)
     if kind not in parts:
         fitting = [name for name, part in parts.items() if issubclass(part, expected)]
         raise SpecError(path, f"unknown kind {kind!r}; {nearest(kind, fitting)}")

@@ -17,8 +17,8 @@ WORDS = {
     "eight": "acht", "nine": "neun", "big": "groß", "red": "rot", "house": "Haus",
 }  # fmt: skip
 SMALL = (
-    "--set", "model.d_model=48", "--set", "model.head.smoothing=0.0",
-    "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1", "--set", "train.optimizer.rate=5e-3",
+    "--set", "model.d_model=48", "--set", "model.head.label_smoothing=0.0",
+    "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1", "--set", "train.optimizer.learning_rate=5e-3",
     "--set", "train.schedule.warmup=20", "--set", "data.tokenizer.vocab=300", "--set", "data.batching.tokens=400",
     "--set", "train.decode=20", "--set", "train.average=1",
 )  # fmt: skip

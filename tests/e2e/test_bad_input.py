@@ -74,7 +74,7 @@ def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
     assert "transformer_tiny" in refused(files, tmp_path, "--preset", "transformer_tini")
     assert "cannot learn" in refused(files, tmp_path, "--preset", "gpt2_small")
     assert "at least 1" in refused(files, tmp_path, "--set", "train.steps=0")
-    assert "beams" in refused(files, tmp_path, "--set", "decode.beams=0")
+    assert "beam_size" in refused(files, tmp_path, "--set", "decode.beam_size=0")
     assert "do not hold an example" in refused(files, tmp_path, "--set", "data.batching.tokens=1")
     assert "not one of auto" in refused(files, tmp_path, "--device", "tpu")
     assert "is no time" in refused(files, tmp_path, "--max-time", "soon")

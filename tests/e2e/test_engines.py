@@ -11,9 +11,9 @@ import torch
 
 import regard as package
 from regard.decoding.beam import Beam
-from regard.engines import exported
-from regard.engines.ctranslate2 import CTranslate2
-from regard.run import load
+from regard.inference import export as exported
+from regard.inference.ctranslate2 import CTranslate2
+from regard.runs.trained_model import load
 from regard.training.checkpoint import read_about, read_tensors, write_tensors
 
 from .conftest import complaint, regard

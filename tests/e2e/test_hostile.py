@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from regard import cli, session
+from regard import cli
 from regard.data import text
 from regard.demo import run as demo
 from regard.errors import DataError
-from regard.evaluation import report
-from regard.training.program import Eager
+from regard.runs import evaluate as report
+from regard.runs import session
+from regard.training.executor import Eager
 
 from .conftest import Said, regard, write
 
@@ -135,7 +136,7 @@ def test_decoding_without_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any, **__: Any) -> None:
         raise NO_MEMORY[0]
 
-    monkeypatch.setattr("regard.run.load", fail)
+    monkeypatch.setattr("regard.runs.trained_model.load", fail)
     assert "memory ran out" in sentence("translate", str(tiny), stdin=b"a\n")
 
 
@@ -143,7 +144,7 @@ def test_other_errors_are_not_called_a_lack_of_memory(tiny: Path, monkeypatch: p
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("regard.run.load", fail)
+    monkeypatch.setattr("regard.runs.trained_model.load", fail)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         on_stdout(io.StringIO(), "translate", str(tiny))
 

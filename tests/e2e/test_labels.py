@@ -22,7 +22,7 @@ SHAPE = (
     "--set",
     "data.tokenizer=bytes",
 )
-STILL = ("--set", "train.optimizer.rate=1e-9")  # so that what was known is still what is said
+STILL = ("--set", "train.optimizer.learning_rate=1e-9")  # so that what was known is still what is said
 
 
 def text_of(path: Path, *labels: str) -> str:

@@ -9,9 +9,9 @@ import pytest
 from regard.ablation import plan
 from regard.ablation.experiment import Settings
 from regard.ablation.ladder import ladder, rates
-from regard.ablation.runner import Machine
+from regard.ablation.runner import Resources
 from regard.errors import SpecError
-from regard.session import asked_for
+from regard.runs.session import request_from_options
 
 from .conftest import complaint, regard, write
 
@@ -73,20 +73,20 @@ def test_rates_are_found_on_one_text_and_used_on_another(
 ) -> None:
     monkeypatch.setattr(plan, "FACTORS", (1.0, 2.0))
     changes = [value for value in SMALL[1:-2] if value != "--set"]
-    wanted = asked_for(source=corpus["source"], target=corpus["target"], changes=changes)
-    found = rates(wanted, tmp_path / "rates", "no_norm", Settings(steps=8), Machine("cpu", 1))
+    wanted = request_from_options(source=corpus["source"], target=corpus["target"], changes=changes)
+    found = rates(wanted, tmp_path / "rates", "no_norm", Settings(steps=8), Resources("cpu", 1))
     assert found.keys() == {"no_norm", "transformer"}
     assert set(found.values()) <= {1.0, 2.0}
     made = [json.loads(line) for line in (tmp_path / "rates" / "results.jsonl").read_text().splitlines()]
     assert len(made) == 4
     known = Settings(seeds=1, steps=8, rates={"no_norm": 2.0})
-    climbed = ladder(wanted, tmp_path / "runs", "no_norm", known, Machine("cpu", 1))
+    climbed = ladder(wanted, tmp_path / "runs", "no_norm", known, Resources("cpu", 1))
     made = [json.loads(line) for line in (tmp_path / "runs" / "results.jsonl").read_text().splitlines()]
     assert {one["row"]: one["factor"] for one in made} == {"no_norm": 2.0, "transformer": 1.0}
     assert "rate x 2" in climbed.rungs[0].note
     for wrong in (replace(known, search_rates=True), replace(known, rates={"no_nrm": 2.0})):
         with pytest.raises(SpecError, match="rates"):
-            ladder(wanted, tmp_path / "runs", "no_norm", wrong, Machine("cpu", 1))
+            ladder(wanted, tmp_path / "runs", "no_norm", wrong, Resources("cpu", 1))
 
 
 def test_what_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(corpus: di
 def test_going_on_from_a_run_with_new_text(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     words = ("train", "--tsv", corpus["tsv"], "--from", str(run), "--out", str(out))
-    said = regard(*words, "--set", "train.steps=2", "--set", "train.optimizer.rate=1e-6", "--set", "train.average=1")
+    said = regard(
+        *words, "--set", "train.steps=2", "--set", "train.optimizer.learning_rate=1e-6", "--set", "train.average=1"
+    )
     assert said.returncode == 0, said.stderr
     tuned = package.load(out)
     assert tuned.tokenizer.sha256 == package.load(run).tokenizer.sha256
@@ -200,7 +202,7 @@ def test_separate_tokenizers_and_other_kinds(corpus: dict[str, str], tmp_path: P
 def test_language_models_by_stream_and_by_line(tmp_path: Path, learned: Learned) -> None:
     text = write(tmp_path / "text", ["abcd efgh ijkl"] * 60)
     common = (
-        "--set", "train.optimizer.rate=1e-2", "--set", "model.d_model=32", "--set", "model.heads=4",
+        "--set", "train.optimizer.learning_rate=1e-2", "--set", "model.d_model=32", "--set", "model.heads=4",
         "--set", "model.decoder.depth=1", "--set", "data.tokenizer=characters",
         "--set", f"train.seed={1 + learned.seeds(1)[0]}",
     )  # fmt: skip
@@ -231,8 +233,8 @@ def test_a_classifier(tmp_path: Path, learned: Learned) -> None:
     )
     out = tmp_path / "run"
     said = regard(
-        "train", "--labelled", text, "--out", str(out), "--set", "train.steps=80", "--set", "train.optimizer.rate=5e-3",
-        "--set", f"train.seed={1 + learned.seeds(1)[0]}",
+        "train", "--labelled", text, "--out", str(out), "--set", "train.steps=80",
+        "--set", "train.optimizer.learning_rate=5e-3", "--set", f"train.seed={1 + learned.seeds(1)[0]}",
     )  # fmt: skip
     assert said.returncode == 0, said.stderr
     guesses = regard("classify", str(out), stdin=b"fine thing\npoor thing\n\n").stdout.splitlines()

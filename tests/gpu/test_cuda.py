@@ -13,7 +13,7 @@ from regard.nn.kernels import attend
 from regard.nn.linear import _Dense, rectified
 from regard.nn.mask import Mask
 from regard.nn.norm import _PlainLayerNorm, norm_of_sum
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 from regard.testing import tiny
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def gradients(name: str, view: View, dtype: torch.dtype, **sizes: int) -> list[t
     return [(y * real).detach().float(), *(x.grad.float() for x in (q, k, v) if x.grad is not None)]
 
 
-MASKS = {"encoder": {}, "causal": {"causal": True}, "window": {"causal": True, "sight": Window(3)}}
+MASKS = {"encoder": {}, "causal": {"causal": True}, "window": {"causal": True, "attention_pattern": Window(3)}}
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -9,16 +9,16 @@ import torch
 from regard.batch import Batch, pad
 from regard.decoding import device
 from regard.decoding.beam import Beam, search
-from regard.decoding.hypothesis import Ends, Hypothesis, Limits
-from regard.decoding.run import Job, prepare
+from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
+from regard.decoding.job import Job, prepare
 from regard.decoding.search import FREE
-from regard.engines.native import Native
+from regard.inference.native import Native
 from regard.models.base import Generator, build
 from regard.presets import preset
 from regard.variants import apply
 
 pytestmark = pytest.mark.gpu
-ENDS = Ends(1, 2, 0)
+ENDS = SpecialTokens(1, 2, 0)
 SMALL: dict[str, Any] = {"vocab": 300, "d_model": 64, "heads": 4, "encoder.depth": 2, "decoder.depth": 2}
 
 

@@ -13,17 +13,17 @@ from torch._inductor import config
 from torch._inductor.exc import OperatorIssue
 
 from regard.data.batching import Batching, Buckets, Packing
+from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Translation
-from regard.data.store import Table
-from regard.data.stream import Examples, Stream
+from regard.data.token_store import Table
 from regard.models.base import Model, build
 from regard.presets import preset
-from regard.training import program
+from regard.training import executor as program
 from regard.training.checkpoint import RunFolder
-from regard.training.loop import Trainer
+from regard.training.executor import Captured, Quickest
 from regard.training.optim import Adafactor, AdamW
-from regard.training.program import Captured, Quickest
 from regard.training.spec import TrainSpec
+from regard.training.trainer import Trainer
 from regard.variants import apply
 
 pytestmark = pytest.mark.gpu
@@ -46,11 +46,11 @@ class Notes(list[dict[str, Any]]):
         return [event for event in self if event["event"] == "program"]
 
 
-def stream(batching: Batching) -> Stream:
+def stream(batching: Batching) -> BatchLoader:
     rng = np.random.default_rng(0)
     sides = [[rng.integers(3, 200, rng.integers(2, 20)).tolist() for _ in range(150)] for _ in range(2)]
     table = Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
-    return Stream(Examples([table], [1.0], Translation()), batching, seed=5)
+    return BatchLoader(Examples([table], [1.0], Translation()), batching, seed=5)
 
 
 def model(*variants: str) -> Model:
@@ -60,7 +60,7 @@ def model(*variants: str) -> Model:
     return build(spec, "cuda", seed=1)
 
 
-SPEC = TrainSpec(steps=40, optimizer=AdamW(rate=3e-3), log_every=5, patience=0, decode=0, compile=False)
+SPEC = TrainSpec(steps=40, optimizer=AdamW(learning_rate=3e-3), log_every=5, patience=0, decode=0, compile=False)
 PACKED = Packing(512, 64)
 
 
@@ -162,7 +162,7 @@ def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -
     [
         (SPEC, Buckets(512), "many shapes"),
         (replace(SPEC, precision="float16"), Packing(512, 64), "float16"),
-        (replace(SPEC, optimizer=Adafactor(rate=1e-2)), Packing(512, 64), "optimizer"),
+        (replace(SPEC, optimizer=Adafactor(learning_rate=1e-2)), Packing(512, 64), "optimizer"),
     ],
 )
 def test_what_stands_in_the_way_is_said(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:
@@ -197,7 +197,7 @@ def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path:
     last = []
     for precision in ("float32", "bfloat16"):
         made = build(spec, "cuda", seed=1)
-        asked = replace(SPEC, precision=precision, optimizer=AdamW(rate=1e-3))
+        asked = replace(SPEC, precision=precision, optimizer=AdamW(learning_rate=1e-3))
         _, notes = trained(tmp_path / precision, asked, made, Buckets(512))
         assert "many shapes" in notes.programs[0]["why"]
         losses = [event["loss"] for event in notes if event["event"] == "step"]

@@ -9,10 +9,12 @@ import pytest
 
 from regard.catalogue import PARTS
 from regard.models.base import ModelSpec
-from regard.models.bytenet import ByteNet
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.attention_score import AdditiveScore, BilinearScore, DotScore, GeneralScore
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import ConstantState, Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.baselines.weight_norm import WeightNorm
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
-from regard.models.recurrent import FromNothing, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
@@ -23,11 +25,12 @@ from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
-from regard.nn.gated import GatedRecurrent
-from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.gated_residual import GatedRecurrent
+from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Uninitialized, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected, Learned, Sinusoidal
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
@@ -35,15 +38,12 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, Elman, LearnedStart
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
 from regard.nn.rezero import ReZero
-from regard.nn.scorer import AdditiveScorer, BilinearScorer, DotScorer, GeneralScorer
-from regard.nn.sight import Window
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
-from regard.nn.weight_norm import WeightNorm
 from regard.presets import PRESETS
 from regard.testing import LAWS, around, examine, tiny
 from regard.tree import Spec, swap, to_record, walk
@@ -108,9 +108,9 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "window": Window(2),
     "shared blocks": Plain((BLOCK,), depth=3, unique=1),
     "pattern of two": Plain((BLOCK, Block((FeedForward(8), SelfAttention(kv_heads=1)), PreNorm())), depth=4, unique=2),
-    "stack with shared shaw": Plain((BLOCK,), depth=2, position=Shaw(2), sight=Window(3)),
+    "stack with shared shaw": Plain((BLOCK,), depth=2, position=Shaw(2), attention_pattern=Window(3)),
     "embeddings": Embeddings(),
-    "softmax with bias": Softmax(bias=True, scaled=True, smoothing=0.1, z=1e-4),
+    "softmax with bias": Softmax(bias=True, scaled=True, label_smoothing=0.1, z_loss=1e-4),
     "dense without bias": Dense(bias=False),
     "weight_norm": WeightNorm(),
     "last": Last(),
@@ -174,7 +174,7 @@ def _small(name: str) -> ModelSpec:
 def _subjects() -> dict[str, ModelSpec]:
     subjects = dict(tiny.families())
     subjects["mean pool"] = tiny.encoder_only(SentenceClassifier(tiny.CLASSES, pool="mean", pooler=False))
-    both = SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False, smoothing=0.1)
+    both = SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False, label_smoothing=0.1)
     subjects["mean and max pool, smoothed"] = tiny.encoder_only(both)
     layers = (Recurrence(Elman("relu"), start=LearnedStart()), Recurrence(GRU(), d_hidden=6, output=True))
     recurrent = Plain(tuple(Block((layer,), NoResidual()) for layer in layers), 2)
@@ -185,10 +185,10 @@ def _subjects() -> dict[str, ModelSpec]:
     both_ways = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
     ends = SentenceClassifier(tiny.CLASSES, pool="ends")
     subjects["both ways"] = replace(tiny.encoder_only(ends), encoder=both_ways)
-    nothing_fed = RecurrentDecoder(attention=DotScorer(), self_attention=AdditiveScorer())
-    fed = RecurrentDecoder(GRU(), 2, attention=BilinearScorer(), self_attention=GeneralScorer(), feeding="found")
-    learned = FromNothing(LearnedStart())
-    bottom = replace(fed, depth=3, residual_from=3, self_attention=DotScorer(), asks="bottom", opening=learned)
+    nothing_fed = RecurrentDecoder(attention=DotScore(), self_attention=AdditiveScore())
+    fed = RecurrentDecoder(GRU(), 2, attention=BilinearScore(), self_attention=GeneralScore(), input_feeding="found")
+    learned = ConstantState(LearnedStart())
+    bottom = replace(fed, depth=3, residual_from=3, self_attention=DotScore(), query="bottom", initial_state=learned)
     for name, decoder in {"self-attention": nothing_fed, "fed": fed, "fed bottom": bottom}.items():
         subjects[f"recurrent, {name}"] = tiny.recurrent(decoder)
     subjects["untied masked lm"] = tiny.encoder_only(MaskedLM(tied=False))
@@ -252,7 +252,7 @@ def test_every_catalogued_part_is_under_law() -> None:
     for variant in VARIANTS.values():
         seen |= {part.kind for part in walk(variant.edit(deep))}
     # An undrawn model has no numbers to compare, and a pooled one answers nothing until it gets a task.
-    assert set(PARTS) - seen == {Undrawn.kind, "pooled"}
+    assert set(PARTS) - seen == {Uninitialized.kind, "pooled"}
 
 
 def test_laws_apply_where_they_should() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.batch import Batch
 from regard.models.base import build
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.convs2s import ConvS2S
 from regard.nn.core import Trace
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned

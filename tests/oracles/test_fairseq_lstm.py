@@ -10,11 +10,11 @@ from torch import Tensor
 
 from regard.batch import Batch
 from regard.models.base import build
-from regard.models.recurrent import FromSource, Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.baselines.attention_score import BilinearScore
+from regard.models.baselines.rnn import EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.core import Trace
 from regard.nn.input import Tokens
 from regard.nn.recurrent import LSTM
-from regard.nn.scorer import BilinearScorer
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing
 
@@ -47,9 +47,9 @@ def test_a_model_equals_fairseq(both: bool) -> None:
         dropout=0.0,
         sharing=Sharing(source_target=False, input_output=False),
         input=Tokens(scaled=False, position=None),
-        encoder=RecurrentEncoder(LSTM(), DEPTH, reading="both" if both else "forwards"),
+        encoder=RecurrentEncoder(LSTM(), DEPTH, direction="both" if both else "forwards"),
         decoder=RecurrentDecoder(
-            LSTM(), DEPTH, opening=FromSource("linear"), attention=BilinearScorer(), feeding="output"
+            LSTM(), DEPTH, initial_state=EncoderState("linear"), attention=BilinearScore(), input_feeding="output"
         ),
         head=Softmax(bias=True),
     )

@@ -8,10 +8,10 @@ from sequence_models.convolutional import ByteNetBlock
 from torch import Tensor, nn
 
 from regard.models.base import build
-from regard.models.bytenet import ByteNet
+from regard.models.baselines.bytenet import ByteNet
 from regard.nn.core import View
 from regard.nn.mask import Mask
-from regard.nn.state import Ring, Rows
+from regard.nn.state import ConvolutionCache, Rows
 
 pytestmark = pytest.mark.oracle
 
@@ -51,7 +51,7 @@ def test_a_block_equals_theirs(causal: bool, kernel: int, dilation: int) -> None
             rows = Rows(torch.zeros(B, dtype=torch.int64), T)
             ring = ours.start(rows)
             assert (ring is None) == (kernel == 1)
-            assert ring is None or isinstance(ring, Ring)
+            assert ring is None or isinstance(ring, ConvolutionCache)
             for t in range(T):
                 step = ours(x[:, t : t + 1], View(rows.mask(1), 1, t + 1, x.device), ring)
                 torch.testing.assert_close(step[0, 0], expected[0, t], rtol=0, atol=1e-12)

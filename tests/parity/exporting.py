@@ -6,7 +6,7 @@ import torch
 
 from regard import build
 from regard.data.tokenizer import Bytes, train
-from regard.engines.exported import Trained
+from regard.inference.export import Trained
 from regard.tree import replace_at
 
 from .copying import randomise

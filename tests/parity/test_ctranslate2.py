@@ -9,7 +9,7 @@ import torch
 
 from regard import EncoderDecoder, build
 from regard.batch import Batch, pad, translation
-from regard.engines.ctranslate2_spec import Vocabulary, written
+from regard.inference.ctranslate2_export import Vocabulary, written
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention

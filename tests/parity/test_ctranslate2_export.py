@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from regard.decoding.hypothesis import Limits
-from regard.engines import exported
-from regard.engines.exported import export
 from regard.errors import DataError, SpecError
+from regard.inference import export as exported
+from regard.inference.export import export
 from regard.models.base import Generator
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
@@ -60,7 +60,7 @@ REFUSED = {
     "rezero_rms_norm": "encoder.pattern[0].residual",
     "rms_norm": "encoder.pattern[0].residual.norm",
     "selu": "encoder.pattern[0].branches[1].activation",
-    "sliding_window": "encoder.sight",
+    "sliding_window": "encoder.attention_pattern",
     "softplus": "encoder.pattern[0].branches[1].activation",
     "switch": "encoder.pattern[1].branches[1]",
     "synth_dense": "encoder.positions",

@@ -8,7 +8,7 @@ import torch
 
 from regard.batch import Batch
 from regard.decoding.beam import Beam
-from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.search import find
 
 from .test_ctranslate2 import BOS, EOS, V, engine, model, words
@@ -43,7 +43,7 @@ def compare(ours: Any, theirs: Any, search: Beam, steps: int, seed: int) -> set[
     rows = [words(row[:n]) for row, n in zip(source.tolist(), LENGTHS, strict=True)]
     expected = theirs.translate_batch(
         rows,
-        beam_size=search.beams,
+        beam_size=search.beam_size,
         num_hypotheses=search.n_best,
         length_penalty=search.alpha,
         coverage_penalty=search.coverage,
@@ -53,7 +53,7 @@ def compare(ours: Any, theirs: Any, search: Beam, steps: int, seed: int) -> set[
         return_scores=True,
     )
     batch = Batch(source[:, :1], source=source, source_seg=seg)
-    found = find(ours, batch, search, Ends(BOS, EOS, 0), Limits(max_len=steps))
+    found = find(ours, batch, search, SpecialTokens(BOS, EOS, 0), Limits(max_len=steps))
     for hypotheses, translated in zip(found, expected, strict=True):
         assert [words(list(one.ids)) for one in hypotheses] == translated.hypotheses
         assert [one.score for one in hypotheses] == pytest.approx(translated.scores, rel=1e-5, abs=1e-5)
@@ -80,7 +80,7 @@ def test_no_normalisation_is_length_penalty_0(tmp_path: Path) -> None:
     for n_best in (1, 3):
         compare(ours, theirs, Beam(3, n_best, "mean", 0.0, stopping="ctranslate2"), 9, 1)
         none, zero = (
-            find(ours, batch, search, Ends(BOS, EOS, 0), Limits(max_len=9))
+            find(ours, batch, search, SpecialTokens(BOS, EOS, 0), Limits(max_len=9))
             for search in (
                 Beam(3, n_best, "none", stopping="ctranslate2"),
                 Beam(3, n_best, "mean", 0.0, stopping="ctranslate2"),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.batch import Batch, pad
 from regard.decoding.beam import Beam
-from regard.decoding.hypothesis import Ends, Hypothesis, Limits
-from regard.decoding.rules import Rules
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.sample import Sample
 from regard.decoding.search import find
 
@@ -18,7 +18,7 @@ from .test_huggingface import llama, marian, marian_model, marian_spec, sentence
 
 hub: Any = transformers
 START, EOS = 0, 2  # Marian begins with padding
-ENDS = Ends(START, EOS, START)
+ENDS = SpecialTokens(START, EOS, START)
 RULES = {"huggingface": False, "huggingface_early": True, "huggingface_never": "never"}
 
 
@@ -113,9 +113,9 @@ def test_marian_rules() -> None:
     free = find(ours, batch, Beam(4, stopping="huggingface"), ENDS, Limits(max_len=12))
     often = max((token for (one,) in free for token in one.ids), key=[t for (o,) in free for t in o.ids].count)
     for theirs_options, limits, rules in (
-        ({"min_new_tokens": 5}, Limits(5, 12), Rules()),
-        ({"no_repeat_ngram_size": 2}, Limits(max_len=12), Rules(no_repeat=2)),
-        ({"bad_words_ids": [[often], [5, 6]]}, Limits(max_len=12), Rules(banned=((often,), (5, 6)))),
+        ({"min_new_tokens": 5}, Limits(5, 12), TokenConstraints()),
+        ({"no_repeat_ngram_size": 2}, Limits(max_len=12), TokenConstraints(no_repeat=2)),
+        ({"bad_words_ids": [[often], [5, 6]]}, Limits(max_len=12), TokenConstraints(banned=((often,), (5, 6)))),
     ):
         expected = generate(theirs, source, seg, 12, num_beams=4, **theirs_options)
         found = find(ours, batch, Beam(4, stopping="huggingface"), ENDS, limits, rules)
@@ -149,7 +149,7 @@ def test_llama_beams_over_ragged_prompts(stopping: Any) -> None:
             **more,
         )
         search = Beam(beams, beams, "mean", alpha, stopping=stopping)
-        found = find(ours, Batch(ids, target_seg=seg), search, Ends(eos, eos, eos), Limits(max_len=8))
+        found = find(ours, Batch(ids, target_seg=seg), search, SpecialTokens(eos, eos, eos), Limits(max_len=8))
         flat = [one for row in found for one in row]
         for one, row in zip(flat, expected.sequences[:, 6:].tolist(), strict=True):
             assert list(one.ids) == (row[: row.index(eos)] if eos in row else row)

@@ -296,14 +296,16 @@ def test_rms_norm() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("z", [0.0, 0.01])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("rows", [1, 4, 1000])
-def test_cross_entropy(monkeypatch: pytest.MonkeyPatch, rows: int, smoothing: float, z: float, bias: bool) -> None:
+def test_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch, rows: int, label_smoothing: float, z: float, bias: bool
+) -> None:
     monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
     N, V = 11, 17
     generator = torch.Generator().manual_seed(3)
     table = Embeddings().build(V, D, site())
-    head = Softmax(scaled=True, bias=bias, smoothing=smoothing, z=z).build(V, site())
+    head = Softmax(scaled=True, bias=bias, label_smoothing=label_smoothing, z_loss=z).build(V, site())
     randomise(head)
     h = torch.randn(N, D, generator=generator).requires_grad_()
     labels = torch.randint(V, (N,), generator=generator)
@@ -312,7 +314,7 @@ def test_cross_entropy(monkeypatch: pytest.MonkeyPatch, rows: int, smoothing: fl
     matrix = learned[1]
 
     logits = h * D**-0.5 @ matrix.T + (learned[2] if bias else 0.0)
-    losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
     expected = (weights * (losses + z * logits.logsumexp(-1).square())).sum()
     scored = head.score(h, labels, weights, table)
     close(scored.objective, expected)

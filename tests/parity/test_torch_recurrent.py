@@ -12,7 +12,7 @@ from regard.nn.core import Site
 from regard.nn.init import Xavier
 from regard.nn.linear import Dense
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, Layer, LearnedStart, ZeroStart
-from regard.nn.state import Hidden, Rows
+from regard.nn.state import RecurrentState, Rows
 
 B, T, D, H = 4, 7, 5, 6
 LENGTHS = torch.tensor([3, 7, 1, 5])
@@ -137,11 +137,11 @@ def test_a_forget_bias_is_where_that_gate_starts() -> None:
 def test_a_hidden_state_moves_with_its_rows() -> None:
     rows = Rows(torch.zeros(4, dtype=torch.int64), 5)
     states = tuple(torch.arange(8.0).view(4, 2) + 10 * part for part in range(2))
-    hidden = Hidden(rows, states)
+    hidden = RecurrentState(rows, states)
     hidden.reorder(torch.tensor([1, 1, 0, 3]))
     assert hidden.parts[1][:, 0].tolist() == [12.0, 12.0, 10.0, 16.0]
     assert states[0][0, 0] == 0.0  # a state of its own
-    hidden.put(Hidden(rows, states), torch.tensor([3]), torch.tensor([0]))
+    hidden.put(RecurrentState(rows, states), torch.tensor([3]), torch.tensor([0]))
     assert hidden.parts[0][:, 0].tolist() == [6.0, 2.0, 0.0, 6.0]
     rows.real = torch.tensor([1, 0, 1, 0])
     hidden.write(tuple(part + 100 for part in hidden.parts))

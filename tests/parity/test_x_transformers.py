@@ -21,11 +21,11 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Context, Memory, View
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm, ScaleNorm
+from regard.nn.pattern import Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PostNorm, PreNorm, Residual, Sandwich
-from regard.nn.sight import Window
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
 
@@ -49,20 +49,20 @@ class Case:
     heads: int = 4
     kv_heads: int | None = None
     query_key_norm: Norm = NoNorm()
-    sight: Window | None = None
+    attention_pattern: Window | None = None
     unique: int | None = None
     cross: bool = False
 
     @property
     def causal(self) -> bool:
-        return self.sight is not None or self.cross
+        return self.attention_pattern is not None or self.cross
 
     def build(self) -> Stack:
         attention = SelfAttention(kv_heads=self.kv_heads, query_key_norm=self.query_key_norm, bias=False)
         cross = CrossAttention(kv_heads=self.kv_heads, bias=False)
         branches: tuple[BranchSpec, ...] = (attention, *((cross,) if self.cross else ()), self.feedforward)
         residual = self.residual(norm=self.norm)  # type: ignore[reportCallIssue]  # each of them has one
-        stack = Plain((Block(branches, residual),), self.depth, self.unique, self.position, self.sight)
+        stack = Plain((Block(branches, residual),), self.depth, self.unique, self.position, self.attention_pattern)
         spec = EncoderDecoder(vocab=3, d_model=D, heads=self.heads, d_head=K)
         model = build(replace(spec, decoder=stack) if self.causal else replace(spec, encoder=stack))
         assert isinstance(model, EncoderDecoderModel)
@@ -87,7 +87,7 @@ CASES = {
         FeedForward(4 * D, "swish", gated=True),
         kv_heads=2,
         query_key_norm=RMSNorm(eps=0.0),
-        sight=Window(3),
+        attention_pattern=Window(3),
     ),
     "ALiBi with a head count that is no power of two, post-norm, ScaleNorm": Case(
         {"alibi_pos_bias": True, "pre_norm": False, "use_scalenorm": True},

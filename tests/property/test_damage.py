@@ -16,8 +16,8 @@ from regard.data.prepare import Survey
 from regard.data.tokenizer import BPE, Imported, Tokenizer, Words, train
 from regard.errors import RegardError
 from regard.presets import preset
-from regard.recipe import Asked, Recipe, asked, load_model
-from regard.session import asked_for
+from regard.recipe.recipe import Recipe, RecipeRequest, asked, load_model
+from regard.runs.session import request_from_options
 
 TEXT = ["the cat sat on the mat"] * 5
 
@@ -46,8 +46,8 @@ def recipe_file() -> dict[str, Any]:
             "objective": {"kind": "translation"},
         },
         "model": {"preset": "transformer_tiny", "variants": ["rotary"], "dropout": 0.0, "encoder": {"depth": 2}},
-        "train": {"steps": 10, "optimizer": {"kind": "adamw", "rate": 1e-3}, "schedule": {"kind": "linear"}},
-        "decode": {"kind": "beam", "beams": 3},
+        "train": {"steps": 10, "optimizer": {"kind": "adamw", "learning_rate": 1e-3}, "schedule": {"kind": "linear"}},
+        "decode": {"kind": "beam", "beam_size": 3},
     }
 
 
@@ -114,8 +114,8 @@ def of_file(read: Callable[[str], object]) -> Callable[[dict[str, Any], Path], N
 
 READERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], Path], object]]] = {
     "recipe.json": (recipe_record, lambda document, _: Recipe.of(document)),
-    "asked.json": (asked_record, lambda document, _: Asked.of(document)),
-    "recipe to train": (recipe_file, of_file(lambda path: asked_for(recipe=path))),
+    "asked.json": (asked_record, lambda document, _: RecipeRequest.of(document)),
+    "recipe to train": (recipe_file, of_file(lambda path: request_from_options(recipe=path))),
     "recipe to show": (recipe_file, of_file(load_model)),
     "tokenizer.json": (tokenizer, lambda document, _: Tokenizer.from_json(json.dumps(document))),
     "words": (words, lambda document, _: Tokenizer.from_json(json.dumps(document))),

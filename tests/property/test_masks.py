@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.nn import kernels
 from regard.nn.core import View
 from regard.nn.mask import Mask
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ def masks(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
     if draw(st.booleans()):
         fields["prefix"] = integers(draw, rows, S, 1).bool()
     if draw(st.booleans()):
-        fields["sight"] = Window(draw(st.integers(1, 5)))
+        fields["attention_pattern"] = Window(draw(st.integers(1, 5)))
     return Mask(**fields), rows, T, S
 
 
@@ -61,7 +61,7 @@ def defined(mask: Mask, b: int, i: int, j: int) -> bool:
     q, k = at(mask.q_pos, i, mask.start + i), at(mask.k_pos, j, j)
     same = at(mask.k_seg, j, 1) != 0 and (not mask.packed or at(mask.q_seg, i, 1) == at(mask.k_seg, j, 1))
     past = not mask.causal or at(mask.prefix, j, 0) == 1 or k < q or (k == q and not mask.strict)
-    near = mask.sight is None or abs(q - k) < mask.sight.size  # type: ignore[reportAttributeAccessIssue]  # a Window
+    near = mask.attention_pattern is None or abs(q - k) < mask.attention_pattern.size  # type: ignore[reportAttributeAccessIssue]  # a Window
     return same and past and near
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from regard.batch import Batch, pad
 from regard.decoding.beam import Beam
-from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.constraints import TokenConstraints, contains
+from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.rank import best
-from regard.decoding.rules import Rules, contains
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
 from regard.models.base import Decoding, Generator
 from regard.nn.state import Rows
 
-V, ENDS = 7, Ends(1, 2, 0)
+V, ENDS = 7, SpecialTokens(1, 2, 0)
 Ids = tuple[int, ...]
 
 
@@ -104,9 +104,9 @@ phrases = st.lists(words, min_size=1, max_size=2).map(tuple)
 row_rules = st.tuples(st.just(()) | phrases, st.just(()) | phrases, st.integers(0, 3)).filter(consistent)
 
 
-def rules_of(rule: tuple[Ids, Ids, int]) -> Rules:
+def rules_of(rule: tuple[Ids, Ids, int]) -> TokenConstraints:
     prefix, banned, no_repeat = rule
-    return Rules(prefix, (banned,) if banned else (), no_repeat=no_repeat)
+    return TokenConstraints(prefix, (banned,) if banned else (), no_repeat=no_repeat)
 
 
 required = st.lists(phrases, max_size=3).map(tuple)
@@ -171,7 +171,7 @@ def test_rows_do_not_know_each_other(
 @settings(max_examples=40)
 def test_what_is_required_is_said(model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], search: Beam) -> None:
     """With only a prefix beside it, everything can be said, and so it is."""
-    rules = [Rules(text[:2], required=sequences) for text, sequences in rows]
+    rules = [TokenConstraints(text[:2], required=sequences) for text, sequences in rows]
     found = find(model, batch([text for text, _ in rows]), search, ENDS, Limits(max_len=8), rules)
     for rule, hypotheses in zip(rules, found, strict=True):
         assert hypotheses

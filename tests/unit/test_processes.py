@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import threads
 from regard.ablation import runner
 from regard.ablation.results import FAILED
 from regard.decoding.beam import Beam
 from regard.errors import DataError
+from regard.planner import threads
 from regard.processes import python
+from regard.runs.workers import Task, Workers
 from regard.training import log
-from regard.workers import Task, Workers
 
 NAMES = ("torch", "safetensors", "numpy", "regard", "json", "tokenizers", "sitecustomize")
 

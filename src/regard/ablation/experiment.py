@@ -14,16 +14,16 @@ from regard.ablation.plan import Job, Text
 from regard.ablation.report import Report, report
 from regard.ablation.results import DONE, Results
 from regard.ablation.rows import Match, Row, Rows, chosen
-from regard.ablation.runner import Machine, Pool, Watch
+from regard.ablation.runner import Pool, Resources, Watch
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import ROUGE
 from regard.files import LOCK, clear, held, replace_text
 from regard.planner import adamw
-from regard.recipe import Asked, Recipe, asked
-from regard.run import choose_device
-from regard.session import resolve
+from regard.recipe.recipe import Recipe, RecipeRequest, asked
+from regard.runs.session import resolve
+from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import read_json, write_json
 
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
@@ -87,7 +87,7 @@ def metric_of(objective: Objective, wanted: str | None, decode: int) -> str:
     return wanted
 
 
-def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Sequence[str]) -> Asked:
+def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Sequence[str]) -> RecipeRequest:
     """The default: the demo's English and German numbers, dates and times, and a small base of the table's kind."""
     record = {
         "model": {"preset": preset or "narang_base"} | ({} if preset else SMALL),
@@ -99,7 +99,7 @@ def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Seque
         },
         "train": {
             "steps": DEMO_STEPS,
-            "optimizer": {"kind": "adamw", "rate": 5e-3},
+            "optimizer": {"kind": "adamw", "learning_rate": 5e-3},
             "schedule": {"kind": "linear", "warmup": DEMO_STEPS // 8},
             "decode": DEMO_VALIDATION // 2,
         },
@@ -119,10 +119,10 @@ def write_demo(text: Path) -> None:
 
 
 def ablate(
-    wanted: Asked | Callable[[], Asked],
+    wanted: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     settings: Settings = Settings(),
-    machine: Machine = Machine(),
+    machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
     """Run an ablation in the folder `out`, or go on with one, and return its table.
@@ -140,7 +140,11 @@ def ablate(
 
 @contextmanager
 def begun(
-    wanted: Asked | Callable[[], Asked], out: str | Path, settings: Settings, machine: Machine, watch: Watch
+    wanted: RecipeRequest | Callable[[], RecipeRequest],
+    out: str | Path,
+    settings: Settings,
+    machine: Resources,
+    watch: Watch,
 ) -> Iterator[tuple[Text, Recipe]]:
     """The text and the base's recipe of an experiment in the folder `out`, which is held while it lasts."""
     settings.check()
@@ -165,7 +169,7 @@ def begun(
         )
 
 
-def _asked(wanted: Asked, settings: Settings) -> Asked:
+def _asked(wanted: RecipeRequest, settings: Settings) -> RecipeRequest:
     """What is chosen for a single run is not chosen here: every run is trained to its end."""
     steps = settings.steps or (None if settings.seconds is not None else wanted.train.steps)
     # AdamW for all, unless another is given: Muon would treat a row by how many of its parameters are matrices.
@@ -209,7 +213,7 @@ class Experiment:
         self,
         folder: Path,
         settings: Settings,
-        machine: Machine,
+        machine: Resources,
         watch: Watch,
         text: Text,
         recipe: Recipe,

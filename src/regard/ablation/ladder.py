@@ -20,7 +20,7 @@ from regard.ablation.path import path_lengths
 from regard.ablation.report import METRICS, Line, Mean, Report, mean, plain, quantity
 from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, Rows
-from regard.ablation.runner import Machine, Watch
+from regard.ablation.runner import Resources, Watch
 from regard.ablation.sizes import resized
 from regard.data.objectives import Translation
 from regard.errors import RegardError, SpecError, nearest
@@ -29,7 +29,7 @@ from regard.evaluation.significance import Interval, intervals
 from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
-from regard.recipe import Asked, Recipe, asked
+from regard.recipe.recipe import Recipe, RecipeRequest, asked
 from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
@@ -68,9 +68,9 @@ def chosen(wanted: str) -> tuple[list[str], set[str]]:
     return names, set(words) - {"all", FULL}
 
 
-def demo(text: Path, base: str | None, changes: Sequence[str]) -> Asked:
+def demo(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
     """The default: the demo's English and German numbers, dates and times, and a Transformer for two cores."""
-    small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"smoothing": 0.0}}
+    small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"label_smoothing": 0.0}}
     small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
     record = {
         "model": {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small} if base is None else base,
@@ -83,7 +83,7 @@ def demo(text: Path, base: str | None, changes: Sequence[str]) -> Asked:
         },
         "train": {
             "steps": STEPS,
-            "optimizer": {"kind": "adamw", "rate": 4e-3},
+            "optimizer": {"kind": "adamw", "learning_rate": 4e-3},
             "schedule": {"kind": "linear", "warmup": 100},
             "decode": DEMO_VALIDATION // 2,
         },
@@ -92,11 +92,11 @@ def demo(text: Path, base: str | None, changes: Sequence[str]) -> Asked:
 
 
 def ladder(
-    wanted: Asked | Callable[[], Asked],
+    wanted: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
-    machine: Machine = Machine(),
+    machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> "Ladder":
     """Climb the ladder in the folder `out`, or go on climbing it, and return it.
@@ -110,11 +110,11 @@ def ladder(
 
 
 def rates(
-    wanted: Asked | Callable[[], Asked],
+    wanted: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
-    machine: Machine = Machine(),
+    machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
     """The factor of the learning rate at which each rung does best: to be found on one text and used on another."""
@@ -124,7 +124,12 @@ def rates(
 
 @contextmanager
 def _planned(
-    wanted: Asked | Callable[[], Asked], out: str | Path, rungs: str, settings: Settings, machine: Machine, watch: Watch
+    wanted: RecipeRequest | Callable[[], RecipeRequest],
+    out: str | Path,
+    rungs: str,
+    settings: Settings,
+    machine: Resources,
+    watch: Watch,
 ) -> Iterator[Experiment]:
     """The experiment of a ladder, in its folder."""
     names, named = chosen(rungs)
@@ -177,9 +182,9 @@ def family(name: str, base: ModelSpec) -> ModelSpec:
     for field in ("dropout", "sharing"):
         if field in hints(type(base)):
             changes[field] = getattr(base, field)
-    smoothing = getattr(getattr(base, "head", None), "smoothing", None)
-    if smoothing is not None:
-        changes["head"] = replace(found.head, smoothing=smoothing)
+    label_smoothing = getattr(getattr(base, "head", None), "label_smoothing", None)
+    if label_smoothing is not None:
+        changes["head"] = replace(found.head, label_smoothing=label_smoothing)
     if getattr(changes.get("sharing"), "input_output", False):
         changes["output_table"] = None  # there is none of its own
     return replace(found, **changes)

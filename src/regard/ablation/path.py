@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
-from regard.models.bytenet import ByteNet
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import EncoderState, Recurrent
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.recurrent import FromSource, Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def path_lengths(model: ModelSpec) -> tuple[Length, Length]:
 def _recurrent(model: Recurrent) -> tuple[Length, Length]:
     encoder, decoder = model.encoder, model.decoder
     E, D = encoder.depth, decoder.depth
-    odd = decoder.feeding != "none" or decoder.asks != "top" or decoder.self_attention is not None
-    if odd or encoder.reading == "first_both" or not isinstance(decoder.opening, FromSource):
+    odd = decoder.input_feeding != "none" or decoder.query != "top" or decoder.self_attention is not None
+    if odd or encoder.direction == "first_both" or not isinstance(decoder.initial_state, EncoderState):
         raise SpecError(
             "decoder", "path lengths are known for decoders that open from the source and feed nothing back"
         )
     # Up to some height in the encoder, from there in the decoder: one of the two has all layers, the other one of them.
     longest = Length(1 + max(E, D), 0)
-    shortest = Length(2, E - 1) if encoder.reading == "forwards" else Length(1, E)
+    shortest = Length(2, E - 1) if encoder.direction == "forwards" else Length(1, E)
     if decoder.attention is not None:
         longest, shortest = Length(longest.each, longest.fixed + 1), Length(0, E + 1)
     return longest, shortest

@@ -11,6 +11,7 @@ from typing import Any
 
 from regard import planner
 from regard.ablation.rows import Row
+from regard.aliases import former
 from regard.data.prepare import FORMAT as STORE_FORMAT
 from regard.data.prepare import DataSpec, Prepared, opened, prepare
 from regard.data.text import is_pipe
@@ -18,7 +19,7 @@ from regard.data.tokenizer import VERSION as TOKENIZERS_VERSION
 from regard.data.tokenizer import Imported
 from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
-from regard.recipe import PARTS, Asked, Recipe, parse_change
+from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, parse_change
 from regard.training.checkpoint import file_digest
 from regard.training.optim import Muon
 from regard.training.spec import TrainSpec
@@ -51,7 +52,7 @@ class Text:
     fingerprint: str
 
 
-def tokenised(wanted: Asked, folder: Path, say: Callable[[str], None] = lambda _: None) -> Text:
+def tokenised(wanted: RecipeRequest, folder: Path, say: Callable[[str], None] = lambda _: None) -> Text:
     """The token store of a text: an earlier one of the same files, or a new one under `folder`."""
     if wanted.start is not None:
         raise DataError("start: an ablation compares models that are trained from the beginning; leave --from out")
@@ -67,7 +68,7 @@ def tokenised(wanted: Asked, folder: Path, say: Callable[[str], None] = lambda _
     return Text(here, data, _fingerprint(here))
 
 
-def _key(wanted: Asked) -> str:
+def _key(wanted: RecipeRequest) -> str:
     """Names a store by what it is made of: how, and the content of the files, wherever they are."""
     record = to_record(replace(wanted.data, train=wanted.data.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
@@ -116,7 +117,7 @@ FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", 
 ALIKE = f"every run makes all its steps, is measured at {POINTS} points and judged by its last weights"
 
 
-def check_changes(changes: Iterable[str], wanted: Asked, steps: bool) -> None:
+def check_changes(changes: Iterable[str], wanted: RecipeRequest, steps: bool) -> None:
     """Refuse `--set` edits that would change nothing; `steps`: whether another option says how many are made."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
@@ -130,7 +131,7 @@ def check_changes(changes: Iterable[str], wanted: Asked, steps: bool) -> None:
             raise SpecError(path, "is not used here: runs have the seeds 1, 2, ... (--seeds); leave it out")
 
 
-def unused(wanted: Asked) -> str:
+def unused(wanted: RecipeRequest) -> str:
     """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
     usual = (TrainSpec(), planner.for_objective(wanted.data.objective))
     said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
@@ -197,7 +198,8 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
         "long": data.long,
     }
     code = _code(recipe)
-    return digest([FORMAT, record["model"], record["train"], rest, fingerprint, *([code] if code else [])])
+    described = former([record["model"], record["train"], rest])  # a renamed setting changes no result
+    return digest([FORMAT, *described, fingerprint, *([code] if code else [])])
 
 
 def _code(recipe: Recipe) -> list[str]:
@@ -210,10 +212,10 @@ def _code(recipe: Recipe) -> list[str]:
 def _rated(optimizer: Any, factor: float) -> Any:
     if factor == 1.0:
         return optimizer
-    changed = replace(optimizer, rate=optimizer.rate * factor)
+    changed = replace(optimizer, learning_rate=optimizer.learning_rate * factor)
     if isinstance(optimizer, Muon):
-        assert optimizer.rest.rate is not None, "resolved before planning"
-        changed = replace(changed, rest=replace(optimizer.rest, rate=optimizer.rest.rate * factor))
+        assert optimizer.rest.learning_rate is not None, "resolved before planning"
+        changed = replace(changed, rest=replace(optimizer.rest, learning_rate=optimizer.rest.learning_rate * factor))
     return changed
 
 

@@ -18,7 +18,7 @@ from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
 from regard.data.prepare import Prepared
 from regard.evaluation.validation import ROUGE
 from regard.files import replace_text
-from regard.recipe import Recipe
+from regard.recipe.recipe import Recipe
 from regard.training.checkpoint import write_json
 from regard.variants import VARIANTS
 

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from regard import fitting, variants
-from regard.cost import cost
+from regard import variants
 from regard.data.prepare import Prepared
 from regard.errors import RegardError, SpecError
 from regard.models.base import ModelSpec, count
+from regard.models.cost import cost
 from regard.nn.branches.feedforward import FeedForward
-from regard.recipe import Recipe, fit
-from regard.session import check_family
+from regard.planner import fit as fitting
+from regard.recipe.recipe import Recipe, fit
+from regard.runs.session import check_family
 from regard.tree import swap, walk
 from regard.variants import apply
 

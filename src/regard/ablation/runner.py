@@ -15,7 +15,7 @@ from typing import Any
 from regard.ablation.plan import Job, Text
 from regard.ablation.results import FAILED, Result
 from regard.processes import python
-from regard.run import choose_device
+from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import write_json
 
 Watch = Callable[[dict[str, Any]], None]
@@ -23,7 +23,7 @@ MOST = 16  # runs at once on a CPU, if nothing else is said
 
 
 @dataclass(frozen=True)
-class Machine:
+class Resources:
     """Where runs are made."""
 
     device: str = "auto"
@@ -117,7 +117,7 @@ class Worker:
 class Pool:
     """Workers that share a list of runs. Leaving it ends them."""
 
-    def __init__(self, folder: Path, machine: Machine, slots: Sequence[dict[str, str]] | None = None) -> None:
+    def __init__(self, folder: Path, machine: Resources, slots: Sequence[dict[str, str]] | None = None) -> None:
         self.folder, self.machine = folder, machine
         slots = machine.slots() if slots is None else slots
         self.closed = threading.Event()

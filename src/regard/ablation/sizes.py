@@ -7,8 +7,8 @@ from typing import Any
 from regard.ablation.rows import scaled
 from regard.errors import SpecError
 from regard.models.base import ModelSpec, count
-from regard.models.convs2s import ConvS2S, Layers
-from regard.models.recurrent import Recurrent
+from regard.models.baselines.convs2s import ConvS2S, Layers
+from regard.models.baselines.rnn import Recurrent
 from regard.nn.branches.feedforward import FeedForward
 from regard.tree import walk
 

@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from regard import fitting
 from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
+from regard.data.loader import BatchLoader, Examples
 from regard.data.prepare import Prepared, opened
-from regard.data.stream import Examples, Stream
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import ROUGE, HeldOut, validate
 from regard.files import LOCK, clear, held
 from regard.models.base import build
-from regard.recipe import Recipe
-from regard.run import choose_device
+from regard.planner import fit as fitting
+from regard.recipe.recipe import Recipe
+from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import RunFolder, write_json
 from regard.training.log import Log, environment
-from regard.training.loop import DivergedError, Event, Trainer
+from regard.training.trainer import DivergedError, Event, Trainer
 
 Tell = Callable[[dict[str, Any]], None]
 KEPT = ("job.json", "result.json", "log.jsonl", LOCK)
@@ -78,14 +78,14 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     latest = run.latest()
     log = Log(run.log, latest.step if latest else 0)
     trainer = _trainer(Measured, model, recipe, data, run, [log, Telling(tell, spec.steps or 0)])
-    trainer.measure = lambda model: validate(model, held_out, Beam(beams=1), 0, spec.bleu_tokenize)
+    trainer.measure = lambda model: validate(model, held_out, Beam(beam_size=1), 0, spec.bleu_tokenize)
     if latest:
         trainer.resume()
     trainer.fit()
     said: list[str] = []
     with trainer.averaged(), torch.no_grad():
         rouge = order["metric"] in ROUGE
-        final = validate(model.eval(), held_out, Beam(beams=1), spec.decode, spec.bleu_tokenize, rouge, said)
+        final = validate(model.eval(), held_out, Beam(beam_size=1), spec.decode, spec.bleu_tokenize, rouge, said)
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
     logged = _read_log(run.log)
@@ -131,7 +131,7 @@ def _trainer(
     kind: type[Measured], model: Any, recipe: Recipe, data: Prepared, run: RunFolder, watchers: list[Any]
 ) -> Measured:
     assert recipe.data.batching is not None
-    stream = Stream(Examples(data.train, data.weights, data.objective), recipe.data.batching, recipe.train.seed)
+    stream = BatchLoader(Examples(data.train, data.weights, data.objective), recipe.data.batching, recipe.train.seed)
     return kind(model, recipe.train, stream, run, None, watchers)
 
 

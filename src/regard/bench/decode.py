@@ -13,12 +13,12 @@ from regard.bench.peers.base import Ids, Speaker, count
 from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
 from regard.decoding.device import captured
-from regard.decoding.hypothesis import Ends, Limits
+from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.search import find
 from regard.models.base import Generator, LanguageModel, Model, build
 from regard.nn.packed import lay_out
 
-ENDS = Ends(BOS, EOS, PAD)
+ENDS = SpecialTokens(BOS, EOS, PAD)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def our_speaker(ours: Generator, device: torch.device, dtype: torch.dtype) -> Sp
     def say(sources: Ids, beams: int, length: int) -> Ids:
         ids, seg = pad(sources)
         batch = Batch(ids, source=ids, source_seg=seg).to(device)
-        found = find(ours, batch, Beam(beams=beams), ENDS, Limits(length, length))
+        found = find(ours, batch, Beam(beam_size=beams), ENDS, Limits(length, length))
         return [list(best[0].ids) for best in found]
 
     return Speaker("regard", count(ours), say)

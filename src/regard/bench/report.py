@@ -14,7 +14,7 @@ from regard.bench.decode import LOADS, decode
 from regard.bench.peers import Peer
 from regard.bench.shapes import SHAPES
 from regard.bench.train import Work, train
-from regard.threads import cpu
+from regard.planner.threads import cpu
 from regard.training.log import version
 
 PACKAGES = ("torch", "transformers", "x-transformers", "fairseq-fixed", "joeynmt", "ctranslate2", "numpy")

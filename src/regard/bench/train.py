@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import fitting
 from regard.batch import Batch
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer
@@ -16,10 +15,11 @@ from regard.bench.peers.base import Trainee, count
 from regard.bench.shapes import Pair, Shape, labels, packed, padded, sentences
 from regard.data.batching import Buckets
 from regard.models.base import Model, build
+from regard.planner import fit as fitting
+from regard.training.executor import Captured, Eager, StepExecutor, Update
 from regard.training.optim import AdamW
-from regard.training.program import Captured, Eager, Program, Update
 
-ADAMW, CLIP = AdamW(rate=1e-4), 1.0
+ADAMW, CLIP = AdamW(learning_rate=1e-4), 1.0
 CORPUS = 10_000  # pairs: enough that sorting leaves hardly any padding
 GPU_TOKENS = (16_384, 32_768)  # a side: peers take both, as some gain by it; ours is packed to the second
 GPU_STEPS = 15
@@ -73,7 +73,7 @@ def our_contestants(work: Work, ours: Model) -> list[Contestant]:
     longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
     batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
-    programs: dict[str, Callable[[Update], Program]] = {
+    programs: dict[str, Callable[[Update], StepExecutor]] = {
         "regard (graph)": lambda update: Captured(update, _silent),
         "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
     }
@@ -101,7 +101,7 @@ def our_update(model: Model, device: torch.device) -> Update:
     return Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None)
 
 
-def stepping(program: Program) -> Callable[[tuple[Batch, int]], None]:
+def stepping(program: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
     """Its steps over batches with their labels."""
 
     def step(of: tuple[Batch, int]) -> None:
@@ -139,7 +139,12 @@ def _theirs(
     model = trainee.model.to(work.device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        parameters, lr=ADAMW.rate or 0.0, betas=ADAMW.betas, eps=ADAMW.eps, weight_decay=ADAMW.decay, fused=True
+        parameters,
+        lr=ADAMW.learning_rate or 0.0,
+        betas=ADAMW.betas,
+        eps=ADAMW.eps,
+        weight_decay=ADAMW.weight_decay,
+        fused=True,
     )
 
     def step(inputs: Any) -> None:

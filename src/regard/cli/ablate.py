@@ -107,12 +107,12 @@ def ablate(
         raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")
     if match not in MATCHES:
         raise SpecError("--match", f"unknown way {match!r}; {nearest(match, MATCHES)}")
+    from regard.ablation.console import AblationConsole
     from regard.ablation.experiment import Settings, ablate, demo, write_demo
     from regard.ablation.plan import check_changes
-    from regard.ablation.runner import Machine
-    from regard.ablation.view import View
+    from regard.ablation.runner import Resources
     from regard.cli.train import seconds
-    from regard.session import asked_for, check
+    from regard.runs.session import check, request_from_options
 
     files: dict[str, Any] = {
         "source": source,
@@ -130,14 +130,14 @@ def ablate(
     settings.check()
     folder = Path(out)
     if given or recipe is not None:
-        wanted = asked_for(
+        wanted = request_from_options(
             **given, recipe=recipe, preset=base, variants=variant or (), changes=change or (), trust_code=trust_code
         )
         check(wanted)
     else:
         wanted = demo(folder / "text", base, variant or (), change or ())
     check_changes(change or (), wanted, steps is not None or time is not None)
-    view = View(quiet=quiet or as_json)
+    view = AblationConsole(quiet=quiet or as_json)
 
     def ready() -> Any:
         if not given and recipe is None:
@@ -145,7 +145,7 @@ def ablate(
         return wanted
 
     try:
-        report = ablate(ready, folder, settings, Machine(device, jobs, threads, trust_code), view.note)
+        report = ablate(ready, folder, settings, Resources(device, jobs, threads, trust_code), view.note)
     finally:
         view.close()
     _show(report, folder, as_json, quiet)

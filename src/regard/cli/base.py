@@ -17,7 +17,7 @@ from regard.errors import CountedWarnings, RegardError, SpecError, lacks_memory
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from regard.threads import Kind
+    from regard.planner.threads import Kind
 
 TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
 
@@ -200,7 +200,7 @@ def set_threads(
 
     Only training is long enough to find that out first. `parameters` is the size of the model that decodes.
     """
-    from regard.threads import for_decoding, for_training, recorded, said
+    from regard.planner.threads import for_decoding, for_training, recorded, said
 
     if threads is None and not said():
         threads = None if run is None else recorded(run)

@@ -50,7 +50,7 @@ def bench(
     peers, missing = chosen(names, task)
     from regard.bench.report import run
     from regard.bench.shapes import SHAPES
-    from regard.run import choose_device
+    from regard.runs.trained_model import choose_device
 
     if shape not in SHAPES:
         raise SpecError("--shape", f"unknown shape {shape!r}; {nearest(shape, SHAPES)}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from regard.cost import Cost
+    from regard.models.cost import Cost
 
 
 @app.command(rich_help_panel=INSIDE)
@@ -41,8 +41,8 @@ def show(
         _show_run(model, change or [], as_json, trust_code)
         return
     from regard.catalogue import PARTS, to_record
-    from regard.cost import cost
-    from regard.recipe import load_model
+    from regard.models.cost import cost
+    from regard.recipe.recipe import load_model
     from regard.tree import diff, plain
 
     base, spec = load_model(model, change or (), trust_code)
@@ -72,7 +72,7 @@ def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) ->
     if changes:
         raise SpecError("--set", "a run is what it is; train another with the change")
     from regard.evaluation import baselines
-    from regard.run import load
+    from regard.runs.trained_model import load
     from regard.training.checkpoint import RunFolder
 
     run = load(path, "cpu", trust_code=trust_code)

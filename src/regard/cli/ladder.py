@@ -92,14 +92,14 @@ def ladder(
     its paths are. Without a text, on English numbers and dates in German. Killed or stopped, the same command goes on.
     The folder gets ladder.html, ladder.md, ladder.json and results.jsonl.
     """
+    from regard.ablation.console import AblationConsole
     from regard.ablation.experiment import Settings, write_demo
     from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, chosen, demo
     from regard.ablation.ladder import ladder as climb
     from regard.ablation.plan import check_changes
-    from regard.ablation.runner import Machine
-    from regard.ablation.view import View
+    from regard.ablation.runner import Resources
     from regard.cli.train import seconds as parsed
-    from regard.session import asked_for, check
+    from regard.runs.session import check, request_from_options
 
     if seconds is not None and seconds <= 0:
         raise SpecError("--seconds", f"must be more than 0, not {seconds:g}")
@@ -123,12 +123,12 @@ def ladder(
     }
     given = {name: value for name, value in files.items() if value}
     if given or recipe is not None:
-        wanted = asked_for(**given, recipe=recipe, preset=base, changes=change or (), trust_code=trust_code)
+        wanted = request_from_options(**given, recipe=recipe, preset=base, changes=change or (), trust_code=trust_code)
         check(wanted)
     else:
         wanted = demo(folder / "text", base, change or ())
     check_changes(change or (), wanted, steps is not None or seconds is not None)
-    view = View(quiet=quiet or as_json)
+    view = AblationConsole(quiet=quiet or as_json)
 
     def ready() -> Any:
         if not given and recipe is None:
@@ -136,7 +136,7 @@ def ladder(
         return wanted
 
     try:
-        found = climb(ready, folder, rungs, settings, Machine(device, jobs, threads, trust_code), view.note)
+        found = climb(ready, folder, rungs, settings, Resources(device, jobs, threads, trust_code), view.note)
     finally:
         view.close()
     if as_json:

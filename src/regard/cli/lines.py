@@ -37,7 +37,7 @@ def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
     A file on a disk never pauses. Of a terminal or a pipe, what has come is worked on as soon as nothing more does, so
     that a line typed is a line answered. What is wrong with a line is raised after the lines before it.
     """
-    from regard.data.store import chunks
+    from regard.data.token_store import chunks
 
     failed = list[Exception]()
     read = _until_failure(lines_of(file), failed)

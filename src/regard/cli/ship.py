@@ -29,8 +29,8 @@ def export(
     log-probabilities are printed and kept in regard.json. A float export that differs by more than rounding is an error
     (exit code 2), and nothing is left behind. What the other engine cannot express is refused by name.
     """
-    from regard.engines.exported import Check, sentence
-    from regard.run import load
+    from regard.inference.export import Check, sentence
+    from regard.runs.trained_model import load
 
     exported = load(run, device, average, trust_code=trust_code).export(to, quantize, out, force)
     if as_json:

@@ -34,8 +34,8 @@ from regard.errors import SpecError
 
 if TYPE_CHECKING:
     from regard.data.cache import Entry
-    from regard.run import Run
-    from regard.training.loop import Outcome
+    from regard.runs.trained_model import TrainedModel
+    from regard.training.trainer import Outcome
 
 MaxTime = Annotated[
     str | None,
@@ -119,9 +119,9 @@ def train(
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
-    from regard.session import Session, asked_for, begin, check
+    from regard.runs.session import Session, check, request_from_options, start_run
 
-    wanted = asked_for(
+    wanted = request_from_options(
         source=source,
         target=target,
         valid_source=valid_source,
@@ -142,7 +142,7 @@ def train(
     session = Session(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
     check(wanted)
     set_threads(threads, "train", device)  # which may take some seconds, the first time
-    run, outcome = begin(wanted, out, session)
+    run, outcome = start_run(wanted, out, session)
     _finish(run, outcome, as_json, quiet)
 
 
@@ -158,9 +158,9 @@ def resume(
 ) -> None:
     """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
     set_threads(threads, "train", device, Path(run))
-    from regard.session import Session, go_on
+    from regard.runs.session import Session, resume_run
 
-    found, outcome = go_on(run, Session(device, seconds(max_time), quiet or as_json, trust_code))
+    found, outcome = resume_run(run, Session(device, seconds(max_time), quiet or as_json, trust_code))
     _finish(found, outcome, as_json, quiet)
 
 
@@ -200,7 +200,7 @@ def _sizes(entries: "Sequence[Entry]") -> str:
     return f"{len(entries)} text{'' if len(entries) == 1 else 's'}, {sum(entry.size for entry in entries) / 1e6:.1f} MB"
 
 
-def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
+def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(summary(run, outcome))
     elif not quiet:
@@ -210,7 +210,7 @@ def _finish(run: "Run", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
         raise typer.Exit(130 if outcome.why.startswith("interrupted") else 0)
 
 
-def summary(run: "Run", outcome: "Outcome") -> dict[str, Any]:
+def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:
     """A run in a few numbers, and what its user should know."""
     from regard.evaluation.baselines import stored
     from regard.training import degenerate

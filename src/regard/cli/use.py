@@ -30,9 +30,9 @@ from regard.cli.lines import lines_of, pieces_of
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from regard.decoding.api import Output
     from regard.decoding.search import Search
-    from regard.run import Run
+    from regard.inference.text import Output
+    from regard.runs.trained_model import TrainedModel
 
 LINES, AHEAD = 32, 32  # lines of a batch, and batches that are read together to be sorted by length
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -112,12 +112,12 @@ def translate(
     """
     from dataclasses import replace
 
-    from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
-    from regard.engines.ctranslate2 import adapted
-    from regard.recipe import parse_changes
-    from regard.run import load, texts_of
-    from regard.workers import Task, Workers
+    from regard.inference.ctranslate2 import adapted
+    from regard.inference.text import Constraints
+    from regard.recipe.recipe import parse_changes
+    from regard.runs.trained_model import load, texts_of
+    from regard.runs.workers import Task, Workers
 
     paths, file = _runs_and_file(runs)
     processes = workers is not None and engine == "native"
@@ -139,7 +139,7 @@ def translate(
     )
     changes = parse_changes(change or [], "decode")
     search = asked.search(loaded[0].recipe.decode, changes)
-    wishes = Wishes(prefix, tuple(require or ()), tuple(ban or ()), no_repeat)
+    wishes = Constraints(prefix, tuple(require or ()), tuple(ban or ()), no_repeat)
     limits = Limits(min_len, max_len)
     texts = texts_of(loaded, warn)
     size = batch_size or LINES
@@ -227,10 +227,10 @@ def generate(
     Samples, unless --beam or the recipe (decode) says otherwise. A newline inside --prompt is written \n; a file is
     read as it stands. Of a prompt that is too long only the end is read, with a warning.
     """
-    from regard.decoding.api import Wishes
     from regard.decoding.hypothesis import Limits
-    from regard.recipe import parse_changes
-    from regard.run import load, texts_of
+    from regard.inference.text import Constraints
+    from regard.recipe.recipe import parse_changes
+    from regard.runs.trained_model import load, texts_of
 
     paths, file = _runs_and_file(runs)
     if prompt and file is not None:
@@ -245,7 +245,7 @@ def generate(
         beam, n_best, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}, seed
     )
     search = asked.search(loaded[0].recipe.decode, parse_changes(change or [], "decode"))
-    wishes = Wishes("", (), tuple(ban or ()), no_repeat)
+    wishes = Constraints("", (), tuple(ban or ()), no_repeat)
     texts, limits, size = texts_of(loaded, warn), Limits(min_len, max_len), batch_size or LINES
     prompts = [text.replace("\\n", "\n") for text in prompt or [""]]
     if stream:
@@ -272,7 +272,7 @@ def classify(
 ) -> None:
     """Name the class of every line of a file or standard input."""
     set_threads(threads, device=device)
-    from regard.run import load
+    from regard.runs.trained_model import load
 
     loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
     _needs(loaded, "classification", "classify")
@@ -307,7 +307,7 @@ def score(
     end; an output as it was said. A language model of a stream scores each line as it stands after a line feed.
     """
     set_threads(threads, device=device)
-    from regard.run import load
+    from regard.runs.trained_model import load
 
     loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
     if loaded.objective.kind == "classification":  # before text is waited for
@@ -367,9 +367,9 @@ def evaluate(
 
     With --against another run, a paired bootstrap says whether the difference is more than chance.
     """
-    from regard.evaluation.report import Test, evaluate_run, holds_outputs
-    from regard.recipe import parse_changes
-    from regard.run import load
+    from regard.recipe.recipe import parse_changes
+    from regard.runs.evaluate import Test, evaluate_run, holds_outputs
+    from regard.runs.trained_model import load
 
     if samples is not None and against is None:
         raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
@@ -384,7 +384,7 @@ def evaluate(
         }
         _refuse(searching | computing, "files of outputs are only compared, nothing is computed")
 
-    def loaded(path: str) -> "Run":
+    def loaded(path: str) -> "TrainedModel":
         found = load(path, device, average, trust_code=trust_code)
         kind = found.objective.kind
         set_threads(threads, device=device, parameters=found.parameters if kind == "translation" else None)
@@ -458,7 +458,7 @@ def _pairs(source: str | None, target: str | None) -> list[tuple[str, ...]]:
 
 def _outputs(file: str) -> "list[Output]":
     """All outputs of a document that `translate --json` or `generate --json` printed."""
-    from regard.decoding.api import Output
+    from regard.inference.text import Output
 
     try:
         document = json.loads("\n".join(lines_of(file)))
@@ -490,7 +490,7 @@ def _ids(written: Sequence[Any]) -> tuple[int, ...]:
     return tuple(written)
 
 
-def _needs(run: "Run", objective: str, command: str) -> None:
+def _needs(run: "TrainedModel", objective: str, command: str) -> None:
     use = {"translation": "translate", "language_model": "generate", "classification": "classify"}
     if run.objective.kind != objective:
         raise DataError(
@@ -517,7 +517,7 @@ class SearchOptions:
 
         from regard.decoding.beam import Beam
         from regard.decoding.sample import Sample
-        from regard.recipe import PARTS
+        from regard.recipe.recipe import PARTS
         from regard.tree import edit
 
         given = {name: value for name, value in self.sampling.items() if value is not None}
@@ -540,12 +540,12 @@ class SearchOptions:
                 )
             found = usual if isinstance(usual, Beam) else Beam()
             n_best = self.n_best or found.n_best
-            beams = self.beam if self.beam is not None else max(found.beams, n_best)
+            beams = self.beam if self.beam is not None else max(found.beam_size, n_best)
             if n_best > beams:
                 more = "" if self.n_best else ", which the recipe asks for (decode.n_best)"
                 raise SpecError("--n-best", f"a beam of {beams} does not hold {n_best}{more}; raise --beam")
-            given["beams"] = beams
-            search = replace(found, beams=beams, n_best=n_best)
+            given["beam_size"] = beams
+            search = replace(found, beam_size=beams, n_best=n_best)
         return edit(search, self._edits(changes, given), PARTS) if changes else search
 
     def _refuse(self, usual: "Search", given: dict[str, Any]) -> None:
@@ -557,9 +557,9 @@ class SearchOptions:
                 )
 
     def _edits(self, changes: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        options = {name: f"--{name.replace('_', '-')}" for name in given} | {"beams": "--beam"}
+        options = {name: f"--{name.replace('_', '-')}" for name in given} | {"beam_size": "--beam"}
         for path in changes:
-            if path in given and (path != "beams" or self.beam is not None):
+            if path in given and (path != "beam_size" or self.beam is not None):
                 raise SpecError("--set", f"{path} is what {options[path]} says already; give one of them")
         return changes
 

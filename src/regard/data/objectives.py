@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.data.store import Column, Table
+from regard.data.token_store import Column, Table
 from regard.data.tokenizer import Tokenizer
 from regard.errors import DataError
 from regard.tree import Spec

@@ -20,8 +20,8 @@ from regard.data.batching import Batching, Buckets, Windows
 from regard.data.cache import Cache
 from regard.data.objectives import Classification, LanguageModelling, Objective, Record, Translation
 from regard.data.sample import Sample
-from regard.data.store import Table, Writer, chunks
 from regard.data.text import Corpus, is_pipe, spool
+from regard.data.token_store import Table, Writer, chunks
 from regard.data.tokenizer import BPE, TOKENIZERS, Imported, Tokenizer, TokenizerSpec
 from regard.errors import DataError, SpecError
 from regard.files import new_folder, temporary

@@ -35,7 +35,7 @@ UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
 @runtime_checkable
-class Stream(Protocol):
+class LineStream(Protocol):
     """Anything that gives bytes by the line: a binary file, a packed one, `sys.stdin.buffer`."""
 
     def readline(self, size: int = -1, /) -> bytes:
@@ -80,7 +80,7 @@ def _block(block: bytes, name: str, number: int) -> Iterable[str]:
     return decoded_lines(io.BytesIO(block), name, number)
 
 
-def decoded_lines(stream: Stream, name: str, first: int = 1) -> Iterator[str]:
+def decoded_lines(stream: LineStream, name: str, first: int = 1) -> Iterator[str]:
     """The lines of an open binary stream such as `sys.stdin.buffer`, each as soon as it is there.
 
     A carriage return before the line feed and a byte-order mark before the first line are dropped. `first` is the
@@ -104,7 +104,7 @@ def decoded_lines(stream: Stream, name: str, first: int = 1) -> Iterator[str]:
         yield line
 
 
-def _raw_line(stream: Stream, name: str, number: int) -> bytes:
+def _raw_line(stream: LineStream, name: str, number: int) -> bytes:
     stretches, size = [], 0
     while True:
         try:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from regard.data.store import Column
+from regard.data.token_store import Column
 from regard.data.words import WordMemory
 from regard.errors import DataError, SpecError
 from regard.tree import Spec

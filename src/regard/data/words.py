@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from regard.data.store import Column
+from regard.data.token_store import Column
 from regard.errors import DataError
 
 MOST = 1 << 19  # words that are remembered; then all are forgotten, so that memory has a bound

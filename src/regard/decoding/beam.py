@@ -10,24 +10,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.decoding import device
+from regard.decoding.autoregressive import AutoregressiveLoop, likeliest
+from regard.decoding.constraints import Ids
 from regard.decoding.coverage import Coverage
 from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
 from regard.decoding.hypothesis import Hypothesis, Piece
+from regard.decoding.job import BatchDecoding, Job
 from regard.decoding.rank import Candidate
 from regard.decoding.required import automaton
-from regard.decoding.rules import Ids
-from regard.decoding.run import Job, Run
 from regard.decoding.search import Search
 from regard.decoding.stopping import STOPPING, Normalise, Scoring
-from regard.decoding.walk import Walk, likeliest
 from regard.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)
 class Beam(Search):
-    """The `beams` likeliest beginnings of every source are extended by every token, until enough of them have ended.
+    """Beam search: keep the `beam_size` likeliest hypotheses of every source and extend each by every token.
 
-    A hypothesis ends when eos is among the `beams` best candidates of a step. Finished ones rank by
+    A hypothesis ends when eos is among the `beam_size` best candidates of a step. Finished ones rank by
 
         score = log p / norm(length)^alpha + coverage * sum_j log(min(sum_t a_tj, 1)),
 
@@ -44,7 +44,7 @@ class Beam(Search):
     """
 
     kind = "beam"
-    beams: int = 5
+    beam_size: int = 5
     n_best: int = 1
     normalise: Normalise = "mean"
     alpha: float = 1.0
@@ -56,13 +56,15 @@ class Beam(Search):
     )
 
     def check(self) -> None:
-        for name in ("beams", "n_best", "groups"):
+        for name in ("beam_size", "n_best", "groups"):
             if getattr(self, name) < 1:
                 raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
-        if self.n_best > self.beams:
-            raise SpecError("n_best", f"{self.n_best} hypotheses cannot come out of {self.beams} beams; raise beams")
-        if self.beams % self.groups:
-            raise SpecError("groups", f"{self.groups} groups do not divide {self.beams} beams; choose a divisor")
+        if self.n_best > self.beam_size:
+            raise SpecError(
+                "n_best", f"{self.n_best} hypotheses cannot come out of {self.beam_size} beams; raise beam_size"
+            )
+        if self.beam_size % self.groups:
+            raise SpecError("groups", f"{self.groups} groups do not divide {self.beam_size} beams; choose a divisor")
         if self.groups > 1 and self.diversity <= 0.0:
             raise SpecError("diversity", f"must be above 0 to tell {self.groups} groups apart, not {self.diversity}")
         if self.groups == 1 and self.diversity:
@@ -111,7 +113,7 @@ class Beam(Search):
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):
             self._check_required()
-        return self.greedy().find(job) if self.beams == 1 and not self.coverage else search(job, self)
+        return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, found: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
         """What a device could not be sure of is searched again by the host."""
@@ -120,21 +122,23 @@ class Beam(Search):
         return [looked_up[row] if one is None else one for row, one in enumerate(found)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        if self.beams > 1:
-            raise SpecError("beams", f"{self.beams} beams may change their mind and cannot be streamed; set it to 1")
+        if self.beam_size > 1:
+            raise SpecError(
+                "beam_size", f"{self.beam_size} beams may change their mind and cannot be streamed; set it to 1"
+            )
         if self.coverage:
             raise SpecError("coverage", "is known at the end of a text only and cannot be streamed; set it to 0")
         return self.greedy().stream(job)
 
-    def greedy(self) -> Walk:
+    def greedy(self) -> AutoregressiveLoop:
         """The search of one beam."""
-        return Walk(1, likeliest, self.scoring.score, STOPPING[self.stopping].asks_again)
+        return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].asks_again)
 
     def _check_required(self) -> None:
-        if self.beams < 2:
-            raise SpecError("beams", "what is required needs at least 2 beams, one for having it and one for not")
+        if self.beam_size < 2:
+            raise SpecError("beam_size", "what is required needs at least 2 beams, one for having it and one for not")
         if self.groups > 1 or self.stopping not in {"optimal", "first"}:
-            raise SpecError("beams", "what is required needs one group of beams and stopping='optimal' or 'first'")
+            raise SpecError("beam_size", "what is required needs one group of beams and stopping='optimal' or 'first'")
 
 
 class Source:
@@ -144,12 +148,12 @@ class Source:
         required = job.rules[row].required
         self.goal = automaton(required) if required else None
         self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
-        self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beams, spec.n_best, self.limit)
+        self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beam_size, spec.n_best, self.limit)
         begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)
         # Every group begins with the same empty text; within a group only one beam may, or all would be alike.
-        per_group = spec.beams // spec.groups
-        self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beams)]
-        self.tokens, self.parents = [self.pad] * spec.beams, list(range(spec.beams))
+        per_group = spec.beam_size // spec.groups
+        self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beam_size)]
+        self.tokens, self.parents = [self.pad] * spec.beam_size, list(range(spec.beam_size))
         self.topped = self.over = False
 
     def totals(self) -> list[float]:
@@ -212,8 +216,10 @@ class Source:
 def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
     """Beam search for all rows of a job."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
-    run = Run(job, spec.beams, max(job.most) + STOPPING[spec.stopping].asks_again, watch=spec.coverage > 0.0)
-    coverage = Coverage(spec.coverage, len(sources) * spec.beams)
+    run = BatchDecoding(
+        job, spec.beam_size, max(job.most) + STOPPING[spec.stopping].asks_again, watch=spec.coverage > 0.0
+    )
+    coverage = Coverage(spec.coverage, len(sources) * spec.beam_size)
     again: list[int] = []
     while run.slots:
         here = [sources[slot] for slot in run.slots]
@@ -223,13 +229,13 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
             before, _ = coverage.penalties()
             for at, source in enumerate(here):
                 if not source.over:
-                    source.cut(before[at * spec.beams : (at + 1) * spec.beams])
+                    source.cut(before[at * spec.beam_size : (at + 1) * spec.beam_size])
             break
         coverage.look(run.decodings)
         before, now = coverage.penalties()
         for at, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
             if not source.over:
-                beams = slice(at * spec.beams, (at + 1) * spec.beams)
+                beams = slice(at * spec.beam_size, (at + 1) * spec.beam_size)
                 source.take(choice, run.step, before[beams], now[beams])
         coverage.follow(
             run.follow([one.tokens for one in here], [one.parents for one in here], [one.over for one in here])
@@ -248,6 +254,6 @@ def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source
     choices = plain(log_probs, totals, eos)
     for slot, source in enumerate(sources):
         if source.goal is not None and not source.over:
-            rows = log_probs[slot * spec.beams : (slot + 1) * spec.beams]
+            rows = log_probs[slot * spec.beam_size : (slot + 1) * spec.beam_size]
             choices[slot] = constrained(rows, source.live, source.goal, source.limit - step - 1, eos)
     return choices

@@ -25,9 +25,9 @@ from torch import Tensor
 from regard.batch import Batch, pad
 from regard.decoding.candidates import Candidates
 from regard.decoding.ensemble import Decodings, Ensemble
-from regard.decoding.hypothesis import Ends, Hypothesis
+from regard.decoding.hypothesis import Hypothesis, SpecialTokens
+from regard.decoding.job import Job, row_lengths
 from regard.decoding.rank import NEVER
-from regard.decoding.run import Job, row_lengths
 from regard.decoding.stopping import (
     STOPPING,
     CTranslate2,
@@ -67,14 +67,14 @@ def tell(sentence: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rulebook:
+class SearchConfig:
     """What holds for every source of a search."""
 
     beams: int
     n_best: int
     scoring: Scoring
     stopping: type[Stopping]
-    ends: Ends
+    ends: SpecialTokens
     never: tuple[int, ...]  # what no row ever says
     patient: bool = False  # whether a source must not end at once
 
@@ -85,7 +85,7 @@ class Rulebook:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """One source that waits for its translation."""
 
     ids: tuple[int, ...]
@@ -108,14 +108,14 @@ def refusal(job: Job, spec: "Beam") -> str | None:
     return None
 
 
-class Board:
+class BeamState:
     """The state of a search in `slots` places: `beams` texts that go on in each, and the best that are over.
 
     A step is some dozen calls on tensors of one number for each beam, and each call costs a GPU as much as if they
     were large; so what can be known before is, what moves together lies together, and results go where they are kept.
     """
 
-    def __init__(self, book: Rulebook, slots: int, room: int, device: torch.device) -> None:
+    def __init__(self, book: SearchConfig, slots: int, room: int, device: torch.device) -> None:
         """`room` is how many tokens a text may have, at most."""
         self.book, self.slots, self.room = book, slots, room
         k, kept = book.beams, book.beams + 1
@@ -150,7 +150,7 @@ class Board:
         self.lowest = filled(slots, k, value=torch.finfo(torch.float64).min, dtype=torch.float64)
         self.codes = self.own.double()
 
-    def begin(self, at: Int[Tensor, " n"], asked: Sequence[Asked]) -> None:
+    def begin(self, at: Int[Tensor, " n"], asked: Sequence[Request]) -> None:
         """These places start to search for these sources."""
         device, k, book = at.device, self.book.beams, self.book
         first = torch.full((k,), NEVER, dtype=torch.float64)
@@ -349,16 +349,16 @@ def text(
     return Hypothesis(tuple(ids), score, total, (*values, last) if ended else tuple(values), ended)
 
 
-class Machine:
+class CapturedDecoder:
     """A static decoding with its board, and the graphs of their step: one for each window of the past.
 
     It holds no model, so that it can be kept for the next batch without keeping a model alive.
     """
 
-    def __init__(self, book: Rulebook, decodings: Decodings, slots: int, room: int) -> None:
+    def __init__(self, book: SearchConfig, decodings: Decodings, slots: int, room: int) -> None:
         self.book, self.decodings, self.room = book, decodings, room
         self.device = decodings.members[0].rows.lengths.device
-        self.board = Board(book, slots, room, self.device)
+        self.board = BeamState(book, slots, room, self.device)
         for member in decodings.members:
             member.rows.follow(self.board.said)
         self.begun = [0] * slots  # the step at which each place was taken
@@ -375,7 +375,7 @@ class Machine:
         """How many places wait for a source."""
         return len(self.begun) - len(self.busy)
 
-    def put(self, fresh: Decodings, of: Sequence[int], asked: Sequence[Asked], numbers: Sequence[int]) -> None:
+    def put(self, fresh: Decodings, of: Sequence[int], asked: Sequence[Request], numbers: Sequence[int]) -> None:
         """Let in sources, known to the caller by `numbers`, which are `of` in `fresh`."""
         free = [slot for slot in range(len(self.begun)) if slot not in self.busy][: len(numbers)]
         at = torch.tensor(free, device=self.device)
@@ -459,12 +459,12 @@ class Machine:
 
 
 @dataclass
-class Waiting:
+class RequestQueue:
     """Sources in the order in which they are let in, encoded a batch at a time."""
 
     models: Ensemble
-    book: Rulebook
-    asked: Sequence[Asked]
+    book: SearchConfig
+    asked: Sequence[Request]
     batch: int
     device: torch.device
     width: int = 0
@@ -492,7 +492,7 @@ class Waiting:
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
         return self.models.start(batch, self.room, self.book.beams, static=True)
 
-    def enter(self, machine: Machine) -> None:
+    def enter(self, machine: CapturedDecoder) -> None:
         """Let in as many as there are places for, from one batch."""
         if self.fresh is None or self.next >= self.first + self.batch:
             self.first, self.fresh = self.next, self.start(self.next)
@@ -502,7 +502,7 @@ class Waiting:
         self.next = end
 
 
-_kept: "WeakKeyDictionary[Any, OrderedDict[Any, Machine]]" = WeakKeyDictionary()  # by the first model
+_kept: "WeakKeyDictionary[Any, OrderedDict[Any, CapturedDecoder]]" = WeakKeyDictionary()  # by the first model
 
 
 def forget() -> None:
@@ -515,7 +515,7 @@ def captured(model: object) -> bool:
     return any(machine.graphs for machine in _kept.get(model, {}).values())
 
 
-def machine_for(waiting: Waiting) -> Machine:
+def machine_for(waiting: RequestQueue) -> CapturedDecoder:
     """A machine of this shape: one that is kept, or a new one."""
     models = waiting.models.models
     held = _kept.setdefault(models[0], OrderedDict())
@@ -528,7 +528,7 @@ def machine_for(waiting: Waiting) -> Machine:
         decodings = waiting.start(0)
         if not decodings.refillable():
             raise NotHereError("a state cannot take in another source")
-        made = Machine(waiting.book, decodings, waiting.batch, waiting.room)
+        made = CapturedDecoder(waiting.book, decodings, waiting.batch, waiting.room)
     held[key] = made
     while len(held) > KEPT:
         held.popitem(last=False)
@@ -542,11 +542,11 @@ class NotHereError(Exception):
 
 @torch.inference_mode()
 def flow(
-    models: Ensemble, book: Rulebook, asked: Sequence[Asked], slots: int, device: torch.device
+    models: Ensemble, book: SearchConfig, asked: Sequence[Request], slots: int, device: torch.device
 ) -> list[list[Hypothesis] | None]:
     """What is found for every source, with at most `slots` under way at a time; None where the host has to look."""
     slots = min(slots, len(asked))
-    waiting = Waiting(models, book, asked, slots, device)
+    waiting = RequestQueue(models, book, asked, slots, device)
     machine = machine_for(waiting)
     found: list[list[Hypothesis] | None] = [None] * len(asked)
     try:
@@ -597,18 +597,18 @@ def _width(job: Job) -> int:
     return job.batch.source.shape[1]
 
 
-def sources(job: Job) -> list[Asked]:
+def sources(job: Job) -> list[Request]:
     """The rows of a job."""
     assert job.batch.source is not None
     lengths = row_lengths(job.batch.source, job.batch.source_seg)
     return [
-        Asked(tuple(row[:length]), least, most)
+        Request(tuple(row[:length]), least, most)
         for row, length, least, most in zip(job.batch.source.tolist(), lengths, job.least, job.most, strict=True)
     ]
 
 
-def rulebook(job: Job, spec: "Beam") -> Rulebook:
+def rulebook(job: Job, spec: "Beam") -> SearchConfig:
     """What holds for every row of a job."""
     never = {*job.ends.never, *(sequence[0] for sequence in job.rules[0].banned)}
     stopping = STOPPING[spec.stopping]
-    return Rulebook(spec.beams, spec.n_best, spec.scoring, stopping, job.ends, tuple(sorted(never)))
+    return SearchConfig(spec.beam_size, spec.n_best, spec.scoring, stopping, job.ends, tuple(sorted(never)))

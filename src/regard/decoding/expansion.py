@@ -6,9 +6,9 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.decoding.constraints import Ids, index
 from regard.decoding.rank import Candidate, best, bucket
 from regard.decoding.required import Progress, Required, allocate
-from regard.decoding.rules import Ids, index
 
 
 class Partial(NamedTuple):

@@ -8,7 +8,7 @@ from regard.tree import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class SpecialTokens:
     """The ids that are not text: where a row begins, where it ends, what fills it up."""
 
     bos: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from regard.data.store import Table
+from regard.data.token_store import Table
 from regard.errors import SpecError
 from regard.tree import Spec
 

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.decoding.autoregressive import AutoregressiveLoop, Path
 from regard.decoding.hypothesis import Hypothesis, Piece
+from regard.decoding.job import Job
 from regard.decoding.rank import order
-from regard.decoding.run import Job
 from regard.decoding.search import Search
-from regard.decoding.walk import Path, Walk
 from regard.errors import DataError, SpecError
 
 
@@ -59,8 +59,8 @@ class Sample(Search):
             raise SpecError("n_best", f"one sample of a row can be streamed, not {self.n_best}")
         return self._walk(job).stream(job)
 
-    def _walk(self, job: Job) -> Walk:
-        return Walk(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
+    def _walk(self, job: Job) -> AutoregressiveLoop:
+        return AutoregressiveLoop(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
 
     def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """The logits of the distribution that is drawn from; -inf for what is cut."""

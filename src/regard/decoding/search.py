@@ -4,15 +4,15 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from regard.batch import Batch
-from regard.decoding.hypothesis import Ends, Hypothesis, Limits, Piece
-from regard.decoding.rules import Rules
-from regard.decoding.run import Job, prepare
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, Piece, SpecialTokens
+from regard.decoding.job import Job, prepare
 from regard.errors import SpecError
 from regard.models.base import Generator
 from regard.tree import Spec
 
 DERIVED = Limits()  # from the length of each source
-FREE = Rules()
+FREE = TokenConstraints()
 
 
 class Search(Spec):
@@ -37,9 +37,9 @@ def find(
     models: Generator | Sequence[Generator],
     batch: Batch,
     search: Search,
-    ends: Ends,
+    ends: SpecialTokens,
     limits: Limits | Sequence[Limits] = DERIVED,
-    rules: Rules | Sequence[Rules] = FREE,
+    rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for every row of the batch: at most n_best of each, best first.
@@ -56,9 +56,9 @@ def stream(
     models: Generator | Sequence[Generator],
     batch: Batch,
     search: Search,
-    ends: Ends,
+    ends: SpecialTokens,
     limits: Limits | Sequence[Limits] = DERIVED,
-    rules: Rules | Sequence[Rules] = FREE,
+    rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> Iterator[list[Piece]]:
     """The same step by step: after each step, what the rows that are still speaking have just said.

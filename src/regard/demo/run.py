@@ -17,9 +17,9 @@ from regard.evaluation import metrics
 from regard.inspection import render
 from regard.models.base import LanguageModel
 from regard.nn.core import Trace
-from regard.recipe import asked
-from regard.run import Run
-from regard.session import Session, begin
+from regard.recipe.recipe import asked
+from regard.runs.session import Session, start_run
+from regard.runs.trained_model import TrainedModel
 
 PAIRS, VALIDATION = 100_000, 200
 STEPS = 1800
@@ -34,7 +34,7 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
             "preset": "transformer_tiny",
             "variants": ["pre_norm", "rotary"],
             "dropout": 0.0,
-            "head": {"smoothing": 0.0},  # there is one right answer
+            "head": {"label_smoothing": 0.0},  # there is one right answer
             "encoder": {"depth": 2},
             "decoder": {"depth": 2},
         },
@@ -47,7 +47,7 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
         "train": {
             "steps": steps,
             "seed": seed,
-            "optimizer": {"kind": "adamw", "rate": 2e-3},
+            "optimizer": {"kind": "adamw", "learning_rate": 2e-3},
             "schedule": {"kind": "linear", "warmup": min(100, steps // 4)},
             "validate_every": max(1, steps // 4),
             "log_every": 20,
@@ -73,7 +73,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     folder.mkdir(parents=True, exist_ok=True)
     _write(text, corpus.train, corpus.test)
     started = time.perf_counter()
-    trained, _ = begin(wanted, folder, Session("cpu", quiet=quiet, cache=False), beside=("text",))
+    trained, _ = start_run(wanted, folder, Session("cpu", quiet=quiet, cache=False), beside=("text",))
     seconds = time.perf_counter() - started
     test = corpus.test[VALIDATION:]
     said = trained.translate([example.source for example in test], beam=1, batch_size=64)
@@ -147,7 +147,7 @@ def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example,
     return turns[:SHOWN]
 
 
-def _show(trained: Run, test: Sequence[Example], said: Sequence[str], console: Console) -> Path:
+def _show(trained: TrainedModel, test: Sequence[Example], said: Sequence[str], console: Console) -> Path:
     """The cross-attention of one example: on the terminal, and as a picture in the run."""
     right = [example for example, text in zip(test, said, strict=True) if text == example.target] or list(test)
     spoken = [example for example in right if example.kind == "date"] or right
@@ -165,7 +165,7 @@ def _show(trained: Run, test: Sequence[Example], said: Sequence[str], console: C
 
 
 @torch.no_grad()
-def looked(trained: Run, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
+def looked(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
     """Cross-attention of the last layer, mean of the heads (T, S), and the pieces on either side."""
     objective, model = Translation(), trained.model
     assert isinstance(model, LanguageModel)

@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.data.objectives import Classification, Translation
 from regard.data.prepare import Prepared
-from regard.data.store import Column
+from regard.data.token_store import Column
 from regard.data.tokenizer import Tokenizer
 from regard.errors import DataError
 from regard.evaluation import metrics

@@ -8,9 +8,9 @@ import torch
 
 from regard.batch import Batch
 from regard.data.batching import Batching
+from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Objective
-from regard.data.store import Column, Table
-from regard.data.stream import Examples, Stream
+from regard.data.token_store import Column, Table
 from regard.models.base import Model
 
 
@@ -32,7 +32,7 @@ def likelihood(model: Model, table: Table, objective: Objective, batching: Batch
     """The likelihood of every label of a table, each seen once."""
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
-    for item in Stream(Examples([table], [1.0], objective), batching, seed=0).once():
+    for item in BatchLoader(Examples([table], [1.0], objective), batching, seed=0).once():
         total += float(model.loss(item.batch.to(device)).nll.double())
         tokens += item.labels
     return Likelihood(total, tokens)

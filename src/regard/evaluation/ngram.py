@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.data.store import Column
+from regard.data.token_store import Column
 
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts where a text is too small or too regular to estimate them
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from regard.data.batching import Batching
 from regard.data.objectives import Classification, Objective, Translation
-from regard.data.store import Table
+from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import device as searching
-from regard.decoding.api import Texts, classify
 from regard.decoding.length_limit import LengthLimit
 from regard.decoding.repetition import find_loop
 from regard.decoding.search import Search
@@ -17,6 +16,7 @@ from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
 from regard.evaluation.significance import proportion_error, standard_error
+from regard.inference.text import Texts, classify
 from regard.models.base import Classifier, Generator, Model
 from regard.training.degenerate import REPEATING, UNFINISHED
 from regard.training.selection import ERROR

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from regard.batch import Batch, check_padding, readable
 from regard.errors import DataError, SpecError
-from regard.nn.beams import Paths
+from regard.nn.beams import BeamAncestry
 from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Memory, Site, Trace, View, check_count
-from regard.nn.init import Init, Undrawn
+from regard.nn.init import Init, Uninitialized
 from regard.nn.input import Input, InputSpec
 from regard.nn.kernels import additive, visible
 from regard.nn.linear import Linear
@@ -472,7 +472,7 @@ def decoding_rows(sources: int, beams: int, device: torch.device, max_len: int, 
         if number < 1:
             raise SpecError(name, f"must be at least 1, not {number}")
     lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
-    paths = Paths(sources * beams, beams, max_len, device, static) if beams > 1 else None
+    paths = BeamAncestry(sources * beams, beams, max_len, device, static) if beams > 1 else None
     return Rows(lengths, max_len, uniform=not static, static=static, paths=paths)
 
 
@@ -500,12 +500,12 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
         raise SpecError(
             "", f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
         )
-    if isinstance(spec.init, Undrawn):
+    if isinstance(spec.init, Uninitialized):
         raise SpecError("init", "'undrawn' leaves weights unset; say build(spec, init=False) to load others")
-    draw = spec.init if init else Undrawn()
+    draw = spec.init if init else Uninitialized()
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"), _memory_error_in_words():
-            return spec.build(Undrawn())
+            return spec.build(Uninitialized())
     with seeded(seed), _memory_error_in_words():  # drawn on the CPU: devices have generators of their own
         model = spec.build(draw)
     return model if device is None else model.to(device)

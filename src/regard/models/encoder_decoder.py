@@ -22,7 +22,7 @@ from regard.models.base import (
     refuse,
     site_of,
 )
-from regard.models.sides import TwoSided
+from regard.models.sequence_to_sequence import TwoSided
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward

@@ -186,12 +186,12 @@ class SentenceClassifier(Task):
     classes: int
     pool: Pooling = "first"
     pooler: bool = True
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
 
     def check(self) -> None:
         check_classes(self.classes)
-        if not 0.0 <= self.smoothing < 1.0:
-            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
 
     def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
         return SentenceClassifierModel(self, spec, encoder, site)
@@ -304,7 +304,7 @@ class SentenceClassifierModel(Classifier):
         self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
         self.pool = Pool(task.pool, task.pooler, site)
         self.classes = site.linear(self.pool.width, {"head": task.classes}, bias=True)
-        self.smoothing = task.smoothing
+        self.label_smoothing = task.label_smoothing
 
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
@@ -319,7 +319,7 @@ class SentenceClassifierModel(Classifier):
         losses: list[Tensor] | None = [] if self.training else None
         log_probs = widen(self.scores(batch, losses)).log_softmax(-1)
         nll = F.nll_loss(log_probs, batch.labels, reduction="sum")
-        s = self.smoothing if self.training else 0.0
+        s = self.label_smoothing if self.training else 0.0
         total = (1 - s) * nll - s * log_probs.mean(-1).sum() if s else nll
         return classified(total, nll, nll.new_full((), float(batch.labels.shape[0])), losses)
 

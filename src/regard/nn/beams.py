@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-class Paths:
+class BeamAncestry:
     """Which slots of its source hold what each beam has read. Reordering moves these numbers and no keys.
 
     What beam b reads in column c (the c-th token of this decoding, padding included) is written into slot (c, b) of its

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Branch, Context, Role, Site
-from regard.nn.init import Init, Undrawn, Xavier
+from regard.nn.init import Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
-from regard.nn.residual import Joined, Residual
+from regard.nn.residual import Residual, ResidualBranch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Fixup(Residual):
         return _End(scaled=site.side == "encoder")
 
 
-class _Fixup(Joined):
+class _Fixup(ResidualBranch):
     def __init__(self, branch: Branch, dropout: float) -> None:
         super().__init__(branch, nn.Identity(), dropout)
         self.shift = nn.Parameter(torch.zeros(1))
@@ -92,7 +92,7 @@ class FixupInit(Init):
     others: Init = Xavier()
 
     def check(self) -> None:
-        if isinstance(self.others, FixupInit | Undrawn):
+        if isinstance(self.others, FixupInit | Uninitialized):
             raise SpecError("others", f"{self.others.kind!r} draws no tables; choose xavier, fan_in or normal")
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:

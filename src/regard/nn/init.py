@@ -168,7 +168,7 @@ class Uniform(Init):
 
 
 @dataclass(frozen=True, slots=True)
-class Undrawn(Init):
+class Uninitialized(Init):
     """Leaves weights as they are in memory: for a model whose weights are about to be loaded."""
 
     kind = "undrawn"

@@ -20,7 +20,7 @@ from torch.nn.attention import flex_attention as flexible
 
 from regard.errors import KernelError, nearest
 from regard.nn.core import HALVES, TRITON, View, drop, widen
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 
 Scale = float | Literal["sqrt", "none"]
 SHORT = 512  # tokens of a row or a segment
@@ -140,8 +140,8 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "varlen knows no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
-    if mask.sight is not None and not isinstance(mask.sight, Window):
-        return f"varlen knows windows only, not {mask.sight.kind}; use 'flex' or 'sdpa'"
+    if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
+        return f"varlen knows windows only, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
     return None
 
 
@@ -160,7 +160,7 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
         return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
     if q.shape[0] * q.shape[1] > GRID:
         return f"segments takes at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
-    if mask.strict or mask.prefix is not None or mask.shown is not None or mask.sight is not None:
+    if mask.strict or mask.prefix is not None or mask.shown is not None or mask.attention_pattern is not None:
         return "segments knows no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "segments is causal over whole rows only, not over a cache; use 'sdpa'"
@@ -318,7 +318,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     B, H, T, _ = q.shape
     mask = view.mask
     q_ends, k_ends, hidden = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
-    far = -1 if mask.sight is None else mask.sight.size - 1  # type: ignore[reportAttributeAccessIssue]
+    far = -1 if mask.attention_pattern is None else mask.attention_pattern.size - 1  # type: ignore[reportAttributeAccessIssue]
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, spread(k, H), spread(v, H)))  # (B*T, H, K)
     y = varlen_attn(
         flat_q,

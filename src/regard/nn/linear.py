@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.core import Role, Site, own_kernels
-from regard.nn.packed import Packable
+from regard.nn.packed import PrepackableLinear
 from regard.tree import Spec
 
 
@@ -41,7 +41,7 @@ class Dense(Linear):
         return linear
 
 
-class _Dense(nn.Linear, Packable):
+class _Dense(nn.Linear, PrepackableLinear):
     def forward(self, input: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
         return self.product(input, self.bias)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.nn.sight import Sight
+from regard.nn.pattern import AttentionPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Mask:
     k_seg: Int[Tensor, "B S"] | None = None
     packed: bool = False  # False promises that a row is one segment followed by padding
     prefix: Bool[Tensor, "B S"] | None = None  # keys that everybody in their segment sees: prefix LM
-    sight: Sight | None = None
+    attention_pattern: AttentionPattern | None = None
     segments: int = 1  # most segments in a row: a fixed size, so that packed batches compile once
     longest: int | None = None  # no segment is longer than this; None: it may fill the row
     # Pair by pair, (b, T, S): the slots that a beam's text runs through. Made on demand, as there is a shorter way.
@@ -58,7 +58,7 @@ class Mask:
 
     def _has_pattern(self) -> bool:
         past = self.causal and (self.strict or self.prefix is not None)
-        return past or self.packed or self.sight is not None or self.shown is not None
+        return past or self.packed or self.attention_pattern is not None or self.shown is not None
 
     def _ordered(self) -> bool:
         """Whether order alone hides the padding at the end of a row from its real tokens."""
@@ -69,7 +69,9 @@ class Mask:
 
         Padding that stands out of sight of all real tokens is another.
         """
-        if self.sight is not None and (self.sight.may_hide_all or (self.k_seg is not None and not self.causal)):
+        if self.attention_pattern is not None and (
+            self.attention_pattern.may_hide_all or (self.k_seg is not None and not self.causal)
+        ):
             return True
         return self.packed or (self.causal and self.strict)
 
@@ -98,14 +100,14 @@ class Mask:
             terms.append((self.q_seg[:, :, None] == self.k_seg[:, None, :]) & (self.k_seg != 0)[:, None, :])
         elif self.k_seg is not None and not self._ordered():
             terms.append((self.k_seg != 0)[:, None, :])
-        if self.causal or self.sight is not None:
+        if self.causal or self.attention_pattern is not None:
             q, k = self.positions(T, S, device)
             q, k = q[:, :, None], k[:, None, :]
             if self.causal and (self.strict or not self.told):
                 past = k < q if self.strict else k <= q
                 terms.append(past if self.prefix is None else past | self.prefix[:, None, :])
-            if self.sight is not None:
-                terms.append(self.sight.visible(q, k))
+            if self.attention_pattern is not None:
+                terms.append(self.attention_pattern.visible(q, k))
         if self.shown is not None:
             terms.append(self.shown())
         visible = terms[0]
@@ -132,8 +134,8 @@ class Mask:
             if self.causal:
                 past = k < q if self.strict else k <= q
                 seen = seen & (past if self.prefix is None else past | self.prefix[b, j])
-            if self.sight is not None:
-                seen = seen & self.sight.visible(q, k)
+            if self.attention_pattern is not None:
+                seen = seen & self.attention_pattern.visible(q, k)
             if shown is not None:
                 seen = seen & shown[b, i, j]
             return seen

@@ -20,7 +20,7 @@ _address: Any = getattr(torch._C, "_data_address", None)  # as data_ptr(), witho
 _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
 
 
-class Layout:
+class PrepackedWeight:
     """Copies of one weight in other orders, made on first use and made anew whenever the weight has changed.
 
     A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight is made a
@@ -42,11 +42,11 @@ class Layout:
         self.turned: Tensor | None = None
         self.blocks: Tensor | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Layout":
-        return Layout()  # a copied model has other weights, of which nobody knows yet what becomes of them
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PrepackedWeight":
+        return PrepackedWeight()  # a copied model has other weights, of which nobody knows yet what becomes of them
 
-    def __reduce__(self) -> tuple[type["Layout"], tuple[()]]:
-        return Layout, ()
+    def __reduce__(self) -> tuple[type["PrepackedWeight"], tuple[()]]:
+        return PrepackedWeight, ()
 
     def _begin(self, weight: Float[Tensor, "o i"]) -> None:
         self.forget()
@@ -92,11 +92,11 @@ def _watched(weight: Tensor) -> Tensor | None:
         return None
 
 
-class Packable(nn.Module):
+class PrepackableLinear(nn.Module):
     """Abstract: a module with one weight that is multiplied with, and that may be laid out."""
 
     weight: Tensor
-    layout: Layout | None = None  # no tensor of the model: it is neither stored nor trained
+    layout: PrepackedWeight | None = None  # no tensor of the model: it is neither stored nor trained
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
         """x W' + b. Only in inference mode, where no gradient can be asked for, may the weight lie in another order."""
@@ -104,7 +104,7 @@ class Packable(nn.Module):
             return F.linear(x, self.weight, bias)
         return self.layout.product(x, self.weight, bias)
 
-    def train(self, mode: bool = True) -> "Packable":
+    def train(self, mode: bool = True) -> "PrepackableLinear":
         if mode and self.layout is not None:
             self.layout.forget()  # a step of training writes to all of it
         return super().train(mode)
@@ -123,8 +123,8 @@ def lay_out(model: nn.Module, frozen: bool = False) -> None:
         if name == "encoder":
             continue
         for module in part.modules():
-            if isinstance(module, Packable) and module.weight.is_cpu and not module.weight.is_inference():
-                module.layout = Layout(frozen)
+            if isinstance(module, PrepackableLinear) and module.weight.is_cpu and not module.weight.is_inference():
+                module.layout = PrepackedWeight(frozen)
 
 
 def available() -> bool:

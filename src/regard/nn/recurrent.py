@@ -14,7 +14,7 @@ from regard.errors import DataError
 from regard.nn.core import Site, full_precision
 from regard.nn.linear import is_plain
 from regard.nn.mask import Mask
-from regard.nn.state import Hidden, Rows
+from regard.nn.state import RecurrentState, Rows
 from regard.tree import Spec
 
 State = tuple[Float[Tensor, "B H"], ...]  # h alone, or h and c
@@ -297,11 +297,11 @@ class Layer(nn.Module):
             return seen[0], last[0]
         return torch.cat(seen, -1), tuple(torch.cat(part, -1) for part in zip(*last, strict=True))
 
-    def start(self, rows: Rows) -> Hidden:
+    def start(self, rows: Rows) -> RecurrentState:
         """The state of a decoding, forwards."""
-        return Hidden(rows, self.begin(rows.lengths.shape[0]))
+        return RecurrentState(rows, self.begin(rows.lengths.shape[0]))
 
-    def advance(self, x: Float[Tensor, "B T I"], hidden: Hidden) -> Float[Tensor, "B T W"]:
+    def advance(self, x: Float[Tensor, "B T I"], hidden: RecurrentState) -> Float[Tensor, "B T W"]:
         """The states after every new token of a decoding, which is remembered."""
         y, last = self.cells[0](x, hidden.parts, hidden.rows.real if x.shape[1] > 1 else None)
         hidden.write(last)

@@ -27,7 +27,7 @@ class Residual(Spec):
         return nn.Identity()
 
 
-class Joined(Branch):
+class ResidualBranch(Branch):
     """Abstract: a branch with the norm that goes before or after it. Its state is the branch's."""
 
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
@@ -58,7 +58,7 @@ class PreNorm(Residual):
         return self.norm.build(site)
 
 
-class _PreNorm(Joined):
+class _PreNorm(ResidualBranch):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return x + self.read(self.norm(x), ctx, state)
 
@@ -74,7 +74,7 @@ class PostNorm(Residual):
         return _PostNorm(branch, self.norm.build(site), site.dropout)
 
 
-class _PostNorm(Joined):
+class _PostNorm(ResidualBranch):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return norm_of_sum(self.norm, x, self.branch(x, ctx, state), self.dropout if self.training else 0.0)
 
@@ -93,7 +93,7 @@ class Sandwich(Residual):
         return self.norm.build(site)
 
 
-class _Sandwich(Joined):
+class _Sandwich(ResidualBranch):
     def __init__(self, branch: Branch, norm: nn.Module, after: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.after = after
@@ -123,7 +123,7 @@ class DeepNorm(Residual):
         return _DeepNorm(branch, self.norm.build(site), site.dropout, alpha)
 
 
-class _DeepNorm(Joined):
+class _DeepNorm(ResidualBranch):
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float, alpha: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = alpha
@@ -143,6 +143,6 @@ class NoResidual(Residual):
         return _NoResidual(branch, self.norm.build(site), site.dropout)
 
 
-class _NoResidual(Joined):
+class _NoResidual(ResidualBranch):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return self.read(self.norm(x), ctx, state)

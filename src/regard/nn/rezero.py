@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.nn.core import Branch, Context, Site
 from regard.nn.norm import NoNorm, Norm
-from regard.nn.residual import Joined, Residual
+from regard.nn.residual import Residual, ResidualBranch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ReZero(Residual):
         return self.norm.build(site)
 
 
-class _ReZero(Joined):
+class _ReZero(ResidualBranch):
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = nn.Parameter(torch.zeros(1))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.beams import Paths
+from regard.nn.beams import BeamAncestry
 from regard.nn.mask import Mask
 
 
@@ -27,7 +27,7 @@ class Rows:
     uniform: bool = True  # every row is exactly at `bound`
     static: bool = False
     window: int | None = None  # of a static decoding; None: all of max_len
-    paths: Paths | None = None  # where there are several beams, so that they can share a cache
+    paths: BeamAncestry | None = None  # where there are several beams, so that they can share a cache
     counted: bool = False  # by the owner of `lengths`
     real: Int[Tensor, " B"] | None = None  # how many of the tokens that are read now are no padding; None: all
 
@@ -270,7 +270,7 @@ def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Fl
     return flat_k.as_strided((rows, width), (step, 1)) if there else torch.cat((flat_k, flat_v), -1)
 
 
-class Past(Rewritten):
+class ActivationCache(Rewritten):
     """The stream of a branch that reads its own past, written in place at each row's own length: convolutions."""
 
     def __init__(self, rows: Rows) -> None:
@@ -302,7 +302,7 @@ class Past(Rewritten):
             self.x = self.x[:n]
 
 
-class Ring(Rewritten):
+class ConvolutionCache(Rewritten):
     """The last `size` = (taps - 1) * step inputs of a causal convolution; that of position p lies in place p mod size.
 
     However long the text, a layer keeps no more than its next output can read. Rows may stand at different lengths.
@@ -382,7 +382,7 @@ class StaticKV:
         self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
 
 
-class Hidden:
+class RecurrentState:
     """The state of a recurrence: one vector of each row, or two (h and c of an LSTM), however much was read."""
 
     def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
@@ -403,7 +403,7 @@ class Hidden:
         """Only these rows are remembered from now on."""
         self.parts = tuple(part.index_select(0, rows) for part in self.parts)
 
-    def put(self, fresh: "Hidden", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+    def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
         """All beams of some sources begin as those of another decoding did."""
         beams = 1 if self.rows.paths is None else self.rows.paths.beams
         for mine, its in zip(self.parts, fresh.parts, strict=True):

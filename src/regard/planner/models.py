@@ -79,7 +79,7 @@ def _translator(depth: int, width: int, heads: int, hidden: int) -> ModelSpec:
         d_model=width,
         heads=heads,
         dropout=0.1,
-        head=Softmax(smoothing=0.1),
+        head=Softmax(label_smoothing=0.1),
         encoder=Plain((encoder,), depth),
         decoder=Plain((decoder,), depth),
     )

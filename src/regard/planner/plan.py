@@ -127,7 +127,7 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
     if optimizer is None:
         optimizer = _optimizer(objective, candidate, hardware, given)
         named = [f"optimizer: {type(optimizer).__name__}"]
-    elif optimizer.rate is None or given.model is None:
+    elif optimizer.learning_rate is None or given.model is None:
         named = [f"optimizer: {type(optimizer).__name__}, as given"]
     if speed is not None and isinstance(optimizer, Muon):
         tokens = getattr(batching, "tokens", None) or _smallest(text, candidate, hardware)
@@ -305,12 +305,12 @@ def _training(
             why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
     optimizer = train.optimizer
     assert optimizer is not None
-    if optimizer.rate is None:
+    if optimizer.learning_rate is None:
         rate = _rate(objective, budget.candidate, optimizer) * (GENTLE if budget.trained else 1.0)
-        optimizer = replace(optimizer, rate=rate)  # type: ignore[reportCallIssue]
+        optimizer = replace(optimizer, learning_rate=rate)  # type: ignore[reportCallIssue]
         why.append(f"peak learning rate: {rate:g}, for d_model {budget.candidate.width}")
-    if isinstance(optimizer, Muon) and optimizer.rest.rate is None:
-        optimizer = replace(optimizer, rest=replace(optimizer.rest, rate=optimizer.rate))
+    if isinstance(optimizer, Muon) and optimizer.rest.learning_rate is None:
+        optimizer = replace(optimizer, rest=replace(optimizer.rest, learning_rate=optimizer.learning_rate))
     changes["optimizer"] = optimizer
     if getattr(train.schedule, "warmup", 0) is None:
         warmup = max(1, min(steps // 10, max(100, steps // 25)))
@@ -417,9 +417,9 @@ def adamw(objective: Objective) -> AdamW:
     """AdamW as it is usual for an objective."""
     if isinstance(objective, Translation):
         return AdamW()
-    return AdamW(betas=(0.9, 0.99), eps=1e-8, decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
+    return AdamW(betas=(0.9, 0.99), eps=1e-8, weight_decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
 
 
 def muon(objective: Objective) -> Muon:
     """Muon as it is usual for an objective."""
-    return Muon(decay=0.1 if isinstance(objective, LanguageModelling) else 0.0)
+    return Muon(weight_decay=0.1 if isinstance(objective, LanguageModelling) else 0.0)

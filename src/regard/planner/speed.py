@@ -151,7 +151,7 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
     batch = batch.to(device)
     with torch.random.fork_rng(devices=[]):
         model = build(spec, device).train()
-        optimizer = AdamW(rate=1e-4).build(model)
+        optimizer = AdamW(learning_rate=1e-4).build(model)
         durations: list[float] = []
         while len(durations) <= STEPS and sum(durations) < PATIENCE:
             start = time.perf_counter()

@@ -10,12 +10,13 @@ from torch import Tensor
 from regard.batch import Batch, pack, pad
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
-from regard.models.bytenet import ByteNet
-from regard.models.convs2s import ConvS2S
+from regard.models.baselines.attention_score import AttentionScore, GeneralScore
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import InitialState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, Task, TokenClassifier
-from regard.models.recurrent import Opening, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -27,6 +28,7 @@ from regard.nn.init import Init
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Linear
 from regard.nn.norm import Norm
+from regard.nn.pattern import AttentionPattern
 from regard.nn.position.additive import Injected
 from regard.nn.position.base import Additive, Position
 from regard.nn.position.bias import DistanceBias
@@ -34,8 +36,6 @@ from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import Cell, Start
 from regard.nn.residual import PostNorm, PreNorm, Residual
-from regard.nn.scorer import GeneralScorer, Scorer
-from regard.nn.sight import Sight
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec
@@ -85,7 +85,7 @@ def encoder_only(task: Task | None = None) -> EncoderOnly:
 
 def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurrent:
     """A tiny recurrent encoder-decoder, with attention unless said otherwise."""
-    encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScorer())
+    encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScore())
     return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
 
 
@@ -127,9 +127,9 @@ def around(part: Spec) -> dict[str, ModelSpec]:
     if isinstance(part, Cell | Start):
         field = "cell" if isinstance(part, Cell) else "start"
         return around(replace(Recurrence(), **{field: part}))
-    if isinstance(part, Scorer | Opening):
-        field = "attention" if isinstance(part, Scorer) else "opening"
-        return {"recurrent": recurrent(replace(RecurrentDecoder(attention=GeneralScorer()), **{field: part}))}
+    if isinstance(part, AttentionScore | InitialState):
+        field = "attention" if isinstance(part, AttentionScore) else "initial_state"
+        return {"recurrent": recurrent(replace(RecurrentDecoder(attention=GeneralScore()), **{field: part}))}
     if isinstance(part, RecurrentEncoder | RecurrentDecoder):
         field = "encoder" if isinstance(part, RecurrentEncoder) else "decoder"
         return {"recurrent": replace(recurrent(), **{field: part})}
@@ -177,8 +177,8 @@ def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
 def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     if isinstance(part, Position):
         return swap(_bare(model), Plain, lambda stack: replace(stack, position=part))
-    if isinstance(part, Sight):
-        return swap(model, Plain, lambda stack: replace(stack, sight=part))
+    if isinstance(part, AttentionPattern):
+        return swap(model, Plain, lambda stack: replace(stack, attention_pattern=part))
     if isinstance(part, Additive):
         return swap(model, Tokens, lambda tokens: replace(tokens, position=part))
     slots: tuple[type[Spec], ...] = (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init)
@@ -220,7 +220,7 @@ def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
     telling = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
     reading = [inner for inner in inside if isinstance(inner, Position | Additive)]
     must = next((inner.kind for inner in (*reading, *(() if causal else telling))), None)
-    return must, bool(telling) or any(isinstance(inner, Sight) for inner in inside)
+    return must, bool(telling) or any(isinstance(inner, AttentionPattern) for inner in inside)
 
 
 @dataclass(frozen=True, slots=True)

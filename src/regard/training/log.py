@@ -19,7 +19,7 @@ import torch
 
 from regard.files import append_text, replace_text
 from regard.training.checkpoint import cannot_save
-from regard.training.loop import Event
+from regard.training.trainer import Event
 
 
 class Log:

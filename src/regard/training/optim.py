@@ -20,7 +20,7 @@ class OptimizerSpec(Spec):
     """Slot: how gradients change weights."""
 
     __slots__ = ()
-    rate: float | None  # the highest learning rate; None: chosen from the size of the model
+    learning_rate: float | None  # the highest learning rate; None: chosen from the size of the model
 
     @abstractmethod
     def build(self, model: nn.Module) -> "Optimizer":
@@ -130,16 +130,16 @@ def is_table(name: str) -> bool:
 
 def check_rate(spec: Any) -> None:
     """Refuse rates and decays that cannot be meant."""
-    if spec.rate is not None and not 0 < spec.rate < 100:
-        raise SpecError("rate", f"must lie above 0, not {spec.rate}")
-    if spec.decay < 0:
-        raise SpecError("decay", f"must be at least 0, not {spec.decay}")
+    if spec.learning_rate is not None and not 0 < spec.learning_rate < 100:
+        raise SpecError("learning_rate", f"must lie above 0, not {spec.learning_rate}")
+    if spec.weight_decay < 0:
+        raise SpecError("weight_decay", f"must be at least 0, not {spec.weight_decay}")
 
 
 def resolved(rate: float | None) -> float:
     """The rate, which must be chosen by now."""
     if rate is None:
-        raise SpecError("train.optimizer.rate", "is not chosen yet; give a number")
+        raise SpecError("train.optimizer.learning_rate", "is not chosen yet; give a number")
     return rate
 
 
@@ -148,10 +148,10 @@ class AdamW(OptimizerSpec):
     """Kingma and Ba 2015 with decoupled decay (Loshchilov and Hutter 2019); torch's, fused."""
 
     kind = "adamw"
-    rate: float | None = None
+    learning_rate: float | None = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    decay: float = 0.0
+    weight_decay: float = 0.0
 
     def check(self) -> None:
         check_rate(self)
@@ -163,10 +163,10 @@ class AdamW(OptimizerSpec):
 
     def over(self, parameters: Named) -> torch.optim.Optimizer:
         """AdamW over some of the parameters."""
-        rate = resolved(self.rate)
+        rate = resolved(self.learning_rate)
         # The fused kernel knows float32 and float64 on the CPU, which are what a CPU trains in.
         return torch.optim.AdamW(
-            groups(parameters, rate, self.decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
+            groups(parameters, rate, self.weight_decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
         )
 
 
@@ -178,8 +178,8 @@ class Adafactor(OptimizerSpec):
     """
 
     kind = "adafactor"
-    rate: float | None = None
-    decay: float = 0.0
+    learning_rate: float | None = None
+    weight_decay: float = 0.0
     beta2_decay: float = -0.8
     clip: float = 1.0
 
@@ -187,8 +187,8 @@ class Adafactor(OptimizerSpec):
         check_rate(self)
 
     def build(self, model: nn.Module) -> Optimizer:
-        rate = resolved(self.rate)
-        parts = groups(named(model), rate, self.decay)
+        rate = resolved(self.learning_rate)
+        parts = groups(named(model), rate, self.weight_decay)
         return Optimizer(
             model, {"adafactor": torch.optim.Adafactor(parts, lr=rate, beta2_decay=self.beta2_decay, d=self.clip)}
         )
@@ -199,9 +199,9 @@ class Muon(OptimizerSpec):
     """Jordan et al. 2024: orthogonalised momentum for the matrices inside the model, `rest` for everything else."""
 
     kind = "muon"
-    rate: float | None = None
+    learning_rate: float | None = None
     momentum: float = 0.95
-    decay: float = 0.0
+    weight_decay: float = 0.0
     rest: AdamW = AdamW()
 
     def check(self) -> None:
@@ -219,7 +219,9 @@ class Muon(OptimizerSpec):
 
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Muon over some of the parameters."""
-        return BatchedMuon(matrices, lr=resolved(self.rate), weight_decay=self.decay, momentum=self.momentum)
+        return BatchedMuon(
+            matrices, lr=resolved(self.learning_rate), weight_decay=self.weight_decay, momentum=self.momentum
+        )
 
 
 def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:

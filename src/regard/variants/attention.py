@@ -10,7 +10,7 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.norm import RMSNorm
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 from regard.nn.stacks.base import StackSpec
 from regard.tree import hints, swap, walk
 from regard.variants.base import Variant
@@ -79,7 +79,11 @@ def sliding_window(m: Any) -> Any:
 
     def narrowed(stack: Any) -> Any:
         attends = any(isinstance(part, SelfAttention) for part in walk(stack))
-        return replace(stack, sight=Window(256)) if attends and "sight" in hints(type(stack)) else stack
+        return (
+            replace(stack, attention_pattern=Window(256))
+            if attends and "attention_pattern" in hints(type(stack))
+            else stack
+        )
 
     return swap(m, StackSpec, narrowed)
 

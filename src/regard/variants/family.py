@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from regard.errors import SpecError
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.joined import Joined
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.bridge import Last
 from regard.nn.stacks.plain import Plain
@@ -16,7 +16,7 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
     """All layers of an encoder-decoder in one stack, of the encoder's blocks: a layer less of attention each."""
 
     def edit(m: Any) -> Any:
-        if isinstance(m, Joined):
+        if isinstance(m, DecoderOnlyTranslator):
             return replace(m, visibility=visibility)
         if not isinstance(m, EncoderDecoder):
             raise SpecError("variants", f"only a model with an encoder can give it up, not one of kind {m.kind!r}")
@@ -27,7 +27,7 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
         if _blocks(m.encoder) != _blocks(m.decoder):
             raise SpecError("variants", "encoder and decoder differ in more than looking across; make them alike first")
         stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
-        return Joined(
+        return DecoderOnlyTranslator(
             vocab=m.vocab,
             d_model=m.d_model,
             heads=m.heads,
@@ -55,7 +55,7 @@ def _blocks(stack: Plain) -> tuple[Any, ...]:
     for block in stack.pattern:
         pairs = zip(block.branches, block.rules(), strict=True)
         kept.append([(branch, rule) for branch, rule in pairs if not isinstance(branch, CrossAttention)])
-    return kept, stack.unique, stack.position, stack.positions, stack.sight, stack.strict
+    return kept, stack.unique, stack.position, stack.positions, stack.attention_pattern, stack.strict
 
 
 VARIANTS = {

@@ -79,13 +79,15 @@ def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
     """Grave et al. 2017: the most frequent ids and three tails, of which the last is as large as T5's sentinels."""
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1
-    in_two_steps = head(AdaptiveSoftmax, lambda plain: AdaptiveSoftmax(tails, plain.scaled, plain.smoothing, plain.z))
+    in_two_steps = head(
+        AdaptiveSoftmax, lambda plain: AdaptiveSoftmax(tails, plain.scaled, plain.label_smoothing, plain.z_loss)
+    )
     return lambda m: in_two_steps(in_clusters(table)(m))
 
 
 def mixture_of_softmaxes(components: int) -> Edit:
     """Yang et al. 2018. What is normalised already has no z: Narang et al. left it on, and it was 0."""
-    return head(MixtureOfSoftmaxes, lambda plain: MixtureOfSoftmaxes(components, plain.scaled, plain.smoothing))
+    return head(MixtureOfSoftmaxes, lambda plain: MixtureOfSoftmaxes(components, plain.scaled, plain.label_smoothing))
 
 
 LAN = "Lan et al. 2020"

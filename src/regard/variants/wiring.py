@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.errors import SpecError
-from regard.nn.gated import GatedRecurrent
+from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
@@ -34,7 +34,7 @@ def _universal(side: str, stack: Any, kind: type[Universal] | type[UniversalACT]
     if more:
         raise SpecError(f"{side}.pattern", f"only one block can be applied again and again, not {len(stack.pattern)}")
     around = max(1, stack.depth // 6)
-    same = {name: getattr(stack, name) for name in ("position", "positions", "sight", "strict")}
+    same = {name: getattr(stack, name) for name in ("position", "positions", "attention_pattern", "strict")}
     return kind(block, around, 2 * stack.depth, around, **same)
 
 
@@ -51,7 +51,7 @@ def funnel(m: Any) -> Any:
         raise SpecError("encoder.depth", f"a funnel needs at least 2 layers, not {stack.depth}")
     groups = min(3, stack.depth)
     layers = tuple(stack.depth // groups + (group < stack.depth % groups) for group in range(groups))
-    made = Funnel(stack.pattern, layers, stack.position, stack.positions, stack.sight)
+    made = Funnel(stack.pattern, layers, stack.position, stack.positions, stack.attention_pattern)
     return replace(m, encoder=swap(made, LayerNorm, lambda norm: RMSNorm(norm.eps)))
 
 

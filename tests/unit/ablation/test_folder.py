@@ -8,10 +8,10 @@ import pytest
 
 from regard.ablation import experiment
 from regard.ablation.experiment import Settings, begun, write_demo
-from regard.ablation.runner import Machine
+from regard.ablation.runner import Resources
 from regard.demo.corpus import generate
 from regard.errors import DataError
-from regard.recipe import Asked
+from regard.recipe.recipe import RecipeRequest
 
 
 class StopError(Exception):
@@ -19,18 +19,18 @@ class StopError(Exception):
 
 
 def begin(folder: Path, wanted: Any) -> None:
-    with begun(wanted, folder, Settings(), Machine("cpu"), lambda _: None):
+    with begun(wanted, folder, Settings(), Resources("cpu"), lambda _: None):
         pass
 
 
-def stop() -> Asked:
+def stop() -> RecipeRequest:
     raise StopError
 
 
 def test_an_ablation_that_is_refused_harms_no_other_in_the_same_new_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new"
 
-    def meanwhile() -> Asked:
+    def meanwhile() -> RecipeRequest:
         (folder / "text").mkdir()
         with pytest.raises(DataError, match="is being worked on by another process"):
             begin(folder, stop)

@@ -21,9 +21,9 @@ from regard.errors import SpecError
 from regard.evaluation.lengths import buckets
 from regard.evaluation.significance import Interval
 from regard.models.base import build, count
-from regard.models.recurrent import Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.baselines.attention_score import GeneralScore
+from regard.models.baselines.rnn import Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.nn.recurrent import Elman
-from regard.nn.scorer import GeneralScorer
 from regard.presets import preset
 from regard.testing import tiny
 from regard.variants import apply
@@ -69,7 +69,11 @@ def test_what_came_before_has_the_size_of_the_whole(name: str) -> None:
     model: Any = climbing.family(name, base)
     model, _ = resized(replace(model, vocab=800), count(base))
     assert abs(count(model) / count(base) - 1) < 0.05
-    assert (model.dropout, model.sharing, model.head.smoothing) == (base.dropout, base.sharing, base.head.smoothing)
+    assert (model.dropout, model.sharing, model.head.label_smoothing) == (
+        base.dropout,
+        base.sharing,
+        base.head.label_smoothing,
+    )
 
 
 def test_layers_keep_their_proportions() -> None:
@@ -136,19 +140,19 @@ def test_every_layer_makes_the_path_longer_by_one_operation() -> None:
     assert len({b - a for a, b in pairwise(found)}) == 1
 
 
-def recurrent(E: int, D: int, reading: Any, attention: bool) -> Recurrent:
+def recurrent(E: int, D: int, direction: Any, attention: bool) -> Recurrent:
     """A tiny Elman network: all its layers of one width, so that every step is the same operations."""
-    scorer = GeneralScorer() if attention else None
-    encoder = RecurrentEncoder(Elman(), E, 3 if reading == "both" else 6, reading)
+    scorer = GeneralScore() if attention else None
+    encoder = RecurrentEncoder(Elman(), E, 3 if direction == "both" else 6, direction)
     return Recurrent(20, d_model=6, encoder=encoder, decoder=RecurrentDecoder(Elman(), D, attention=scorer))
 
 
-@pytest.mark.parametrize("reading", ["forwards", "backwards", "both"])
+@pytest.mark.parametrize("direction", ["forwards", "backwards", "both"])
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize(("E", "D"), [(1, 1), (2, 2), (2, 1), (1, 2)])
-def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, reading: str, attention: bool) -> None:
+def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, direction: str, attention: bool) -> None:
     """Chains are as many nodes longer as the formula has more steps of one layer."""
-    model = recurrent(E, D, reading, attention)
+    model = recurrent(E, D, direction, attention)
     longest, shortest = path_lengths(model)
     found = [measured(model, n) for n in (6, 10, 14)]
     one = [measured(recurrent(1, 1, "forwards", attention=False), n) for n in (6, 10)]
@@ -158,19 +162,19 @@ def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, read
 
 
 @pytest.mark.parametrize(
-    ("reading", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)]
+    ("direction", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)]
 )
 @pytest.mark.parametrize("attention", [False, True])
-def test_paths_of_a_recurrence_counted_step_by_step(reading: str, E: int, D: int, attention: bool) -> None:
+def test_paths_of_a_recurrence_counted_step_by_step(direction: str, E: int, D: int, attention: bool) -> None:
     """Every step of every layer is a node; the longest and shortest ways are counted over all edges."""
     for n in (4, 7):
-        longest, shortest = path_lengths(recurrent(E, D, reading, attention))
-        assert counted(reading, E, D, attention, n) == (longest.at(n), shortest.at(n))
+        longest, shortest = path_lengths(recurrent(E, D, direction, attention))
+        assert counted(direction, E, D, attention, n) == (longest.at(n), shortest.at(n))
 
 
-def counted(reading: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
+def counted(direction: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
     """(longest from any source token, shortest from the first) to what is said last, over an explicit graph."""
-    ways = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[reading]
+    ways = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[direction]
     first = {1: 0, -1: n - 1}
     last = {1: n - 1, -1: 0}
 

@@ -26,18 +26,18 @@ from regard.files import held
 from regard.models.base import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
-from regard.recipe import Asked, Recipe, asked
-from regard.session import resolve
+from regard.recipe.recipe import Recipe, RecipeRequest, asked
+from regard.runs.session import resolve
 from regard.training.checkpoint import RunFolder
-from regard.training.loop import DivergedError
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import InverseSqrt
 from regard.training.spec import TrainSpec
+from regard.training.trainer import DivergedError
 from regard.tree import swap, walk
 
 CHANGES = (
     "model.d_model=16", "model.heads=2", "encoder.depth=1", "decoder.depth=1", "data.tokenizer=characters",
-    "data.batching.tokens=200", "train.optimizer.rate=1e-3", "train.schedule.warmup=4", "train.decode=4",
+    "data.batching.tokens=200", "train.optimizer.learning_rate=1e-3", "train.schedule.warmup=4", "train.decode=4",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def single() -> None:
     torch.set_default_dtype(torch.float32)
 
 
-def wanted(folder: Path, *more: str, **tables: object) -> Asked:
+def wanted(folder: Path, *more: str, **tables: object) -> RecipeRequest:
     rng = random.Random(0)
     lines = [" ".join(rng.choices("abcdefgh", k=4)) for _ in range(200)]
     (folder / "text.tsv").write_text("".join(f"{line}\t{line[::-1].upper()}\n" for line in lines))
@@ -312,7 +312,7 @@ def test_every_setting_of_the_data_names_another_run(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("decode.beams=4", "greedy"),
+        ("decode.beam_size=4", "greedy"),
         ("decode={kind = 'sample'}", "greedy"),
         ("train.steps=5", "another option"),
         ("train.seed=5", "--seeds"),
@@ -328,7 +328,7 @@ def test_what_would_change_nothing_is_refused(tmp_path: Path, change: str, says:
 
 def test_what_a_recipe_says_and_is_not_used_is_said(tmp_path: Path) -> None:
     assert plan.unused(wanted(tmp_path)) == ""
-    said = plan.unused(wanted(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beams=3"))
+    said = plan.unused(wanted(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beam_size=3"))
     assert said.startswith("of the recipe train.keep, train.average, train.patience, decode is not used: every run")
 
 
@@ -338,7 +338,7 @@ def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
     jobs = plan.runs(made.vanilla, [made.row("gelu")], 2, recipe, text, {"gelu": 2.0})
     assert [(job.row, job.seed) for job in jobs] == [*(("base", s) for s in range(1, 7)), ("gelu", 1), ("gelu", 2)]
     assert [job.recipe.train.seed for job in jobs[-2:]] == [1, 2]
-    rates = [job.recipe.train.optimizer.rate for job in jobs if job.recipe.train.optimizer is not None]
+    rates = [job.recipe.train.optimizer.learning_rate for job in jobs if job.recipe.train.optimizer is not None]
     assert (rates[0], rates[-1]) == (1e-3, 2e-3)
     searches = plan.searches([made.vanilla], recipe, text)
     assert [job.factor for job in searches] == [0.5, 1.0, 2.0]
@@ -357,8 +357,8 @@ def test_training_has_fixed_points() -> None:
 
 
 def test_rates_of_both_halves_of_muon_are_scaled() -> None:
-    found = plan._rated(Muon(rate=0.1, rest=AdamW(rate=0.2)), 0.5)
-    assert (found.rate, found.rest.rate) == (0.05, 0.1)
+    found = plan._rated(Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)), 0.5)
+    assert (found.learning_rate, found.rest.learning_rate) == (0.05, 0.1)
 
 
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regard.ablation import runner
-from regard.ablation.runner import Machine, Worker, _Clock
+from regard.ablation.runner import Resources, Worker, _Clock
 
 
 def bad_order(folder: Path) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def test_a_worker_survives_a_bad_order_and_is_replaced_when_it_dies(tmp_path: Pa
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert Machine("cpu").slots() == [{"OMP_NUM_THREADS": "1"}] * 8
-    assert Machine("cpu", jobs=2).slots() == [{"OMP_NUM_THREADS": "4"}] * 2
-    assert Machine("cpu", jobs=1, threads=3).slots() == [{"OMP_NUM_THREADS": "3"}]
+    assert Resources("cpu").slots() == [{"OMP_NUM_THREADS": "1"}] * 8
+    assert Resources("cpu", jobs=2).slots() == [{"OMP_NUM_THREADS": "4"}] * 2
+    assert Resources("cpu", jobs=1, threads=3).slots() == [{"OMP_NUM_THREADS": "3"}]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert Machine("cpu", jobs=1).slots() == [{}]
+    assert Resources("cpu", jobs=1).slots() == [{}]
 
 
 def test_every_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_every_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Machine().slots()] == ["3", "5"]
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Machine(jobs=3).slots()] == ["3", "5", "3"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Resources().slots()] == ["3", "5"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Resources(jobs=3).slots()] == ["3", "5", "3"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Machine().slots()] == ["0", "1"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Resources().slots()] == ["0", "1"]
 
 
 def test_no_run_is_begun_that_would_end_too_late() -> None:

@@ -285,7 +285,7 @@ def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
     prepared(spec, tmp_path / "1", cache)
     _, data = prepared(spec, tmp_path / "2", cache)
-    (cache.folder / "threads").mkdir()  # what `regard.threads` measured
+    (cache.folder / "threads").mkdir()  # what `regard.planner.threads` measured
     (cache.folder / "threads" / "regard-0123456789abcdef.json").write_text("{}")
     (cache.folder / "mine").mkdir()
     cache.clear()

@@ -5,7 +5,7 @@ import pytest
 
 from regard.data.choices import choose_limit, choose_tokenizer, held_out
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
-from regard.data.store import Table
+from regard.data.token_store import Table
 from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, train
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import batch as batches
 from regard.batch import Batch, pack, pad
 from regard.data.objectives import Classification, Item, LanguageModelling, Objective, Packed, Record, Translation
-from regard.data.store import Table
+from regard.data.token_store import Table
 from regard.data.tokenizer import Bytes, train
 from regard.errors import DataError
 from regard.models.base import build

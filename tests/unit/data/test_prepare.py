@@ -15,8 +15,8 @@ import pytest
 from regard.data.batching import Buckets, Packing, Windows
 from regard.data.objectives import Classification, LanguageModelling, Translation
 from regard.data.prepare import DataSpec, Prepared, Survey, opened, prepare
-from regard.data.store import Table
 from regard.data.text import TSV, Corpus, Labelled, Lines, ParallelFiles
+from regard.data.token_store import Table
 from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, TokenizerSpec, Words
 from regard.errors import DataError, SpecError
 from regard.files import TEMPORARY
@@ -364,7 +364,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def add(self: object, rows: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("regard.data.store.Writer.add", add)
+    monkeypatch.setattr("regard.data.token_store.Writer.add", add)
     with pytest.raises(DataError, match=r"cannot write the prepared data to .*: No space left on device; make room"):
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(20))), tmp_path / "data", 1)
 

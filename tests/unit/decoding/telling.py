@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch, pad
-from regard.decoding.hypothesis import Ends
+from regard.decoding.hypothesis import SpecialTokens
 from regard.models.base import Decoding, Generator, LanguageModel, build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
@@ -26,7 +26,7 @@ from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing
 
 PAD, BOS, EOS = 0, 1, 2
-ENDS = Ends(BOS, EOS, PAD)
+ENDS = SpecialTokens(BOS, EOS, PAD)
 Says = Callable[[tuple[int, ...], tuple[int, ...]], list[float]]
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Limits
-from regard.decoding.rules import Rules
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find
 from regard.models.base import LanguageModel
@@ -25,7 +25,15 @@ SEARCHES: list[Search] = [
     Sample(temperature=1.4, top_p=0.95, n_best=2),
 ]
 ROWS = random_rows(64, 23, seed=3)
-RULES = [(Rules(), Rules(no_repeat=2), Rules(prefix=(9, 4)), Rules(banned=((7,), (15, 6))))[i % 4] for i in range(64)]
+RULES = [
+    (
+        TokenConstraints(),
+        TokenConstraints(no_repeat=2),
+        TokenConstraints(prefix=(9, 4)),
+        TokenConstraints(banned=((7,), (15, 6))),
+    )[i % 4]
+    for i in range(64)
+]
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from regard.decoding.beam import Beam, search
+from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits
-from regard.decoding.rules import Rules
-from regard.decoding.run import prepare
+from regard.decoding.job import prepare
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError
 from regard.nn.input import Tokens
@@ -125,7 +125,7 @@ def test_one_beam_is_greedy() -> None:
 
 @pytest.mark.parametrize("stopping", ["optimal", "first", "ctranslate2", "huggingface", "huggingface_never"])
 def test_the_greedy_path_is_a_beam_of_one(stopping: Any) -> None:
-    task = prepare(translator(), sources(*random_rows(16, 23)), ENDS, Limits(max_len=7), Rules(), None)
+    task = prepare(translator(), sources(*random_rows(16, 23)), ENDS, Limits(max_len=7), TokenConstraints(), None)
     spec = Beam(1, stopping=stopping)
     lean, wide = spec.find(task), search(task, spec)
     for (a,), (b,) in zip(lean, wide, strict=True):
@@ -283,7 +283,7 @@ def test_only_as_many_as_there_are() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beams": 0}, "beams: must be at least 1, not 0"),
+        ({"beam_size": 0}, "beam_size: must be at least 1, not 0"),
         ({"n_best": 0}, "n_best: must be at least 1, not 0"),
         ({"n_best": 6}, "n_best: 6 hypotheses cannot come out of 5 beams"),
         ({"groups": 2, "diversity": 1.0}, "groups: 2 groups do not divide 5 beams"),

@@ -27,7 +27,7 @@ def compare(log_probs: Tensor, totals: Tensor) -> None:
         here = zip(*(x[source].tolist() for x in (place, value, total)), strict=True)
         found = [(at // V, at % V, own, sum_) for at, own, sum_ in here if sum_ > NEVER]
         assert found == [tuple(one) for one in onward]
-        # Ends stand in the same order.
+        # SpecialTokens stand in the same order.
         both = torch.cat((order[source], ends[source])).sort(descending=True)
         names = [(int(at) // V, int(at) % V) for at in place[source]] + [(beam, EOS) for beam in range(beams)]
         joint = [names[i] for i, number in zip(both.indices, both.values, strict=True) if number > NEVER]

@@ -12,21 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.decoding import device
 from regard.decoding.beam import Beam, search
-from regard.decoding.device import Asked, Board, find_each, flow, machine_for, refusal, rulebook
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.device import BeamState, Request, find_each, flow, machine_for, refusal, rulebook
 from regard.decoding.hypothesis import Hypothesis, Limits
-from regard.decoding.rules import Rules
-from regard.decoding.run import Job, prepare
+from regard.decoding.job import Job, prepare
 from regard.decoding.search import FREE
 from regard.decoding.stopping import STOPPING
-from regard.engines.native import by_length
 from regard.errors import DataError
+from regard.inference.native import by_length
 from regard.models import base
 from regard.models.base import Generator, LanguageModel, build
-from regard.models.recurrent import RecurrentDecoder
+from regard.models.baselines.attention_score import AdditiveScore, GeneralScore
+from regard.models.baselines.rnn import RecurrentDecoder
 from regard.nn import kernels
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
-from regard.nn.scorer import AdditiveScorer, GeneralScorer
 from regard.presets import preset
 from regard.testing import tiny
 from regard.variants import apply
@@ -108,7 +108,7 @@ def test_one_beam_is_greedy_search(stopping: Any, eos: float) -> None:
 
 def test_limits_and_bans_of_every_row() -> None:
     limits = [Limits(min_len=n % 4, max_len=3 + n) for n in range(len(ROWS))]
-    compare(translator(VOCAB), ROWS, Beam(4, 2), limits=limits, rules=Rules(banned=((5,), (7,))))
+    compare(translator(VOCAB), ROWS, Beam(4, 2), limits=limits, rules=TokenConstraints(banned=((5,), (7,))))
     compare(translator(VOCAB, eos=4.0), ROWS, Beam(4, 2), limits=Limits(min_len=6, max_len=6))
 
 
@@ -160,10 +160,10 @@ def test_modified_models(name: str) -> None:
     same(found, search(job, Beam(3)))
 
 
-@pytest.mark.parametrize("feeding", ["none", "found"])
-def test_recurrent_models(feeding: Any) -> None:
+@pytest.mark.parametrize("input_feeding", ["none", "found"])
+def test_recurrent_models(input_feeding: Any) -> None:
     """Their states are written over in every step, and a beam begins with the state that its source left."""
-    decoder = RecurrentDecoder(attention=AdditiveScorer(), self_attention=GeneralScorer(), feeding=feeding)
+    decoder = RecurrentDecoder(attention=AdditiveScore(), self_attention=GeneralScore(), input_feeding=input_feeding)
     model = build(replace(tiny.recurrent(decoder), vocab=VOCAB), seed=2).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -219,23 +219,23 @@ def test_a_machine_is_kept_for_the_next_batch_of_its_shape() -> None:
 
 
 @torch.inference_mode()
-def machine(job: Job, spec: Beam) -> device.Machine:
-    return machine_for(device.Waiting(job.models, rulebook(job, spec), device.sources(job), len(job.most), CPU))
+def machine(job: Job, spec: Beam) -> device.CapturedDecoder:
+    return machine_for(device.RequestQueue(job.models, rulebook(job, spec), device.sources(job), len(job.most), CPU))
 
 
 def test_an_interrupted_search_leaves_a_machine_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = translator(VOCAB), Beam(3)
     job = asked(model, ROWS)
-    step, calls = Board.step, 0
+    step, calls = BeamState.step, 0
 
-    def fails(self: Board, log_probs: torch.Tensor) -> None:
+    def fails(self: BeamState, log_probs: torch.Tensor) -> None:
         nonlocal calls
         calls += 1
         if calls == 5:
             raise KeyboardInterrupt
         step(self, log_probs)
 
-    monkeypatch.setattr(Board, "step", fails)
+    monkeypatch.setattr(BeamState, "step", fails)
     with pytest.raises(KeyboardInterrupt):
         list(find_each([job], spec))
     compare(model, ROWS, spec)
@@ -299,9 +299,14 @@ def test_what_cannot_be_searched_here_is_refused() -> None:
     assert refusal(job, Beam(3)) is None
     for spec in (Beam(4, groups=2, diversity=0.5), Beam(3, coverage=0.1)):
         assert refusal(job, spec) is not None
-    for rules in (Rules(prefix=(4,)), Rules(required=((4,),)), Rules(no_repeat=2), Rules(banned=((4, 5),))):
+    for rules in (
+        TokenConstraints(prefix=(4,)),
+        TokenConstraints(required=((4,),)),
+        TokenConstraints(no_repeat=2),
+        TokenConstraints(banned=((4, 5),)),
+    ):
         assert refusal(asked(model, ROWS, rules=rules), Beam(3)) is not None
-    each = [Rules(banned=((3 + n,),)) for n in range(len(ROWS))]
+    each = [TokenConstraints(banned=((3 + n,),)) for n in range(len(ROWS))]
     assert refusal(asked(model, ROWS, rules=each), Beam(3)) is not None
 
 
@@ -323,7 +328,7 @@ def test_weights_that_are_no_numbers_are_left_to_the_host() -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_refused() -> None:
-    job = asked(translator(VOCAB), ROWS, rules=Rules(banned=((VOCAB,),)))
+    job = asked(translator(VOCAB), ROWS, rules=TokenConstraints(banned=((VOCAB,),)))
     with pytest.raises(DataError, match=f"id {VOCAB}"):
         list(find_each([job], Beam(3)))
 
@@ -341,14 +346,14 @@ def test_windows_of_the_past_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("stopping", "again"), [("optimal", 1), ("ctranslate2", 0)])
 def test_no_step_is_taken_after_the_last(stopping: Any, again: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host looks every few steps who is done, and knows when all must be."""
-    step, taken = Board.step, 0
+    step, taken = BeamState.step, 0
 
-    def counted(self: Board, log_probs: torch.Tensor) -> None:
+    def counted(self: BeamState, log_probs: torch.Tensor) -> None:
         nonlocal taken
         taken += 1
         step(self, log_probs)
 
-    monkeypatch.setattr(Board, "step", counted)
+    monkeypatch.setattr(BeamState, "step", counted)
     compare(translator(VOCAB, eos=-50.0), ROWS, Beam(3, stopping=stopping), limits=Limits(max_len=9))
     assert taken == 9 + again
     taken, limits = 0, [Limits(max_len=3 + n) for n in range(len(ROWS))]
@@ -371,14 +376,14 @@ class Calls(TorchDispatchMode):
 
 def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs a GPU time is how much is asked of it; what is always the same is made before."""
-    step, seen = device.Machine._step, []
+    step, seen = device.CapturedDecoder._step, []
 
-    def watched(self: device.Machine, models: Any) -> None:
+    def watched(self: device.CapturedDecoder, models: Any) -> None:
         with Calls() as calls:
             step(self, models)
         seen.append(calls.names)
 
-    monkeypatch.setattr(device.Machine, "_step", watched)
+    monkeypatch.setattr(device.CapturedDecoder, "_step", watched)
     # Elsewhere compound calls would not be seen as what they are made of; and on a GPU nothing is read to be checked.
     monkeypatch.setattr(device, "flow", device.flow.__wrapped__)  # type: ignore[reportFunctionMemberAccess]
     monkeypatch.setattr(base, "readable", lambda _: False)
@@ -390,7 +395,7 @@ def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPa
 
 def test_asked_sources_are_those_of_the_job() -> None:
     job = asked(translator(VOCAB), [[5, 6], [7]], [Limits(1, 4), Limits(0, 9)])
-    assert device.sources(job) == [Asked((5, 6), 1, 4), Asked((7,), 0, 9)]
+    assert device.sources(job) == [Request((5, 6), 1, 4), Request((7,), 0, 9)]
 
 
 class Graph:
@@ -410,7 +415,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, waits: str | None = None) -> list[
     """Machines as they run on a GPU; what they did to get a step."""
     did: list[str] = []
 
-    def begun(self: device.Machine, *given: Any) -> None:
+    def begun(self: device.CapturedDecoder, *given: Any) -> None:
         begin(self, *given)
         self.stream = SimpleNamespace(wait_stream=lambda _: None)  # type: ignore[reportAttributeAccessIssue]
 
@@ -422,8 +427,8 @@ def captured(monkeypatch: pytest.MonkeyPatch, waits: str | None = None) -> list[
         did.append(f"captured into {pool}")
         return Graph(step)
 
-    begin = device.Machine.__init__
-    monkeypatch.setattr(device.Machine, "__init__", begun)
+    begin = device.CapturedDecoder.__init__
+    monkeypatch.setattr(device.CapturedDecoder, "__init__", begun)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(device.graphs, "watched", watched)

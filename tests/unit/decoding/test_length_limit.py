@@ -9,20 +9,20 @@ import pytest
 
 import regard as package
 from regard.data.objectives import Translation
-from regard.data.store import Column, Table
-from regard.decoding.api import Output, Texts
+from regard.data.token_store import Column, Table
 from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits
 from regard.decoding.length_limit import LengthLimit, fit, of_tables
-from regard.decoding.rules import Rules
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search
-from regard.engines.base import Engine, Sources
 from regard.errors import SpecError
-from regard.recipe import Recipe
-from regard.run import Run, texts_of
+from regard.inference.engine import Engine, Sources
+from regard.inference.text import Output, Texts
+from regard.recipe.recipe import Recipe
+from regard.runs.trained_model import TrainedModel, texts_of
+from regard.runs.workers import Task
 from regard.training.checkpoint import RunFolder, read_json, write_json
-from regard.workers import Task
 
 from .untrained import LINES, regard, untrained
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
+def run(folder: Path) -> TrainedModel:
     return package.load(folder, "cpu")
 
 
@@ -54,10 +54,10 @@ class Given(Engine):
     def __init__(self, ids: tuple[int, ...] = (), ended: bool = True) -> None:
         self.ids, self.ended, self.most = ids, ended, list[int]()
 
-    def check(self, search: Search, limits: Limits, rules: Rules) -> None: ...
+    def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None: ...
 
     def find(
-        self, sources: Sources, search: Search, batch_size: int, limits: Limits, rules: Rules, rows: Any
+        self, sources: Sources, search: Search, batch_size: int, limits: Limits, rules: TokenConstraints, rows: Any
     ) -> list[list[Hypothesis]]:
         self.most += [limits.most(len(source)) for source in sources]
         return [[Hypothesis(self.ids, 0.0, 0.0, (), self.ended)] for _ in sources]
@@ -93,7 +93,7 @@ def test_tables_are_counted_as_a_search_counts() -> None:
 
 
 @pytest.mark.parametrize("field", ["slope", "constant", "longest"])
-def test_a_damaged_record_is_refused(run: Run, field: str) -> None:
+def test_a_damaged_record_is_refused(run: TrainedModel, field: str) -> None:
     with pytest.raises(SpecError, match=field):
         replace(LIMIT, **{field: -1.0 if field == "slope" else -1})
     record = run.recipe.record()
@@ -102,7 +102,7 @@ def test_a_damaged_record_is_refused(run: Run, field: str) -> None:
         Recipe.of(record)
 
 
-def test_a_run_has_the_limit_of_its_recipe(run: Run) -> None:
+def test_a_run_has_the_limit_of_its_recipe(run: TrainedModel) -> None:
     assert Recipe.of(run.recipe.record()).length_limit == LIMIT
     before = {name: value for name, value in run.recipe.record().items() if name != "length_limit"}
     assert Recipe.of(before).length_limit is None  # a run of before it was recorded
@@ -119,7 +119,7 @@ def test_a_run_has_the_limit_of_its_recipe(run: Run) -> None:
     assert engine.most == [50] * 3 + [30] * 3 + [2 * length + 20 for length in lengths]
 
 
-def test_the_limit_of_a_row_depends_on_no_other_row(run: Run) -> None:
+def test_the_limit_of_a_row_depends_on_no_other_row(run: TrainedModel) -> None:
     sources = ["abcd", "abcd efgh ijkl mnop", "efgh efgh", "mnop abcd efgh ijkl mnop abcd"]
     together = [best[0].ids for best in run.translations(sources, Beam(1))]
     assert together == [run.translations(source, Beam(1))[0].ids for source in sources]
@@ -131,7 +131,7 @@ def test_the_limit_of_a_row_depends_on_no_other_row(run: Run) -> None:
         assert "".join(texts.translate_stream(source, Beam(1))) == texts.target.decode(list(ids))
 
 
-def test_an_ensemble_has_the_widest_limit(run: Run) -> None:
+def test_an_ensemble_has_the_widest_limit(run: TrainedModel) -> None:
     other = replace(run, recipe=replace(run.recipe, length_limit=LengthLimit(0.1, 5, 3)))
     assert texts_of([run, other]).length_limit == LengthLimit(0.5, 5, 6)
     assert texts_of([run, replace(run, recipe=replace(run.recipe, length_limit=None))]).length_limit is None
@@ -145,7 +145,9 @@ def test_workers_get_a_limit_that_is_given() -> None:
 # Warnings about outputs
 
 
-def warned(run: Run, ids: list[int], source: str = "abcd", search: Search = GREEDY, **settings: Any) -> list[str]:
+def warned(
+    run: TrainedModel, ids: list[int], source: str = "abcd", search: Search = GREEDY, **settings: Any
+) -> list[str]:
     said: list[str] = []
     ended = settings.pop("ended", True)
     texts = replace(texts_of([run], said.append), engine=Given(tuple(ids), ended))
@@ -153,7 +155,7 @@ def warned(run: Run, ids: list[int], source: str = "abcd", search: Search = GREE
     return [sentence for sentence in said if sentence.startswith("line 6: ")]
 
 
-def test_an_output_that_repeats_itself_is_warned_about(run: Run) -> None:
+def test_an_output_that_repeats_itself_is_warned_about(run: TrainedModel) -> None:
     (sentence,) = warned(run, [20, 21] * 6 + [22])
     assert sentence.startswith("line 6: the output repeats itself: a loop of period 2 fills 12 of its 13 tokens; ")
     assert warned(run, [20, 21] * 3) == []
@@ -162,11 +164,11 @@ def test_an_output_that_repeats_itself_is_warned_about(run: Run) -> None:
     assert warned(run, [20, 21] * 6, search=Sample()) == []
 
 
-def test_a_source_that_repeats_itself_may_have_such_a_translation(run: Run) -> None:
+def test_a_source_that_repeats_itself_may_have_such_a_translation(run: TrainedModel) -> None:
     assert warned(run, [20] * 12, "abcd " * 8 + "abcd") == []
 
 
-def test_a_translation_that_is_cut_at_the_derived_limit_is_warned_about(run: Run) -> None:
+def test_a_translation_that_is_cut_at_the_derived_limit_is_warned_about(run: TrainedModel) -> None:
     (sentence,) = warned(run, [*range(20, 28)], ended=False)
     assert "line 6: the translation has not ended after 8 tokens" in sentence
     assert "--max-len" in sentence

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints, contains
 from regard.decoding.hypothesis import Limits
 from regard.decoding.required import Required, allocate
-from regard.decoding.rules import Rules, contains
 from regard.decoding.sample import Sample
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError
@@ -62,12 +62,12 @@ def test_everything_required_is_said(beams: int, eos: float) -> None:
     """Even what the model would never say, in as little room as possible and with more."""
     model, rows = translator(eos=eos), random_rows(6, 23)
     rules = [
-        Rules(required=((9, 10), (10, 11))),
-        Rules(),
-        Rules(required=((5,),), prefix=(7, 7)),
-        Rules(required=((3, 3, 3), (4,), (20, 21))),
-        Rules(required=((12, 13, 14, 15, 16),)),
-        Rules(required=((9,), (8,)), banned=((7,),), no_repeat=1),
+        TokenConstraints(required=((9, 10), (10, 11))),
+        TokenConstraints(),
+        TokenConstraints(required=((5,),), prefix=(7, 7)),
+        TokenConstraints(required=((3, 3, 3), (4,), (20, 21))),
+        TokenConstraints(required=((12, 13, 14, 15, 16),)),
+        TokenConstraints(required=((9,), (8,)), banned=((7,),), no_repeat=1),
     ]
     free = find(model, sources(*rows), Beam(beams, 2), ENDS, Limits(max_len=14))
     for limit in (6, 14):
@@ -84,7 +84,9 @@ def test_everything_required_is_said(beams: int, eos: float) -> None:
 def test_the_best_text_that_has_it() -> None:
     """A beam as wide as the tree finds the best of all texts that contain what is required."""
     says, row, required = random_says(6, seed=11), (3,), ((4, 5), (3,))
-    (found,) = find(Telling(says), sources(row), Beam(200, 6), ENDS, Limits(max_len=4), Rules(required=required))
+    (found,) = find(
+        Telling(says), sources(row), Beam(200, 6), ENDS, Limits(max_len=4), TokenConstraints(required=required)
+    )
     allowed = [
         (sum(log_probs) / len(log_probs), ids)
         for ids, log_probs in everything(says, row, 6, 4)
@@ -94,7 +96,7 @@ def test_the_best_text_that_has_it() -> None:
 
 
 def test_overlaps_save_room() -> None:
-    rules = Rules(required=((9, 10), (10, 11), (11, 9)))
+    rules = TokenConstraints(required=((9, 10), (10, 11), (11, 9)))
     (found,) = find(translator(), sources((3,)), Beam(2, 2), ENDS, Limits(max_len=4), rules)
     assert all(contains(one.ids, sequence) for one in found for sequence in rules.required)
     with pytest.raises(DataError, match=r"^rules: row 0 needs 4 tokens .* max_len is 3"):
@@ -103,10 +105,10 @@ def test_overlaps_save_room() -> None:
 
 def test_what_cannot_be_said_for_other_rules_comes_to_no_end() -> None:
     """The prefix has used up the only 9 that may be said, so (9 10) cannot be; the search still returns."""
-    rules = Rules(prefix=(9,), required=((9, 10),), banned=((9, 10, 11),), no_repeat=1)
+    rules = TokenConstraints(prefix=(9,), required=((9, 10),), banned=((9, 10, 11),), no_repeat=1)
     (found,) = find(translator(eos=4.0), sources((3,)), Beam(3), ENDS, Limits(max_len=6), rules)
     assert contains(found[0].ids, (9, 10))
-    never = Rules(prefix=(9, 8), required=((9, 10),), no_repeat=1)
+    never = TokenConstraints(prefix=(9, 8), required=((9, 10),), no_repeat=1)
     (found,) = find(translator(eos=4.0), sources((3,)), Beam(3), ENDS, Limits(max_len=6), never)
     assert not found[0].ended
     assert len(found[0].ids) == 6
@@ -115,20 +117,20 @@ def test_what_cannot_be_said_for_other_rules_comes_to_no_end() -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (Beam(1), "beams: what is required needs at least 2 beams"),
-        (Beam(4, groups=2, diversity=1.0), "beams: what is required needs one group"),
-        (Beam(4, stopping="huggingface"), "beams: what is required needs one group of beams and stopping="),
+        (Beam(1), "beam_size: what is required needs at least 2 beams"),
+        (Beam(4, groups=2, diversity=1.0), "beam_size: what is required needs one group"),
+        (Beam(4, stopping="huggingface"), "beam_size: what is required needs one group of beams and stopping="),
         (Sample(), "rules.required: one path cannot make room"),
     ],
 )
 def test_who_cannot_require(search: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        find(translator(), sources((3,)), search, ENDS, Limits(max_len=4), Rules(required=((5,),)))
+        find(translator(), sources((3,)), search, ENDS, Limits(max_len=4), TokenConstraints(required=((5,),)))
 
 
 def test_a_batch_with_requirements_is_independent_of_its_order() -> None:
     model, rows = translator(), random_rows(9, 23)
-    rules = [Rules(required=((3 + i, 20),)) if i % 3 else Rules() for i in range(9)]
+    rules = [TokenConstraints(required=((3 + i, 20),)) if i % 3 else TokenConstraints() for i in range(9)]
     together = find(model, sources(*rows), Beam(3, 2), ENDS, Limits(max_len=8), rules)
     for i in torch.randperm(9).tolist():
         (alone,) = find(model, sources(rows[i]), Beam(3, 2), ENDS, Limits(max_len=8), rules[i])

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from regard.decoding.autoregressive import Path
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
 from regard.decoding.sample import Draw, Sample, uniform
 from regard.decoding.search import find
-from regard.decoding.walk import Path
 from regard.errors import DataError, SpecError
 
 from .telling import ENDS, EOS, Telling, prompts, random_rows, random_says, read_back, sources, translator, writer

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, Piece
-from regard.decoding.rules import Rules
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
 from regard.errors import SpecError
@@ -33,7 +33,7 @@ def joined(steps: list[list[Piece]], rows: int) -> list[tuple[tuple[int, ...], H
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "theirs", "sample"])
 def test_pieces_join_to_what_is_found(search: Search) -> None:
     model, rows = translator(), random_rows(9, 23)
-    limits, rules = [Limits(max_len=3 + i % 4) for i in range(9)], Rules(banned=((8,),))
+    limits, rules = [Limits(max_len=3 + i % 4) for i in range(9)], TokenConstraints(banned=((8,),))
     steps = list(stream(model, sources(*rows), search, ENDS, limits, rules))
     found = find(model, sources(*rows), search, ENDS, limits, rules)
     for (ids, hypothesis), (expected,) in zip(joined(steps, 9), found, strict=True):
@@ -71,7 +71,7 @@ def test_no_mode_leaks_between_the_steps() -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (Beam(2), "beams: 2 beams may change their mind"),
+        (Beam(2), "beam_size: 2 beams may change their mind"),
         (Beam(1, coverage=0.1), "coverage: is known at the end of a text only"),
         (Sample(n_best=2), "n_best: one sample of a row can be streamed, not 2"),
     ],

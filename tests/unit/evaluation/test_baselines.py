@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from regard.data.batching import Buckets, Windows
+from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Classification, LanguageModelling
 from regard.data.prepare import DataSpec, Prepared, prepare
-from regard.data.store import Column, Table
-from regard.data.stream import Examples, Stream
 from regard.data.text import TSV, Labelled, Lines
+from regard.data.token_store import Column, Table
 from regard.data.tokenizer import Bytes, Characters, Words
 from regard.errors import DataError
 from regard.evaluation import baselines
@@ -99,7 +99,7 @@ def test_a_language_model_predicts_the_tokens_that_validation_counts(tmp_path: P
     (found,) = measure(data, TRAIN)
     assert data.valid is not None
     batching = Windows(tokens=64, length=16) if unit == "stream" else Buckets(tokens=200)
-    tokens = sum(item.labels for item in Stream(Examples([data.valid], [1.0], data.objective), batching, 0).once())
+    tokens = sum(item.labels for item in BatchLoader(Examples([data.valid], [1.0], data.objective), batching, 0).once())
     loss = found.metrics["loss"]
     assert found.name == "4-gram model"
     assert 1.0 < loss < 2.5

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from regard.data.store import Column
+from regard.data.token_store import Column
 from regard.evaluation.ngram import KneserNey, discounts
 
 Rows = list[list[int]]

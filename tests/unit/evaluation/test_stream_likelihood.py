@@ -7,7 +7,7 @@ import torch
 from regard.batch import Batch
 from regard.data.batching import Windows
 from regard.data.objectives import LanguageModelling
-from regard.data.store import Column, Table
+from regard.data.token_store import Column, Table
 from regard.evaluation.loss import likelihood, stream_likelihood
 from regard.models.base import build
 from regard.models.decoder_only import DecoderOnly

@@ -11,13 +11,13 @@ from regard import preset
 from regard.data.batching import Buckets
 from regard.data.objectives import Translation
 from regard.data.prepare import prepare
-from regard.decoding.api import Output, Texts
 from regard.decoding.beam import Beam
 from regard.decoding.length_limit import LengthLimit, fit
 from regard.evaluation.validation import HeldOut, translated
+from regard.inference.text import Output, Texts
 from regard.models.base import build
-from regard.recipe import asked
-from regard.session import resolve
+from regard.recipe.recipe import asked
+from regard.runs.session import resolve
 
 LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
 

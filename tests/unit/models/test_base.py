@@ -148,7 +148,7 @@ class TestLabels:
         assert (loss.tokens.item(), loss.aux.item()) == (3.5, 0.0)
 
     def test_smoothing_is_for_training_only(self, decoder: Decoder) -> None:
-        model, batch = build(edited(decoder(), {"head.smoothing": 0.3})), Batch(IDS, IDS, SEG)
+        model, batch = build(edited(decoder(), {"head.label_smoothing": 0.3})), Batch(IDS, IDS, SEG)
         training = model.train().loss(batch)
         evaluating = model.eval().loss(batch)
         assert training.total.item() != pytest.approx(training.nll.item())

@@ -100,7 +100,7 @@ def test_pooling_of_a_row_of_padding_is_zero(pool: Pooling, site: Callable[..., 
 
 
 def test_label_smoothing_of_a_sentence_classifier_is_torchs(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3, smoothing=0.2))))
+    model = shaken(build(encoder(task=SentenceClassifier(3, label_smoothing=0.2))))
     labels = torch.tensor([2, 0])
     batch = Batch(IDS, labels, SEG)
     scores = model.scores(batch)
@@ -116,16 +116,16 @@ def test_label_smoothing_of_a_sentence_classifier_is_torchs(encoder: Encoder, sh
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_label_smoothing_outside_of_its_range_is_refused(smoothing: float) -> None:
-    with pytest.raises(SpecError, match=r"^smoothing: must lie in \[0, 1\), not"):
-        SentenceClassifier(3, smoothing=smoothing)
+@pytest.mark.parametrize("label_smoothing", [-0.1, 1.0])
+def test_label_smoothing_outside_of_its_range_is_refused(label_smoothing: float) -> None:
+    with pytest.raises(SpecError, match=r"^label_smoothing: must lie in \[0, 1\), not"):
+        SentenceClassifier(3, label_smoothing=label_smoothing)
 
 
 def test_records_from_before_label_smoothing_are_read() -> None:
     spec = tiny.encoder_only(SentenceClassifier(3))
     record = to_record(spec)
-    del record["task"]["smoothing"]
+    del record["task"]["label_smoothing"]
     assert from_record(record) == spec
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.nn.mask import Mask
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 
 SEG = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
 PACKED = torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 0, 0]])
@@ -38,10 +38,10 @@ MASKS = {
         5,
         5,
     ),
-    "window": (Mask(sight=Window(2)), 5, 5),
-    "causal window": (Mask(causal=True, sight=Window(2)), 5, 5),
-    "window over a past": (Mask(causal=True, start=3, sight=Window(3)), 2, 5),
-    "padded window": (Mask(k_seg=SEG, sight=Window(2)), 5, 5),
+    "window": (Mask(attention_pattern=Window(2)), 5, 5),
+    "causal window": (Mask(causal=True, attention_pattern=Window(2)), 5, 5),
+    "window over a past": (Mask(causal=True, start=3, attention_pattern=Window(3)), 2, 5),
+    "padded window": (Mask(k_seg=SEG, attention_pattern=Window(2)), 5, 5),
     # Without causality there is no past for `strict` and `prefix` to speak of.
     "strict alone": (Mask(strict=True), 5, 5),
     "prefix alone": (Mask(prefix=PREFIX), 5, 5),
@@ -64,7 +64,7 @@ def sees(mask: Mask, b: int, i: int, j: int) -> bool:
         return False
     if mask.causal and not (k < q if mask.strict else k <= q) and not at(mask.prefix, j, 0):
         return False
-    return mask.sight is None or abs(q - k) < mask.sight.size  # type: ignore[reportAttributeAccessIssue]  # a Window
+    return mask.attention_pattern is None or abs(q - k) < mask.attention_pattern.size  # type: ignore[reportAttributeAccessIssue]  # a Window
 
 
 def attention(

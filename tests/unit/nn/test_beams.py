@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from regard.models.base import Decoding, LanguageModel, ModelSpec
-from regard.models.joined import Joined
-from regard.nn.beams import Paths
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
+from regard.nn.beams import BeamAncestry
 from regard.nn.branches import self_attention
 from regard.nn.branches.base import split_heads
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Trace
+from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
-from regard.nn.sight import Window
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import BeamCache, KVCache, Rows, side_by_side
 from regard.testing import tiny
@@ -37,10 +37,10 @@ def stacked(model: ModelSpec, **changes: object) -> ModelSpec:
     return swap(model, Plain, lambda stack: replace(stack, **changes))
 
 
-def joined(visibility: str) -> Joined:
+def joined(visibility: str) -> DecoderOnlyTranslator:
     model = tiny.decoder_only()
     names = ("vocab", "d_model", "heads", "decoder")
-    return Joined(**{name: getattr(model, name) for name in names}, visibility=visibility)  # type: ignore[reportArgumentType]
+    return DecoderOnlyTranslator(**{name: getattr(model, name) for name in names}, visibility=visibility)  # type: ignore[reportArgumentType]
 
 
 def of_each(position: Position) -> dict[str, ModelSpec]:
@@ -58,8 +58,8 @@ SUBJECTS: dict[str, ModelSpec] = {
     "joined prefix": joined("prefix"),
     "grouped": swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, kv_heads=2)),
     "multi-query": swap(tiny.encoder_decoder(), SelfAttention, lambda branch: replace(branch, kv_heads=1)),
-    "window": stacked(tiny.decoder_only(), sight=Window(2)),
-    "window and shaw": stacked(tiny.encoder_decoder(), sight=Window(2), position=Shaw(2)),
+    "window": stacked(tiny.decoder_only(), attention_pattern=Window(2)),
+    "window and shaw": stacked(tiny.encoder_decoder(), attention_pattern=Window(2), position=Shaw(2)),
     "strict": replace(tiny.decoder_only(), decoder=replace(tiny.decoder_only().decoder, strict=True)),  # type: ignore[reportCallIssue]
     **{name: model for position in POSITIONS for name, model in of_each(position).items()},
 }
@@ -169,7 +169,7 @@ def test_keys_and_values_are_written_at_once() -> None:
 def test_rows_that_are_counted_by_somebody_else() -> None:
     read = torch.tensor([[3, 3], [0, 0]])
     rows = Rows(
-        torch.zeros(4, dtype=torch.int64), 9, uniform=False, static=True, paths=Paths(4, 2, 9, read.device, True)
+        torch.zeros(4, dtype=torch.int64), 9, uniform=False, static=True, paths=BeamAncestry(4, 2, 9, read.device, True)
     )
     rows.follow(read)
     rows.advance(1, None)
@@ -185,7 +185,7 @@ def test_rows_that_are_counted_by_somebody_else() -> None:
 
 def test_paths_by_definition() -> None:
     """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is shown iff an ancestor wrote it."""
-    paths = Paths(2, 2, 4, torch.device("cpu"), static=False)
+    paths = BeamAncestry(2, 2, 4, torch.device("cpu"), static=False)
     rows = Rows(torch.zeros(2, dtype=torch.int64), 4, paths=paths)
     rows.shared_mask(1)
     rows.advance(1, None)

@@ -15,7 +15,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Context, Role, Site, View
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
-from regard.nn.init import FanIn, Init, T5Init, Undrawn, Xavier
+from regard.nn.init import FanIn, Init, T5Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Mask
 from regard.nn.norm import NoNorm, Norm
@@ -135,7 +135,7 @@ def test_others_draw_the_rest(others: Init, role: Role, site: MakeSite) -> None:
 
 
 def test_others_must_draw() -> None:
-    for others in (FixupInit(), Undrawn()):
+    for others in (FixupInit(), Uninitialized()):
         with pytest.raises(SpecError, match=r"^others: '\w+' draws no tables"):
             FixupInit(others)
 

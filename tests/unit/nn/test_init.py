@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.nn.core import Role, Site
-from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Undrawn, Xavier
+from regard.nn.init import DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Uninitialized, Xavier
 
 MakeSite = Callable[..., Site]
 OUT, IN = 120, 200  # a projection from 200 to 120; a table of 120 rows
@@ -89,6 +89,6 @@ def test_gpt2_scales_by_its_own_stacks_depth(site: MakeSite) -> None:
 
 def test_undrawn_touches_nothing(site: MakeSite) -> None:
     weight, before = torch.arange(6.0).reshape(2, 3), torch.get_rng_state()
-    Undrawn().draw(weight, "query", site())
+    Uninitialized().draw(weight, "query", site())
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert torch.equal(torch.get_rng_state(), before)

@@ -20,10 +20,10 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Terms, Trace, View
 from regard.nn.mask import Mask
+from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
-from regard.nn.sight import Sight, Window
 from regard.nn.stacks.plain import Plain
 
 CPU = torch.device("cpu")
@@ -134,7 +134,7 @@ def test_an_empty_row_has_finite_gradients(name: str, biased: bool, dtype: torch
 @pytest.mark.parametrize("name", ["sdpa", "reference"])
 def test_gradients_agree_with_the_formula(name: str) -> None:
     """Against the same formula in a few tensor operations, differentiated by autograd."""
-    mask = Mask(causal=True, sight=Window(3))
+    mask = Mask(causal=True, attention_pattern=Window(3))
     tensors = [x.requires_grad_() for x in heads(5, 5, 2)]
     bias = torch.randn(1, 4, 5, 5, requires_grad=True)
     inputs = [*tensors, bias]
@@ -272,7 +272,7 @@ class TestChoice:
         assert kernels.refusal("sdpa", call) is None
 
 
-class _Odd(Sight):
+class _Odd(AttentionPattern):
     __slots__ = ()
     kind = "odd"
 
@@ -310,7 +310,7 @@ CONTENT = Terms(content=lambda q: q)
     ("call", "chosen", "reason"),
     [
         (on_cuda(PACKED), "varlen", None),
-        (on_cuda(replace(PACKED, sight=Window(3))), "varlen", None),
+        (on_cuda(replace(PACKED, attention_pattern=Window(3))), "varlen", None),
         (on_cuda(Mask(causal=True)), "sdpa", None),  # nothing is packed: a flag will do
         (on_cuda(PACKED, T=kernels.SHORT), "sdpa", None),  # nor worth it
         (on_cuda(PACKED, dtype=torch.float32), "flex", "half precision, not cuda and torch.float32"),
@@ -323,7 +323,7 @@ CONTENT = Terms(content=lambda q: q)
         (on_cuda(replace(PACKED, prefix=torch.ones(2, 8, dtype=torch.bool))), "flex", "no strict or prefix mask"),
         (on_cuda(replace(PACKED, start=3)), "flex", "not over a cache"),
         (on_cuda(PACKED, S=9), "flex", "not over a cache"),
-        (on_cuda(replace(PACKED, sight=_Odd())), "flex", "varlen knows windows only, not odd"),
+        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen knows windows only, not odd"),
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
@@ -432,7 +432,7 @@ ROWS = replace(PACKED, q_seg=SEG, k_seg=SEG)
         (on_cuda(ROWS, T=200, d_value=32), "sdpa", "needs d_k = d_v of 16, 32, 64 or 128, not 16 and 32"),
         (on_cuda(ROWS, T=200, d_key=24, d_value=24), "sdpa", "not 24 and 24"),
         (on_cuda(replace(ROWS, strict=True), T=200), "sdpa", "no strict, prefix or sparse mask"),
-        (on_cuda(replace(ROWS, sight=Window(3)), T=200), "sdpa", "no strict, prefix or sparse mask"),
+        (on_cuda(replace(ROWS, attention_pattern=Window(3)), T=200), "sdpa", "no strict, prefix or sparse mask"),
         (on_cuda(ROWS, T=200, S=300), "sdpa", "not over a cache"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.nn.mask import Mask
-from regard.nn.sight import Window
+from regard.nn.pattern import Window
 
 CPU = torch.device("cpu")
 SEG = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
@@ -55,7 +55,7 @@ def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask,
         (Mask(causal=True, k_pos=WITHIN), 5, 5, False),
         (Mask(causal=True, packed=True), 5, 5, False),
         (Mask(causal=True, prefix=PREFIX), 5, 5, False),
-        (Mask(causal=True, sight=Window(9)), 5, 5, False),
+        (Mask(causal=True, attention_pattern=Window(9)), 5, 5, False),
     ],
 )
 def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
@@ -74,7 +74,7 @@ def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
         (Mask(causal=True, strict=True, start=4), False),
         (Mask(causal=True, q_pos=RAGGED), False),
         (Mask(packed=True, q_seg=SEG, k_seg=SEG), False),
-        (Mask(sight=Window(3)), False),
+        (Mask(attention_pattern=Window(3)), False),
     ],
 )
 def test_sees_everything(mask: Mask, everything: bool) -> None:
@@ -120,7 +120,7 @@ def test_a_mask_knows_whether_it_may_hide_everything(
     mask, T, S = case
     empty = [(b, i) for b in range(2) for i in range(T) if not any(seen(mask, b, i, j) for j in range(S))]
     assert mask.may_hide_all() or not empty
-    if not (mask.packed or mask.strict or mask.sight):
+    if not (mask.packed or mask.strict or mask.attention_pattern):
         assert not mask.may_hide_all()  # where nothing is hidden, no kernel should pay for it
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.models.base import LanguageModel, build
 from regard.nn import packed
-from regard.nn.packed import Layout, Packable, lay_out
+from regard.nn.packed import PrepackableLinear, PrepackedWeight, lay_out
 from regard.testing import tiny
 
 
@@ -25,12 +25,12 @@ def single() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-class Product(Packable):
+class Product(PrepackableLinear):
     def __init__(self, outputs: int, inputs: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs))
         self.bias = nn.Parameter(torch.randn(outputs)) if bias else None
-        self.layout = Layout()
+        self.layout = PrepackedWeight()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
@@ -128,7 +128,7 @@ def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> Non
     module, x = Product(24, 16), torch.randn(5, 16)
     module.weight = nn.Parameter(torch.from_numpy(np.ones((24, 16), np.float32)))
     for frozen in (False, True):
-        module.layout = Layout(frozen)
+        module.layout = PrepackedWeight(frozen)
         with torch.inference_mode():
             torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
         assert (module.layout.blocks is not None) == frozen
@@ -140,14 +140,14 @@ def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> Non
 
 def test_a_decoding_lays_out_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in a step counts as writing to a weight, which would lay it out anew every time."""
-    begun: list[Layout] = []
-    begin = Layout._begin
+    begun: list[PrepackedWeight] = []
+    begin = PrepackedWeight._begin
 
-    def counted(layout: Layout, weight: Tensor) -> None:
+    def counted(layout: PrepackedWeight, weight: Tensor) -> None:
         begun.append(layout)
         begin(layout, weight)
 
-    monkeypatch.setattr(Layout, "_begin", counted)
+    monkeypatch.setattr(PrepackedWeight, "_begin", counted)
     model = build(tiny.encoder_decoder(), seed=1).eval()
     assert isinstance(model, LanguageModel)
     lay_out(model)
@@ -175,7 +175,7 @@ def test_a_model_keeps_its_parameters_and_its_answers() -> None:
     lay_out(model)
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    laid = [name for name, module in model.named_modules() if isinstance(module, Packable) and module.layout]
+    laid = [name for name, module in model.named_modules() if isinstance(module, PrepackableLinear) and module.layout]
     assert "tables.tables.source" in laid
     assert any(name.startswith("decoder.") for name in laid)
     assert not any(name.startswith("encoder.") for name in laid)
@@ -196,7 +196,7 @@ def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(packed, "available", lambda: False)
     model = build(tiny.encoder_decoder(), seed=1).eval()
     lay_out(model)
-    assert not [module for module in model.modules() if isinstance(module, Packable) and module.layout]
+    assert not [module for module in model.modules() if isinstance(module, PrepackableLinear) and module.layout]
 
 
 def test_this_torch_has_the_operators() -> None:

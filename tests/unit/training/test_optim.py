@@ -29,7 +29,7 @@ from regard.variants import apply
 
 BATCH = translation([([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8])])
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "dropout": 0.0}
-MUON = Muon(rate=0.01, decay=0.1, rest=AdamW(rate=0.01))
+MUON = Muon(learning_rate=0.01, weight_decay=0.1, rest=AdamW(learning_rate=0.01))
 
 
 def tiny(*variants: str, seed: int = 1) -> Model:
@@ -95,7 +95,7 @@ def test_frozen_parameters_are_left_alone() -> None:
     frozen = next(parameter for name, parameter in model.named_parameters() if "qkv" in name)
     frozen.requires_grad_(False)
     before = frozen.clone()
-    optimizer = AdamW(rate=0.1).build(model)
+    optimizer = AdamW(learning_rate=0.1).build(model)
     trained(model, optimizer, 1)
     assert torch.equal(frozen, before)
     assert len(named(model)) == len(list(model.parameters())) - 1
@@ -113,7 +113,7 @@ def test_every_parameter_must_be_covered_once() -> None:
 
 def test_adamw_is_the_formula() -> None:
     model = tiny()
-    spec = AdamW(rate=0.01, betas=(0.8, 0.9), eps=1e-6, decay=0.1)
+    spec = AdamW(learning_rate=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     optimizer = spec.build(model)
     wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
     first = {name: torch.zeros_like(p) for name, p in wanted.items()}
@@ -137,7 +137,9 @@ def test_adamw_is_the_formula() -> None:
         torch.testing.assert_close(parameter.detach(), wanted[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", [AdamW(rate=0.01, decay=0.1), Adafactor(rate=0.05, decay=0.1), MUON])
+@pytest.mark.parametrize(
+    "spec", [AdamW(learning_rate=0.01, weight_decay=0.1), Adafactor(learning_rate=0.05, weight_decay=0.1), MUON]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.set_default_dtype(dtype)
@@ -161,7 +163,7 @@ def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.
 
 def test_an_optimizer_can_load_in_the_middle_of_its_work() -> None:
     model, other = tiny(), tiny()
-    optimizer, wanted = AdamW(rate=0.01).build(model), AdamW(rate=0.01).build(other)
+    optimizer, wanted = AdamW(learning_rate=0.01).build(model), AdamW(learning_rate=0.01).build(other)
     trained(model, optimizer, 5)
     optimizer.load(wanted.state())
     model.load_state_dict(other.state_dict())
@@ -171,19 +173,19 @@ def test_an_optimizer_can_load_in_the_middle_of_its_work() -> None:
 
 
 def test_a_state_of_another_model_is_refused() -> None:
-    model, optimizer = tiny(), AdamW(rate=0.01)
+    model, optimizer = tiny(), AdamW(learning_rate=0.01)
     large = build(preset("transformer_small", **SIZES))
     state = optimizer.build(large)
     trained(large, state, 1)
     with pytest.raises(DataError, match="other parameters"):
         optimizer.build(model).load(state.state())
     with pytest.raises(DataError, match="another one than adafactor"):
-        Adafactor(rate=0.01).build(large).load(state.state())
+        Adafactor(learning_rate=0.01).build(large).load(state.state())
 
 
 def test_a_state_names_its_entries() -> None:
     model = tiny()
-    optimizer = AdamW(rate=0.01).build(model)
+    optimizer = AdamW(learning_rate=0.01).build(model)
     assert optimizer.state() == {}
     trained(model, optimizer, 1)
     state = optimizer.state()
@@ -192,7 +194,14 @@ def test_a_state_names_its_entries() -> None:
     assert all(isinstance(value, Tensor) for value in state.values())
 
 
-@pytest.mark.parametrize("spec", [AdamW(rate=0.02), Adafactor(rate=0.02), Muon(rate=0.02, rest=AdamW(rate=0.02))])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AdamW(learning_rate=0.02),
+        Adafactor(learning_rate=0.02),
+        Muon(learning_rate=0.02, rest=AdamW(learning_rate=0.02)),
+    ],
+)
 def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
     model = tiny()
     optimizer = spec.build(model)
@@ -210,7 +219,7 @@ def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
 
 def test_gradients_are_forgotten() -> None:
     model = tiny()
-    optimizer = AdamW(rate=0.02).build(model)
+    optimizer = AdamW(learning_rate=0.02).build(model)
     backward(model)
     optimizer.zero()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -219,7 +228,7 @@ def test_gradients_are_forgotten() -> None:
 def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     spec = apply("t5_bias", preset("transformer_small", **SIZES))
     model = build(spec, device="meta")
-    optimizer = Muon(rate=0.01, momentum=0.9, decay=0.1, rest=AdamW(rate=0.003)).build(model)
+    optimizer = Muon(learning_rate=0.01, momentum=0.9, weight_decay=0.1, rest=AdamW(learning_rate=0.003)).build(model)
     names = {id(p): name for name, p in model.named_parameters()}
     muon = {names[id(p)] for group in optimizer.parts["muon"].param_groups for p in group["params"]}
     assert muon == {name for name, p in named(model) if p.dim() == 2 and "blocks" in name}
@@ -237,33 +246,33 @@ def test_muon_takes_the_matrices_of_experts_and_no_mixture_of_layers() -> None:
 
 
 def test_steps_of_adamw_and_muon_can_be_captured_on_cuda() -> None:
-    assert AdamW(rate=0.1).build(tiny()).capturable
-    assert Muon(rate=0.1, rest=AdamW(rate=0.1)).build(tiny()).capturable
-    assert not Adafactor(rate=0.1).build(tiny()).capturable
+    assert AdamW(learning_rate=0.1).build(tiny()).capturable
+    assert Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.1)).build(tiny()).capturable
+    assert not Adafactor(learning_rate=0.1).build(tiny()).capturable
 
 
 def test_muon_without_matrices_is_adamw() -> None:
     model = nn.LayerNorm(4)
-    assert list(Muon(rate=0.01, rest=AdamW(rate=0.003)).build(model).parts) == ["adamw"]
+    assert list(Muon(learning_rate=0.01, rest=AdamW(learning_rate=0.003)).build(model).parts) == ["adamw"]
 
 
 def test_a_rate_must_be_chosen_before_building() -> None:
     for spec in (AdamW(), Adafactor(), Muon()):
-        with pytest.raises(SpecError, match=r"train\.optimizer\.rate: is not chosen yet"):
+        with pytest.raises(SpecError, match=r"train\.optimizer\.learning_rate: is not chosen yet"):
             spec.build(tiny())
 
 
 @pytest.mark.parametrize(
     ("make", "path"),
     [
-        (lambda: AdamW(rate=0.0), "rate"),
-        (lambda: AdamW(rate=-1.0), "rate"),
-        (lambda: AdamW(rate=100.0), "rate"),
-        (lambda: AdamW(decay=-0.1), "decay"),
+        (lambda: AdamW(learning_rate=0.0), "learning_rate"),
+        (lambda: AdamW(learning_rate=-1.0), "learning_rate"),
+        (lambda: AdamW(learning_rate=100.0), "learning_rate"),
+        (lambda: AdamW(weight_decay=-0.1), "weight_decay"),
         (lambda: AdamW(betas=(0.9, 1.0)), "betas"),
-        (lambda: Adafactor(rate=0.0), "rate"),
+        (lambda: Adafactor(learning_rate=0.0), "learning_rate"),
         (lambda: Muon(momentum=1.0), "momentum"),
-        (lambda: Muon(rate=0.0), "rate"),
+        (lambda: Muon(learning_rate=0.0), "learning_rate"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make: Any, path: str) -> None:

@@ -13,18 +13,18 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from regard.data.loader import BatchLoader, Place
 from regard.data.objectives import Item, Translation
-from regard.data.store import Table
-from regard.data.stream import Place, Stream
+from regard.data.token_store import Table
 from regard.models.base import Model, build
 from regard.presets import preset
 from regard.training.checkpoint import RunFolder
+from regard.training.console import TrainingConsole
 from regard.training.log import Log
-from regard.training.loop import Trainer
 from regard.training.optim import AdamW
 from regard.training.schedule import Constant
 from regard.training.spec import TrainSpec
-from regard.training.view import View
+from regard.training.trainer import Trainer
 from regard.variants import apply
 
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 1, "decoder.depth": 2}
@@ -37,7 +37,7 @@ def model(*variants: str) -> Model:
     return build(spec, seed=1)
 
 
-class Batches(Stream):
+class Batches(BatchLoader):
     """Two batches of pairs, again and again."""
 
     one_shape = False  # type: ignore[reportAssignmentType]
@@ -72,7 +72,7 @@ class Notes:
 
 
 def spec_of(steps: int, **settings: Any) -> TrainSpec:
-    usual = {"optimizer": AdamW(rate=0.01), "schedule": Constant(), "log_every": 1, "save_every": 3}
+    usual = {"optimizer": AdamW(learning_rate=0.01), "schedule": Constant(), "log_every": 1, "save_every": 3}
     return TrainSpec(steps=steps, **usual | settings)
 
 
@@ -151,7 +151,7 @@ def test_stopping_changes_nothing(tmp_path: Path, variant: str) -> None:
 
 def test_the_live_line_shows_what_share_is_dropped() -> None:
     file = io.StringIO()
-    view = View(Console(file=file, force_terminal=True, width=120, color_system=None, legacy_windows=False))
+    view = TrainingConsole(Console(file=file, force_terminal=True, width=120, color_system=None, legacy_windows=False))
     view.note({"event": "start", "step": 0, "time": 0.0, "steps": 9})
     step = {"event": "step", "step": 1, "time": 1.0, "loss": 2.0, "nll": 1.9, "tokens_per_second": 10.0}
     view.note(step | {"routed_tokens": 300, "dropped_tokens": 100})

@@ -8,9 +8,9 @@ import torch
 
 from regard.training import budget
 from regard.training.checkpoint import RunFolder, read_tensors
-from regard.training.loop import Metrics, Model, Trainer
 from regard.training.schedule import Cosine
-from tests.unit.training.test_loop import Notes, bucketed, copied, same, spec_of, tiny
+from regard.training.trainer import Metrics, Model, Trainer
+from tests.unit.training.test_trainer import Notes, bucketed, copied, same, spec_of, tiny
 
 
 class Ticking:

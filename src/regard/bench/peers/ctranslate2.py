@@ -10,10 +10,10 @@ import torch
 from regard.bench.peers.base import Ids, Speaker, count, library
 from regard.bench.shapes import BOS, EOS, FIRST, LONGEST, PAD, Shape
 from regard.decoding.beam import Beam
-from regard.decoding.hypothesis import Ends, Limits
-from regard.decoding.rules import Rules
-from regard.engines.ctranslate2 import CTranslate2
-from regard.engines.ctranslate2_spec import Vocabulary, written
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Limits, SpecialTokens
+from regard.inference.ctranslate2 import CTranslate2
+from regard.inference.ctranslate2_export import Vocabulary, written
 from regard.models.base import Model
 
 STORED = ("float32", "int8")
@@ -63,11 +63,13 @@ def engine(shape: Shape, ours: Model, stored: str) -> Speaker:
     """The engine of `regard translate`, from ids to ids. It forces no length: the weights must not say the end."""
     known = words(shape)
     with exported(shape, ours, stored) as folder:
-        found = CTranslate2(folder, (known, known), Ends(BOS, EOS, PAD), max(LONGEST), stored, torch.get_num_threads())
+        found = CTranslate2(
+            folder, (known, known), SpecialTokens(BOS, EOS, PAD), max(LONGEST), stored, torch.get_num_threads()
+        )
 
     def say(sources: Ids, beams: int, length: int) -> Ids:
-        search, limits = Beam(beams=beams, stopping="ctranslate2"), Limits(max_len=length)
-        said = found.find(sources, search, len(sources), limits, Rules(), range(len(sources)))
+        search, limits = Beam(beam_size=beams, stopping="ctranslate2"), Limits(max_len=length)
+        said = found.find(sources, search, len(sources), limits, TokenConstraints(), range(len(sources)))
         return [list(best[0].ids) for best in said]
 
     return Speaker(f"regard (ctranslate2 {stored})", count(ours), say)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
+from regard.nn.causal_convolution import convolve, foreign, read, taps
 from regard.nn.core import MOST_HEADS, MOST_TAPS, Branch, Context, Site, check_count, drop, widen
-from regard.nn.state import Past, Rows
-from regard.nn.taps import convolve, foreign, read, taps
+from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,9 @@ class _Convolution(Branch):
         self.output = output
         self.dropout = site.attention_dropout
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Past | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: ActivationCache | None = None
+    ) -> Float[Tensor, "B T D"]:
         g = F.glu(self.gated(x), -1)
         weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
         if self.training and self.dropout > 0.0:  # a filter that is the same everywhere is dropped anew everywhere
@@ -138,8 +140,8 @@ class _Convolution(Branch):
         stream = read(g, self.taps, ctx.own, state)
         return self.output(convolve(stream, weights, foreign(self.taps, ctx.own)))
 
-    def start(self, rows: Rows, ctx: Context) -> Past:  # noqa: ARG002
-        return Past(rows)
+    def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
+        return ActivationCache(rows)
 
 
 class _Free(nn.Module):

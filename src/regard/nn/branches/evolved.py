@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
+from regard.nn.causal_convolution import Taps, convolve, foreign, read, taps
 from regard.nn.core import Branch, Context, Role, Site, drop
 from regard.nn.norm import LayerNorm, Norm
-from regard.nn.state import Past, Rows
-from regard.nn.taps import Taps, convolve, foreign, read, taps
+from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def _half(site: Site) -> int:
 class _TwoConvolutions(Branch):
     """Abstract: convolves the stream, then what came of it, and remembers both."""
 
-    def start(self, rows: Rows, ctx: Context) -> tuple[Past, Past]:  # noqa: ARG002
-        return Past(rows), Past(rows)
+    def start(self, rows: Rows, ctx: Context) -> tuple[ActivationCache, ActivationCache]:  # noqa: ARG002
+        return ActivationCache(rows), ActivationCache(rows)
 
 
 class _EncoderConv(_TwoConvolutions):
@@ -95,7 +95,7 @@ class _EncoderConv(_TwoConvolutions):
         self.dropout = site.activation_dropout
 
     def forward(
-        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Past, Past] | None = None
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
         before, after = (None, None) if state is None else state
         left = drop(F.relu(self.left(x)), self.dropout, self.training)
@@ -123,7 +123,7 @@ class _DecoderConv(_TwoConvolutions):
         self.dropout = site.activation_dropout
 
     def forward(
-        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Past, Past] | None = None
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
         before, after = (None, None) if state is None else state
         stream = read(x, self.wide, ctx.own, before)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
+from regard.nn.causal_convolution import foreign, read, taps
 from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Branch, Context, Site, check_count, drop
-from regard.nn.state import Past, Rows
-from regard.nn.taps import foreign, read, taps
+from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ class _NGramConvolution(Branch):
         self.output = site.linear(sum(filters), {"down": D}, bias=spec.bias) if spec.output else nn.Identity()
         self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Past | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: ActivationCache | None = None
+    ) -> Float[Tensor, "B T D"]:
         stream, T = read(x, self.widest, ctx.own, state), x.shape[1]
         near = [stream[:, i : i + T] for i in self.widest.places()]
         others = foreign(self.widest, ctx.own)
@@ -78,5 +80,5 @@ class _NGramConvolution(Branch):
         filtered = [ngram(window[..., columns]) for ngram, columns in zip(self.ngrams, self.columns, strict=True)]
         return self.output(drop(self.activate(torch.cat(filtered, -1)), self.dropout, self.training))
 
-    def start(self, rows: Rows, ctx: Context) -> Past:  # noqa: ARG002
-        return Past(rows)
+    def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
+        return ActivationCache(rows)

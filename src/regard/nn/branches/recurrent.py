@@ -9,7 +9,7 @@ from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Branch, Context, Site
 from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_lengths
-from regard.nn.state import Hidden, Rows
+from regard.nn.state import RecurrentState, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class _Recurrence(Branch):
         self.layer = Layer(spec.cell, site.d_model, d_hidden, direction, spec.start, site)
         self.output = site.linear(self.layer.width, {"attend_out": site.d_model}) if spec.output else None
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Hidden | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: RecurrentState | None = None
+    ) -> Float[Tensor, "B T D"]:
         if state is not None:
             y = self.layer.advance(x, state)
         else:  # padding stands behind all that is real, where only who reads backwards meets it first
@@ -62,5 +64,5 @@ class _Recurrence(Branch):
             y, _ = self.layer(x, lengths if len(self.layer.ways) > 1 else None)
         return y if self.output is None else self.output(y)
 
-    def start(self, rows: Rows, ctx: Context) -> Hidden:  # noqa: ARG002
+    def start(self, rows: Rows, ctx: Context) -> RecurrentState:  # noqa: ARG002
         return self.layer.start(rows)

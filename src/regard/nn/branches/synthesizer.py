@@ -23,7 +23,7 @@ from regard.nn.core import (
 )
 from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
 from regard.nn.position.base import Position, places
-from regard.nn.state import KVCache, Past, Rows
+from regard.nn.state import ActivationCache, KVCache, Rows
 from regard.tree import Spec
 
 
@@ -273,7 +273,9 @@ class _Synthesizer(_Synthesizing):
         self.widths = tuple(widths.values())
         self.project = site.linear(site.d_model, widths, bias=spec.bias)
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Past | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: ActivationCache | None = None
+    ) -> Float[Tensor, "B T D"]:
         view = self.view(ctx)
         *query, v = self.project(x).split(self.widths, -1)
         scores = self.scores(x, split_heads(query[0], self.heads) if query else None, view)
@@ -284,8 +286,8 @@ class _Synthesizer(_Synthesizing):
         y = mix(scores, v, view, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(y))
 
-    def start(self, rows: Rows, ctx: Context) -> Past:  # noqa: ARG002
-        return Past(rows)
+    def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
+        return ActivationCache(rows)
 
 
 class _SynthesizerPlus(_Synthesizing):

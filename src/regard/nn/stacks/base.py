@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Context, Site, View
+from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position, PositionTerms, places
-from regard.nn.sight import Sight
 from regard.nn.state import Rows
 from regard.tree import Spec, walk
 
@@ -21,7 +21,7 @@ def check_seen(spec: Spec) -> None:
     """Refuse a position, a sight or strictness where no branch looks at other tokens: it would be ignored."""
     if any(isinstance(part, BranchSpec) and part.looks for part in walk(spec)):
         return
-    for name in ("position", "positions", "sight", "strict"):
+    for name in ("position", "positions", "attention_pattern", "strict"):
         if getattr(spec, name, None):
             raise SpecError(name, "no branch of this stack looks at other tokens, so it would be ignored; leave it out")
 
@@ -101,7 +101,7 @@ class Stack(nn.Module):
 def prepare(
     view: View,
     position: PositionTerms | None,
-    sight: Sight | None = None,
+    attention_pattern: AttentionPattern | None = None,
     strict: bool = False,
     others: Mapping[int, PositionTerms] | None = None,
 ) -> View:
@@ -110,9 +110,11 @@ def prepare(
     `others` are positions for attentions of another number of heads than the model's.
     """
     if view.beams is not None:
-        view = replace(view, beams=prepare(view.beams, position, sight, strict, others))
-    if sight is not None or strict:
-        view = replace(view, mask=replace(view.mask, sight=sight, strict=strict), lowered={}, shared={})
+        view = replace(view, beams=prepare(view.beams, position, attention_pattern, strict, others))
+    if attention_pattern is not None or strict:
+        view = replace(
+            view, mask=replace(view.mask, attention_pattern=attention_pattern, strict=strict), lowered={}, shared={}
+        )
     main = view if position is None else view.with_terms(position(places(view)))
     if not others:
         return main

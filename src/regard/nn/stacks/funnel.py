@@ -12,8 +12,8 @@ from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import MOST_BLOCKS, Context, Site, View, check_count
 from regard.nn.mask import Mask
+from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.sight import Sight
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows
 from regard.tree import walk
@@ -35,7 +35,7 @@ class Funnel(StackSpec):
     layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks are tiled from `pattern` over all of them
     position: Position | None = None  # shared by all layers
     positions: tuple[AtHeads, ...] = ()
-    sight: Sight | None = None
+    attention_pattern: AttentionPattern | None = None
 
     def check(self) -> None:
         if not self.pattern:
@@ -81,7 +81,7 @@ class _Funnel(Stack):
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
         self.end = spec.block(spec.blocks() - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
         self.halving = {sum(spec.layers[:group]) for group in range(1, len(spec.layers))}
-        self.sight, self.site = spec.sight, site
+        self.attention_pattern, self.site = spec.attention_pattern, site
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
@@ -113,7 +113,7 @@ class _Funnel(Stack):
     def viewed(self, view: View) -> View:
         """The view with the stack's sight and position terms."""
         others: Any = {int(heads): position for heads, position in self.positions.items()}
-        return prepare(view, self.position, self.sight, others=others)
+        return prepare(view, self.position, self.attention_pattern, others=others)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:  # noqa: ARG002
         raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")

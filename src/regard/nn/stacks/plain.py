@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.block import Block
 from regard.nn.core import MOST_BLOCKS, Context, Site, check_count
+from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position, PositionTerms
-from regard.nn.sight import Sight
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows
 
@@ -28,7 +28,7 @@ class Plain(StackSpec):
     depth: int = 6
     unique: int | None = None  # None: depth
     position: Position | None = None  # shared by all layers
-    sight: Sight | None = None
+    attention_pattern: AttentionPattern | None = None
     strict: bool = False  # a token does not see itself, as COMP7607 writes the mask
     positions: tuple[AtHeads, ...] = ()  # as `position`, for attentions of another number of heads than the model's
 
@@ -88,13 +88,13 @@ class _Plain(Stack):
         self.blocks = nn.ModuleList(blocks)
         self.end = end
         self.plan = [call % len(blocks) for call in range(spec.depth)]
-        self.sight, self.strict = spec.sight, spec.strict
+        self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         others: Any = {int(heads): position for heads, position in self.positions.items()}
-        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict, others))
+        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.attention_pattern, self.strict, others))
         layers = [x]
         for call, block in enumerate(self.plan):
             x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.core import MOST_BLOCKS, Context, Site, check_count, widen
+from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.sight import Sight
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
 from regard.nn.state import Rows, StaticKV
 
@@ -32,7 +32,7 @@ class Universal(StackSpec):
     after: int = 2
     position: Position | None = None  # shared by all applications
     positions: tuple[AtHeads, ...] = ()
-    sight: Sight | None = None
+    attention_pattern: AttentionPattern | None = None
     strict: bool = False
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class UniversalACT(StackSpec):
     ponder: float = 0.01
     position: Position | None = None
     positions: tuple[AtHeads, ...] = ()
-    sight: Sight | None = None
+    attention_pattern: AttentionPattern | None = None
     strict: bool = False
 
     def check(self) -> None:
@@ -118,13 +118,13 @@ class _Universal(Stack):
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
         self.first, self.last = spec.before, spec.before + spec.steps  # of the calls, those that recur
         self.calls = spec.blocks()
-        self.sight, self.strict = spec.sight, spec.strict
+        self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         others: Any = {int(heads): position for heads, position in self.positions.items()}
-        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.sight, self.strict, others))
+        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.attention_pattern, self.strict, others))
         layers = [x] if keep else None
         for call in range(self.first):
             x = self.call(x, call, ctx, state)

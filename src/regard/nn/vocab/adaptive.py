@@ -105,16 +105,16 @@ class AdaptiveSoftmax(HeadSpec):
     kind = "adaptive_softmax"
     tails: int = 2  # clusters of the table after the first
     scaled: bool = False  # h * d_model^-1/2 first
-    smoothing: float = 0.0
-    z: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
     def check(self) -> None:
         if self.tails < 1:
             raise SpecError("tails", f"must be at least 1, not {self.tails}")
-        if not 0.0 <= self.smoothing < 1.0:
-            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
-        if self.z < 0.0:
-            raise SpecError("z", f"must not be negative, not {self.z}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
+        if self.z_loss < 0.0:
+            raise SpecError("z_loss", f"must not be negative, not {self.z_loss}")
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # noqa: ARG002
         if not isinstance(table, AdaptiveTable):
@@ -132,7 +132,7 @@ class _AdaptiveSoftmax(Head):
         super().__init__()
         self.tails = site.parameter(spec.tails, site.d_model, role="embedding")
         self.factor = site.d_model**-0.5 if spec.scaled else None
-        self.smoothing, self.z = spec.smoothing, spec.z
+        self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         assert isinstance(table, _AdaptiveTable)
@@ -148,7 +148,7 @@ class _AdaptiveSoftmax(Head):
     ) -> Scored:
         assert isinstance(table, _AdaptiveTable)
         h = h if self.factor is None else h * self.factor
-        loss = (self.smoothing, self.z) if self.training else (0.0, 0.0)
+        loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         first, tails = labels, []
         for c in range(1, len(table.clusters)):
             inside, local = table.within(labels, c)

@@ -74,7 +74,7 @@ class CrossEntropy(torch.autograd.Function):
         bias: Float[Tensor, " V"] | None,
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
-        smoothing: float,
+        label_smoothing: float,
         z: float,
     ) -> tuple[Tensor, Tensor]:
         """(objective, nll), both summed with `weights`."""
@@ -87,8 +87,8 @@ class CrossEntropy(torch.autograd.Function):
         d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if learns and not N else None
         d_bias = torch.zeros(V, dtype=wide, device=r.device) if learns and bias is not None else None
         # Smoothing needs the mean of all logits of a row, which is the logit of the mean row: no pass over the logits.
-        centre = matrix.to(wide).mean(0) if smoothing else None
-        shift = 0.0 if bias is None or not smoothing else bias.to(wide).mean()
+        centre = matrix.to(wide).mean(0) if label_smoothing else None
+        shift = 0.0 if bias is None or not label_smoothing else bias.to(wide).mean()
         step = max(1, chunk_rows(N, V, r.device))
         # On a CPU all chunks use the same memory; elsewhere autocast, and anywhere a compiler, must see plain products.
         direct = r.device.type == "cpu" and r.dtype == matrix.dtype == wide and not torch.compiler.is_compiling()
@@ -108,7 +108,7 @@ class CrossEntropy(torch.autograd.Function):
             total = exponentials.sum(-1)
             log_z = total.log() + top.squeeze(-1)
             nll = log_z - said
-            loss = nll if mean is None else (1 - smoothing) * nll + smoothing * (log_z - mean)
+            loss = nll if mean is None else (1 - label_smoothing) * nll + label_smoothing * (log_z - mean)
             if z:
                 loss = loss + z * log_z.square()
             objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
@@ -117,7 +117,7 @@ class CrossEntropy(torch.autograd.Function):
             # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
             scale = weight / total
             gradient = exponentials.mul_((scale * (1 + 2 * z * log_z) if z else scale)[:, None])
-            gradient.scatter_add_(-1, label, (weight * (smoothing - 1))[:, None])
+            gradient.scatter_add_(-1, label, (weight * (label_smoothing - 1))[:, None])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
             gradient = gradient.to(r.dtype)
@@ -125,7 +125,7 @@ class CrossEntropy(torch.autograd.Function):
             d_matrix = _plus(d_matrix, gradient.T, part, wide, direct)
         if centre is not None and d_r is not None and d_matrix is not None:
             # The last term of d logits, equal in every column, is a product of two vectors.
-            share = (smoothing * weights.to(wide))[:, None]
+            share = (label_smoothing * weights.to(wide))[:, None]
             d_r -= (share * centre).to(r.dtype)
             d_matrix -= (share * r).sum(0) / V
             d_bias = None if d_bias is None else d_bias - share.sum() / V

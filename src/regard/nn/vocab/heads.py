@@ -16,21 +16,21 @@ from regard.nn.vocab.tables import Table
 class Softmax(HeadSpec):
     """log softmax(h M' + b).
 
-    In training, each token's loss is (1 - smoothing) * nll + smoothing * mean_v(-log p_v) + z * (log Z)^2: label
-    smoothing after Szegedy et al. 2016 (torch's definition) and T5's z-loss. Evaluation has neither.
+    With s = `label_smoothing`, each token's training loss is (1 - s) * nll + s * mean_v(-log p_v) + z_loss * (log Z)^2:
+    label smoothing after Szegedy et al. 2016 (torch's definition) and T5's z-loss. Evaluation has neither.
     """
 
     kind = "softmax"
     scaled: bool = False  # h * d_model^-1/2 first: T5, where the table is tied and has unit variance
     bias: bool = False
-    smoothing: float = 0.0
-    z: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
     def check(self) -> None:
-        if not 0.0 <= self.smoothing < 1.0:
-            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
-        if self.z < 0.0:
-            raise SpecError("z", f"must not be negative, not {self.z}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
+        if self.z_loss < 0.0:
+            raise SpecError("z_loss", f"must not be negative, not {self.z_loss}")
 
     def build(self, vocab: int, site: Site) -> Head:
         return _Softmax(self, vocab, site.d_model)
@@ -41,7 +41,7 @@ class _Softmax(Head):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
         self.factor = d_model**-0.5 if spec.scaled else None
-        self.smoothing, self.z = spec.smoothing, spec.z
+        self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         assert table is not None
@@ -54,5 +54,5 @@ class _Softmax(Head):
     ) -> Scored:
         assert table is not None
         r, matrix = table.readout(h if self.factor is None else h * self.factor)
-        loss = (self.smoothing, self.z) if self.training else (0.0, 0.0)
+        loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         return cross_entropy(r, matrix, self.bias, labels, weights, loss)

@@ -25,12 +25,12 @@ class MixtureOfSoftmaxes(HeadSpec):
     kind = "mixture_of_softmaxes"
     components: int = 15
     scaled: bool = False  # h * d_model^-1/2 first
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
 
     def check(self) -> None:
         check_count("components", self.components, MOST_HEADS)
-        if not 0.0 <= self.smoothing < 1.0:
-            raise SpecError("smoothing", f"must lie in [0, 1), not {self.smoothing}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
 
     def build(self, vocab: int, site: Site) -> Head:
         return _MixtureOfSoftmaxes(self, vocab, site)
@@ -44,7 +44,7 @@ class _MixtureOfSoftmaxes(Head):
             site.linear(site.d_model, {"other": site.d_model}, bias=False) for _ in range(spec.components)
         )
         self.factor = site.d_model**-0.5 if spec.scaled else None
-        self.smoothing, self.logits = spec.smoothing, vocab * spec.components  # a row's
+        self.label_smoothing, self.logits = spec.label_smoothing, vocab * spec.components  # a row's
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
         """log pi and c."""
@@ -70,7 +70,7 @@ class _MixtureOfSoftmaxes(Head):
         if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
             r, matrix, prior = r.detach(), matrix.detach(), prior.detach()
         return Scored(
-            *MixtureEntropy.apply(r, matrix, prior, labels, weights, self.smoothing if self.training else 0.0)
+            *MixtureEntropy.apply(r, matrix, prior, labels, weights, self.label_smoothing if self.training else 0.0)
         )
 
 
@@ -89,7 +89,7 @@ class MixtureEntropy(torch.autograd.Function):
         prior: Float[Tensor, "N K"],
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
-        smoothing: float,
+        label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         """(objective, nll), both summed with `weights`; `prior` is log pi."""
         (N, K, _), V = r.shape, matrix.shape[0]
@@ -108,13 +108,13 @@ class MixtureEntropy(torch.autograd.Function):
             label = labels[rows, None, None].expand(-1, K, 1)
             said = joint.gather(-1, label).squeeze(-1)
             nll = -said.logsumexp(-1, keepdim=True)
-            log_p = joint.logsumexp(1, keepdim=True) if smoothing else None
-            loss = nll if log_p is None else (1 - smoothing) * nll - smoothing * log_p.mean(-1)
+            log_p = joint.logsumexp(1, keepdim=True) if label_smoothing else None
+            loss = nll if log_p is None else (1 - label_smoothing) * nll - label_smoothing * log_p.mean(-1)
             objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
             if d_r is None or d_matrix is None or d_prior is None:
                 continue
-            hit = weight * (1 - smoothing) * (said + nll).exp()
-            share = None if log_p is None else (joint - log_p).exp_().mul_((weight * (smoothing / V))[..., None])
+            hit = weight * (1 - label_smoothing) * (said + nll).exp()
+            share = None if log_p is None else (joint - log_p).exp_().mul_((weight * (label_smoothing / V))[..., None])
             pull = hit if share is None else hit + share.sum(-1)
             gradient = joint.sub_(log_pi).exp_().mul_(pull[..., None])
             if share is not None:

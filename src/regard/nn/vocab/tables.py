@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.packed import Packable
+from regard.nn.packed import PrepackableLinear
 from regard.tree import Spec
 
 
@@ -50,7 +50,7 @@ class Embeddings(TableSpec):
         return _Embeddings(vocab, width, site)
 
 
-class _Embeddings(Table, Packable):
+class _Embeddings(Table, PrepackableLinear):
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(vocab, width, role="embedding")

@@ -15,10 +15,10 @@ from regard.nn.branches.synthesizer import RandomScores, Synthesizer
 from regard.nn.branches.weighted import Weighted
 from regard.nn.core import MOST_BLOCKS, Site, View
 from regard.nn.mask import Mask
+from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
-from regard.nn.sight import Window
 from regard.nn.stacks.base import StackSpec, prepare
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
@@ -36,7 +36,7 @@ def test_sight_and_strictness_join_the_mask_and_forget_what_was_lowered() -> Non
     view = View(Mask(causal=True), 3, 3, CPU)
     view.lowered["x"] = view.shared["x"] = 1
     prepared = prepare(view, None, Window(2), True)
-    assert prepared.mask == Mask(causal=True, strict=True, sight=Window(2))
+    assert prepared.mask == Mask(causal=True, strict=True, attention_pattern=Window(2))
     assert (prepared.lowered, prepared.shared) == ({}, {})
     assert view.mask == Mask(causal=True)
 

@@ -14,10 +14,10 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Context, Memory, Site, Trace, View
 from regard.nn.mask import Mask
 from regard.nn.norm import NoNorm
+from regard.nn.pattern import Window
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
 from regard.nn.residual import NoResidual, PostNorm, PreNorm
-from regard.nn.sight import Window
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import KVCache, Rows
@@ -151,8 +151,8 @@ def test_sight_and_strictness_reach_every_layer(site: MakeSite) -> None:
     for spec, seen in (
         (attention_stack(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
         (attention_stack(strict=True), [[0, 0, 0], [1, 0, 0], [1, 1, 0]]),
-        (attention_stack(sight=Window(2)), [[1, 0, 0], [1, 1, 0], [0, 1, 1]]),
-        (attention_stack(sight=Window(2), strict=True), [[0, 0, 0], [1, 0, 0], [0, 1, 0]]),
+        (attention_stack(attention_pattern=Window(2)), [[1, 0, 0], [1, 1, 0], [0, 1, 1]]),
+        (attention_stack(attention_pattern=Window(2), strict=True), [[0, 0, 0], [1, 0, 0], [0, 1, 0]]),
     ):
         for weights in weights_of(spec, site()):
             assert (weights[0] > 0).long().tolist() == [seen] * 3

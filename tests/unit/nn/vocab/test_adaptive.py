@@ -64,12 +64,12 @@ def naive_log_probs(head: Head, table: Table, h: Tensor) -> Tensor:
     return torch.stack([sum((found[s][row] - sums[s] for s, row in place(v)), torch.zeros(())) for v in range(V)])
 
 
-def naive_loss(head: Head, table: Table, h: Tensor, label: int, smoothing: float, z: float) -> Tensor:
+def naive_loss(head: Head, table: Table, h: Tensor, label: int, label_smoothing: float, z: float) -> Tensor:
     found, total = softmaxes(head, table, h), torch.zeros(())
     for s, row in place(label):
         log_z = log_sum(found[s])
         uniform = torch.stack([log_z - logit for logit in found[s]]).mean()
-        total = total + (1 - smoothing) * (log_z - found[s][row]) + smoothing * uniform + z * log_z**2
+        total = total + (1 - label_smoothing) * (log_z - found[s][row]) + label_smoothing * uniform + z * log_z**2
     return total
 
 
@@ -143,17 +143,17 @@ def test_log_probs_by_formula(scaled: bool, site: MakeSite) -> None:
 
 @pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+@pytest.mark.parametrize(("label_smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
 def test_loss_and_gradients_by_formula(
-    smoothing: float, z: float, every: bool, compiling: bool, site: MakeSite, monkeypatch: pytest.MonkeyPatch
+    label_smoothing: float, z: float, every: bool, compiling: bool, site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no label is in some tail, and in the form of fixed shapes that is compiled."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    head, table = made(site(), replace(HEAD, smoothing=smoothing, z=z))
+    head, table = made(site(), replace(HEAD, label_smoothing=label_smoothing, z_loss=z))
     h, labels, weights = data(every)
     h.requires_grad_()
     inputs = [h, *head.parameters(), *table.parameters()]
-    losses = [naive_loss(head, table, x, int(y), smoothing, z) for x, y in zip(h, labels, strict=True)]
+    losses = [naive_loss(head, table, x, int(y), label_smoothing, z) for x, y in zip(h, labels, strict=True)]
     expected = (weights * torch.stack(losses)).sum()
     scored = head.score(h, labels, weights, table)
     torch.testing.assert_close(scored.objective, expected)
@@ -227,9 +227,9 @@ def test_tables_are_refused(parts: tuple[int, ...], divisors: tuple[int, ...], p
     ("changes", "path"),
     [
         ({"tails": 0}, "tails"),
-        ({"smoothing": 1.0}, "smoothing"),
-        ({"smoothing": -0.1}, "smoothing"),
-        ({"z": -1.0}, "z"),
+        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"label_smoothing": -0.1}, "label_smoothing"),
+        ({"z_loss": -1.0}, "z_loss"),
     ],
 )
 def test_heads_are_refused(changes: dict[str, float], path: str) -> None:

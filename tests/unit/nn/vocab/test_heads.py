@@ -29,12 +29,12 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(N, D), torch.randint(0, V, (N,)), torch.rand(N)
 
 
-def loss_of(scores: list[float], label: int, smoothing: float, z: float) -> tuple[float, float]:
+def loss_of(scores: list[float], label: int, label_smoothing: float, z: float) -> tuple[float, float]:
     """(objective, negative log-likelihood) of one token, from its logits."""
     log_z = math.log(sum(math.exp(s) for s in scores))
     nll = log_z - scores[label]
     uniform = sum(log_z - s for s in scores) / len(scores)
-    return (1 - smoothing) * nll + smoothing * uniform + z * log_z**2, nll
+    return (1 - label_smoothing) * nll + label_smoothing * uniform + z * log_z**2, nll
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -51,17 +51,19 @@ def test_log_probs_by_formula(scaled: bool, bias: bool, site: MakeSite) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
-def test_score_by_formula(smoothing: float, z: float, bias: bool, scaled: bool, training: bool, site: MakeSite) -> None:
-    head, table = made(Softmax(scaled, bias, smoothing, z), site())
+@pytest.mark.parametrize(("label_smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+def test_score_by_formula(
+    label_smoothing: float, z: float, bias: bool, scaled: bool, training: bool, site: MakeSite
+) -> None:
+    head, table = made(Softmax(scaled, bias, label_smoothing, z), site())
     head.train(training)
     h, labels, weights = data()
     scored = head.score(h, labels, weights, table)
     x = h / math.sqrt(D) if scaled else h
     logits = (x @ table.readout(h)[1].T + (head.bias if bias else 0.0)).tolist()  # type: ignore[reportOperatorIssue]
     if not training:
-        smoothing = z = 0.0
-    tokens = [loss_of(row, label, smoothing, z) for row, label in zip(logits, labels.tolist(), strict=True)]
+        label_smoothing = z = 0.0
+    tokens = [loss_of(row, label, label_smoothing, z) for row, label in zip(logits, labels.tolist(), strict=True)]
     objective = sum(w * token[0] for w, token in zip(weights.tolist(), tokens, strict=True))
     nll = sum(w * token[1] for w, token in zip(weights.tolist(), tokens, strict=True))
     assert scored.objective.item() == pytest.approx(objective, abs=1e-10)
@@ -71,13 +73,13 @@ def test_score_by_formula(smoothing: float, z: float, bias: bool, scaled: bool, 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
+@pytest.mark.parametrize(("label_smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
 def test_gradients_are_those_of_the_formula(
-    smoothing: float, z: float, bias: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
+    label_smoothing: float, z: float, bias: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks of any size, against autograd on the whole matrix of logits."""
     monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
-    head, table = made(Softmax(bias=bias, smoothing=smoothing, z=z), site())
+    head, table = made(Softmax(bias=bias, label_smoothing=label_smoothing, z_loss=z), site())
     h, labels, weights = data()
     h.requires_grad_()
     matrix = table.weight
@@ -86,7 +88,7 @@ def test_gradients_are_those_of_the_formula(
     logits = h @ matrix.T + (head.bias if bias else 0.0)  # type: ignore[reportOperatorIssue]
     log_z = logits.logsumexp(-1)
     nll = log_z - logits[torch.arange(N), labels]
-    loss = (1 - smoothing) * nll + smoothing * (log_z - logits.mean(-1)) + z * log_z**2
+    loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - logits.mean(-1)) + z * log_z**2
     expected = torch.autograd.grad(2.5 * (weights * loss).sum(), inputs)
     found = torch.autograd.grad(2.5 * head.score(h, labels, weights, table).objective, inputs)
     for a, b in zip(found, expected, strict=True):
@@ -94,14 +96,14 @@ def test_gradients_are_those_of_the_formula(
 
 
 def test_smoothing_is_torchs(site: MakeSite) -> None:
-    head, table = made(Softmax(smoothing=0.1), site())
+    head, table = made(Softmax(label_smoothing=0.1), site())
     h, labels, _ = data()
     expected = nn.functional.cross_entropy(table.logits(h), labels, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(head.score(h, labels, torch.ones(N), table).objective, expected)
 
 
 def test_no_labels_cost_nothing(site: MakeSite) -> None:
-    head, table = made(Softmax(smoothing=0.1), site())
+    head, table = made(Softmax(label_smoothing=0.1), site())
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()
     assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
@@ -142,7 +144,12 @@ def test_chunks_fit_their_budget_and_cover_the_rows(rows: int, vocab: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "path"), [({"smoothing": 1.0}, "smoothing"), ({"smoothing": -0.1}, "smoothing"), ({"z": -1.0}, "z")]
+    ("changes", "path"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"label_smoothing": -0.1}, "label_smoothing"),
+        ({"z_loss": -1.0}, "z_loss"),
+    ],
 )
 def test_refusals(changes: dict[str, float], path: str) -> None:
     with pytest.raises(SpecError) as raised:

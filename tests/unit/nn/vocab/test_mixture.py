@@ -59,20 +59,20 @@ def test_log_probs_by_formula(scaled: bool, rows: int, site: MakeSite, monkeypat
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("training", [True, False])
 def test_loss_and_gradients_by_formula(
-    training: bool, smoothing: float, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
+    training: bool, label_smoothing: float, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixture, "chunk_rows", lambda *_: rows)
-    head, table = made(site(), replace(HEAD, smoothing=smoothing))
+    head, table = made(site(), replace(HEAD, label_smoothing=label_smoothing))
     head.train(training)
     h, labels, weights = data()
     h.requires_grad_()
     inputs = [h, *head.parameters(), *table.parameters()]
     log_probs = torch.stack([naive_probabilities(head, table.get_parameter("weight"), row) for row in h]).log()
     nll = -log_probs[torch.arange(N), labels]
-    s = smoothing if training else 0.0
+    s = label_smoothing if training else 0.0
     expected = (weights * ((1 - s) * nll - s * log_probs.mean(-1))).sum()
     scored = head.score(h, labels, weights, table)
     torch.testing.assert_close(scored.objective, expected)
@@ -85,7 +85,7 @@ def test_loss_and_gradients_by_formula(
 
 @pytest.mark.parametrize("described", [Factorised(3), AdaptiveTable((4, 5), (1, 3))], ids=lambda table: table.kind)
 def test_any_table_will_do(described: TableSpec, site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, smoothing=0.1), described)
+    head, table = made(site(), replace(HEAD, label_smoothing=0.1), described)
     h, labels, weights = data()
     E = table.embed(torch.arange(V))
     expected = torch.stack([naive_probabilities(head, E, row) for row in h]).log()
@@ -117,7 +117,7 @@ def test_a_mixture_has_a_higher_rank_than_the_model(site: MakeSite) -> None:
 
 
 def test_what_is_all_but_impossible_is_not_infinitely_so(site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, smoothing=0.1))
+    head, table = made(site(), replace(HEAD, label_smoothing=0.1))
     head, table = head.float(), table.float()
     with torch.no_grad():
         table.get_parameter("weight").mul_(500)
@@ -141,7 +141,7 @@ def test_without_gradient_nothing_is_learned(site: MakeSite) -> None:
 
 
 def test_no_labels_cost_nothing(site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, smoothing=0.1))
+    head, table = made(site(), replace(HEAD, label_smoothing=0.1))
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()
     assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
@@ -159,7 +159,9 @@ def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
     assert head.log_probs(h.half(), table).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("changes", "path"), [({"components": 0}, "components"), ({"smoothing": 1.0}, "smoothing")])
+@pytest.mark.parametrize(
+    ("changes", "path"), [({"components": 0}, "components"), ({"label_smoothing": 1.0}, "label_smoothing")]
+)
 def test_refusals(changes: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
         replace(MixtureOfSoftmaxes(), **changes)

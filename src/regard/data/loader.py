@@ -1,0 +1,221 @@
+"""The stream of batches: the same on any machine for the same (seed, epoch, position), prefetched in the background."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from regard.data.batching import Batching, Plan, Windows
+from regard.data.objectives import Item, Objective, Packed
+from regard.data.token_store import Column, Ids, Table
+from regard.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stream stands: the next batch is number `position` of `epoch`."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+class Examples:
+    """The tables of several corpora as one, with how often an epoch sees each."""
+
+    def __init__(self, tables: Sequence[Table], weights: Sequence[float], objective: Objective) -> None:
+        self.objective = objective
+        self.sizes = [table.rows for table in tables]
+        self.weights = list(weights)
+        self.columns = {name: _joined([table[name] for table in tables]) for name in objective.columns}
+        self.lengths = {name: self.columns[name].lengths for name in objective.measured}
+        self.laid = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
+        self.count = sum(self.sizes)
+
+    def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
+        """The examples of one epoch: weight 2 sees all of a corpus twice, weight 0.3 another 30 % of it every time."""
+        if rng is None:
+            return np.arange(self.count)
+        chosen, first = [], 0
+        for size, weight in zip(self.sizes, self.weights, strict=True):
+            whole, part = divmod(weight, 1)
+            own = np.arange(first, first + size)
+            chosen += [own] * int(whole)
+            if part:
+                chosen.append(rng.permutation(own)[: max(1, round(part * size))])
+            first += size
+        return np.concatenate(chosen)
+
+
+def _joined(columns: list[Column]) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    starts = np.cumsum([0, *(len(column.ids) for column in columns)])
+    offsets = [column.offsets[1:] + start for column, start in zip(columns, starts[:-1], strict=True)]
+    return Column(_Spread([column.ids for column in columns], starts), np.concatenate([[0], *offsets]))
+
+
+class _Spread:
+    """Several arrays of ids read as if they were one, without copying what is on disk."""
+
+    def __init__(self, parts: list[Ids], starts: np.ndarray) -> None:
+        self.parts, self.starts = parts, starts
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, at: np.ndarray | slice, /) -> np.ndarray:
+        if isinstance(at, slice):
+            at = np.arange(*at.indices(len(self)))
+        part = np.searchsorted(self.starts, at, side="right") - 1
+        found = np.zeros(at.shape, np.uint32)
+        for number in np.unique(part).tolist():
+            here = part == number
+            found[here] = self.parts[number][at[here] - self.starts[number]]
+        return found
+
+
+class BatchLoader:
+    """Batches of examples, epoch after epoch."""
+
+    def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
+        self.examples, self.batching, self.seed = examples, batching, seed
+        self.packed = self._in_common() if examples.count else None
+        self._plan: tuple[int, Plan] | None = None
+        self._ahead: tuple[int, Future[Plan]] | None = None
+
+    def plan(self, epoch: int) -> Plan:
+        """The batches of an epoch; a function of the seed and the epoch alone."""
+        if self._plan is None or self._plan[0] != epoch:
+            if self._ahead is not None and self._ahead[0] == epoch:
+                self._plan, self._ahead = (epoch, self._ahead[1].result()), None
+            else:
+                self._plan = epoch, self._drawn(epoch)
+        return self._plan[1]
+
+    def plan_ahead(self, epoch: int) -> None:
+        """Begin to plan an epoch in a thread of its own, so that `plan` need not be waited for.
+
+        A plan depends on nothing that a thread could be late for. Nobody waits for one that is no longer wanted.
+        """
+        if self._ahead is not None and self._ahead[0] == epoch:
+            return
+        future: Future[Plan] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._drawn(epoch))
+            except BaseException as error:  # raised where the plan is wanted
+                future.set_exception(error)
+
+        self._ahead = epoch, future
+        threading.Thread(target=work, name=f"plan of epoch {epoch}", daemon=True).start()
+
+    def _drawn(self, epoch: int) -> Plan:
+        rng = np.random.default_rng([self.seed % 2**64, epoch])
+        return self._planned(self.examples.epoch(rng), rng)
+
+    @property
+    def one_shape(self) -> bool:
+        """Whether all batches have the same shape, but for the last of an epoch, which may be short of rows."""
+        return self.batching.shape() is not None
+
+    def _in_common(self) -> Packed | None:
+        """What all packed batches have in common; None if they are padded."""
+        shape = self.batching.shape()
+        if not self.batching.packed or shape is None:
+            return None
+        laid = self.examples.laid.values()
+        longest = max(int(lengths.max()) for lengths in laid)
+        segments = min(shape[1] // max(1, int(lengths.min())) for lengths in laid)
+        return Packed(*shape, longest, max(1, segments))
+
+    def _planned(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        lengths = self.examples.laid if self.batching.packed else self.examples.lengths
+        plan = self.batching.plan(lengths, chosen, rng)
+        if not len(plan):
+            raise DataError("there is not one batch to learn from; give more text")
+        return plan
+
+    def item(self, plan: Plan, position: int) -> Item:
+        """One batch of a plan."""
+        columns, rows = self.examples.columns, plan.batch(position)
+        if isinstance(self.batching, Windows):
+            columns, rows = _windows(columns["target"], np.concatenate(rows), self.batching.length)
+        return self.examples.objective.item(columns, rows, self.packed)
+
+    def once(self) -> Iterator[Item]:
+        """Every example once, in order of length: for evaluation."""
+        plan = self._planned(self.examples.epoch(None), None)
+        for position in range(len(plan)):
+            yield self.item(plan, position)
+
+    def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
+        """Batches from a place on, without end, each with the place after it.
+
+        The next epoch is planned ahead, but only from the middle of the first on: a short run has no use for it.
+        """
+        while True:
+            plan = self.plan(place.epoch)
+            for position in range(place.position, len(plan)):
+                if place.epoch or position >= len(plan) // 2:
+                    self.plan_ahead(place.epoch + 1)
+                following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
+                yield self.item(plan, position), following
+            place = Place(place.epoch + 1)
+
+
+def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
+    """Windows of a stream as examples of a column: one token more than `length`, less at the end of a stream."""
+    ends = np.minimum(starts + length + 1, stream.offsets[np.searchsorted(stream.offsets, starts, side="right")])
+    lengths = ends - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    at = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + np.repeat(starts, lengths)
+    return {"target": Column(stream.ids[at], offsets)}, list(np.arange(len(starts))[:, None])
+
+
+class Prefetch:
+    """The batches of a stream, prepared by a thread while the model works, in pinned memory if a GPU waits for them."""
+
+    def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
+        self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(stream, place, pinned), daemon=True)
+        self._thread.start()
+
+    def _work(self, stream: BatchLoader, place: Place, pinned: bool) -> None:
+        try:
+            for item, following in stream.after(place):
+                ready = replace(item, batch=item.batch.pinned()) if pinned else item
+                if not self._put((ready, following)):
+                    return
+        except BaseException as error:  # handed to whoever waits, who raises it
+            self._put(error)
+
+    def _put(self, entry: tuple[Item, Place] | BaseException) -> bool:
+        while not self._done.is_set():
+            try:
+                self._queue.put(entry, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def next(self) -> tuple[Item, Place]:
+        """The next batch and the place after it."""
+        entry = self._queue.get()
+        if isinstance(entry, BaseException):
+            self._queue.put(entry)  # the thread has ended: who asks again must not wait for it
+            raise entry
+        return entry
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._done.set()
+        with suppress(queue.Empty):  # make room, so that a thread that waits for it goes on at once
+            while True:
+                self._queue.get_nowait()
+        self._thread.join()

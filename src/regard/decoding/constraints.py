@@ -1,0 +1,154 @@
+"""Decoding constraints on token ids: a forced prefix, required and banned sequences, no repeated n-grams.
+
+A banned token gets log p = -inf where the choice is made; every token that can still be chosen keeps the model's own
+log-probability, so the log-probability of what is found is that of reading it back in one pass.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.decoding.hypothesis import SpecialTokens
+from regard.decoding.required import MOST
+from regard.errors import DataError, SpecError
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenConstraints:
+    """The rules of one row. All of them speak of its output alone: a prompt breaks none and meets none.
+
+    A prefix is forced token by token, so its probability counts. Of a banned sequence every token but the last may be
+    said, as long as it is not completed. `no_repeat=n` allows every n-gram once; the prefix is free to repeat itself.
+    Required sequences may overlap.
+    """
+
+    prefix: Ids = ()
+    banned: tuple[Ids, ...] = ()
+    required: tuple[Ids, ...] = ()
+    no_repeat: int = 0  # 0: n-grams may repeat
+
+    def __post_init__(self) -> None:
+        """Take any sequences of ids; refuse empty ones and rules that contradict each other."""
+        object.__setattr__(self, "prefix", tuple(self.prefix))
+        for name in ("banned", "required"):
+            sequences = tuple(dict.fromkeys(tuple(sequence) for sequence in getattr(self, name)))
+            if () in sequences:
+                raise SpecError(name, "a sequence has no ids; leave it out")
+            object.__setattr__(self, name, sequences)
+        if self.no_repeat < 0:
+            raise SpecError("no_repeat", f"must not be negative, not {self.no_repeat}")
+        if len(self.required) > MOST:
+            raise SpecError("required", f"at most {MOST} sequences can be required of a row, not {len(self.required)}")
+        for name, sequence in (("prefix", self.prefix), *(("required", each) for each in self.required)):
+            for banned in self.banned:
+                if contains(sequence, banned):
+                    raise SpecError(
+                        name, f"{list(sequence)} contains {list(banned)}, which is banned; drop one of them"
+                    )
+        for sequence in self.required:
+            if self.no_repeat and any(sequence[i] in self.repeats(sequence[:i]) for i in range(len(sequence))):
+                raise SpecError(
+                    "required", f"{list(sequence)} repeats an n-gram, which no_repeat={self.no_repeat} bans"
+                )
+
+    def check(self, ends: SpecialTokens) -> None:
+        """Refuse rules about ids that are never said, or that end the row."""
+        for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
+            for sequence in sequences:
+                special = {ends.eos, *ends.never}.intersection(sequence)
+                if special and not (name == "banned" and len(sequence) == 1):
+                    raise SpecError(name, f"{list(sequence)} holds {min(special)}, which begins, ends or fills rows")
+                if (ends.eos,) == sequence:
+                    raise SpecError(name, f"a row that cannot say {ends.eos} never ends; set min_len to delay its end")
+
+    def highest(self) -> int:
+        """The highest id that any rule names."""
+        return max((i for ids in (self.prefix, *self.banned, *self.required) for i in ids), default=-1)
+
+    def follows(self) -> bool:
+        """Whether what is banned depends on what was said."""
+        return self.no_repeat > 0 or any(len(sequence) > 1 for sequence in self.banned)
+
+    def next_banned(self, said: Ids) -> list[int]:
+        """What must not follow `said`, apart from tokens that are always banned."""
+        found = [s[-1] for s in self.banned if len(s) > 1 and said[len(said) - len(s) + 1 :] == s[:-1]]
+        return found + (list(self.repeats(said)) if self.no_repeat else [])
+
+    def repeats(self, said: Ids) -> Iterable[int]:
+        """Every token that would complete an n-gram for the second time."""
+        n = self.no_repeat - 1
+        tail = said[len(said) - n :] if len(said) >= n else None
+        return (said[i + n] for i in range(len(said) - n) if said[i : i + n] == tail)
+
+
+class Bans:
+    """The rules of all rows of a decoding, as writes into its log-probabilities."""
+
+    def __init__(
+        self,
+        rules: Sequence[TokenConstraints],
+        least: Sequence[int],
+        ends: SpecialTokens,
+        beams: int,
+        device: torch.device,
+    ) -> None:
+        """`least` is how many tokens each row must say before it may end."""
+        self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
+        always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
+        everywhere = set.intersection(*always)
+        never = everywhere | {*ends.never}
+        self.columns = torch.tensor(sorted(never), dtype=torch.int64, device=device)
+        self.columns_and_eos = torch.tensor(sorted(never | {ends.eos}), dtype=torch.int64, device=device)
+        self.own = [sorted(single - everywhere) for single in always]
+        self.follows = [each.follows() for each in rules]
+        self.busy = [bool(own) or follows for own, follows in zip(self.own, self.follows, strict=True)]
+        self.highest = max(ends.bos, ends.eos, ends.pad, *(each.highest() for each in rules))
+
+    def apply(
+        self, log_probs: Float[Tensor, "B V"], step: int, slots: Sequence[int], said: Sequence[Sequence[Ids]]
+    ) -> None:
+        """Write -inf wherever slot i, which runs source slots[i] and whose beams have said `said[i]`, must not go."""
+        if step == 0 and self.highest >= log_probs.shape[1]:
+            raise DataError(
+                f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of "
+                f"{log_probs.shape[1]} tokens"
+            )
+        young = [step < self.least[source] for source in slots]
+        log_probs.index_fill_(1, self.columns_and_eos if all(young) else self.columns, -torch.inf)
+        if all(young):
+            young = [False] * len(slots)
+        banned: list[tuple[int, int]] = []
+        forced: list[tuple[int, int]] = []
+        for slot, source in enumerate(slots):
+            rules, rows = self.rules[source], range(slot * self.beams, (slot + 1) * self.beams)
+            if step < len(rules.prefix):
+                forced += [(row, rules.prefix[step]) for row in rows]
+            elif young[slot] or self.busy[source]:
+                always = [*self.own[source], self.eos] if young[slot] else self.own[source]
+                for row, text in zip(rows, said[slot], strict=True):
+                    now = [*always, *rules.next_banned(text)] if self.follows[source] else always
+                    banned += [(row, token) for token in now]
+        if banned:
+            log_probs[index(banned, log_probs)] = -torch.inf
+        if forced:
+            rows, tokens = index(forced, log_probs)
+            kept = log_probs[rows, tokens]
+            log_probs[rows] = -torch.inf
+            log_probs[rows, tokens] = kept
+
+
+def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of (row, token) as an index."""
+    rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
+    return rows, tokens
+
+
+def contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
+    """Whether `part` stands somewhere in `sequence`, without gaps."""
+    n = len(part)
+    return any(tuple(sequence[i : i + n]) == tuple(part) for i in range(len(sequence) - n + 1))

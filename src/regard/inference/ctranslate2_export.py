@@ -1,0 +1,441 @@
+"""Our models as CTranslate2's: its own specs, filled with our weights.
+
+Whatever its specs can say is said, if need be in other words: shared blocks are written once for every call, factorised
+tables multiplied out, sinusoids of any convention as a table. What they cannot say is refused by name and place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.errors import SpecError
+from regard.models.base import Inputs, Model, Tables
+from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
+from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.bridge import Last
+from regard.nn.input import Tokens
+from regard.nn.kernels import factor
+from regard.nn.linear import Dense
+from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.position.base import Position
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
+from regard.nn.residual import PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.stacks.plain import Plain
+from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.tables import Embeddings, Factorised
+from regard.tree import Spec
+
+EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # theirs, where their config does not say
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_tanh": "GELUTanh",
+    "swish": "SWISH",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The words of one side by id, and the ids that are not text."""
+
+    words: Sequence[str]
+    bos: int
+    eos: int
+    unknown: int
+
+
+def refusal(path: str, what: str) -> SpecError:
+    """The sentence about something that their specs cannot say."""
+    return SpecError(path, f"CTranslate2 cannot express {what}; use the native engine")
+
+
+def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
+    """Their spec of a model, filled and valid. Where positions are a table, it has `positions` rows."""
+    if type(model) is EncoderDecoderModel:
+        theirs = _Writer(model.spec, positions).encoder_decoder(model)
+        theirs.register_source_vocabulary(list(source.words))
+        theirs.register_target_vocabulary(list(target.words))
+        theirs.config.add_source_bos = theirs.config.add_source_eos = False
+        theirs.config.decoder_start_token = target.words[target.bos]
+    elif type(model) is DecoderOnlyModel:
+        theirs = _Writer(model.spec, positions).decoder_only(model)
+        theirs.register_vocabulary(list(target.words))
+    else:
+        raise refusal("kind", f"a model of kind {model.spec.kind!r}")
+    theirs.config.bos_token = target.words[target.bos]
+    theirs.config.eos_token = target.words[target.eos]
+    theirs.config.unk_token = target.words[target.unknown]
+    theirs.validate()
+    return theirs
+
+
+@dataclass
+class Facts:
+    """What all layers of a stack must have in common, because their spec says it once."""
+
+    path: str
+    said: dict[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def same(self, name: str, value: Any, path: str) -> Any:
+        """`value`, if it is what the layers before had."""
+        first, before = self.said.setdefault(name, (path, value))
+        if before != value:
+            raise refusal(path, f"{_shown(value)} beside {_shown(before)} ({first}) in one stack")
+        return value
+
+    def get(self, name: str) -> Any:
+        """What was said, by all."""
+        return self.said[name][1]
+
+
+def _shown(value: Any) -> str:
+    return repr(value.kind) if isinstance(value, Spec) else repr(value)
+
+
+class _Writer:
+    """One model being written."""
+
+    def __init__(self, spec: Any, positions: int) -> None:
+        self.spec, self.positions = spec, positions
+        self.eps: dict[tuple[type[Norm], float], str] = {}
+        if not isinstance(spec.linear, Dense):
+            raise refusal("linear", repr(spec.linear.kind))
+        if not isinstance(spec.head, Softmax):
+            raise refusal("head", repr(spec.head.kind))
+        if not isinstance(spec.input, Tokens):
+            raise refusal("input", repr(spec.input.kind))
+        for name in ("table", "output_table"):
+            table = getattr(spec, name)
+            if table is not None and not isinstance(table, Embeddings | Factorised):
+                raise refusal(name, repr(table.kind))
+
+    def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
+        """The whole of an encoder-decoder."""
+        from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
+
+        spec = model.spec
+        assert isinstance(spec, EncoderDecoder)
+        if not isinstance(spec.bridge, Last):
+            raise refusal("bridge", repr(spec.bridge.kind))
+        encoder = self.stack(model.encoder, "encoder")
+        decoder = self.stack(model.decoder, "decoder", cross=True)
+        self.begin(encoder, encoder.embeddings[0], "source", model.tables, model.inputs)
+        self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
+        self.end(decoder, model)
+        theirs: Any = transformer_spec.TransformerSpec(encoder, decoder)
+        theirs.config.layer_norm_epsilon = self.epsilon()
+        return theirs
+
+    def decoder_only(self, model: DecoderOnlyModel) -> Any:
+        """The whole of a language model."""
+        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
+
+        spec = model.spec
+        assert isinstance(spec, DecoderOnly)
+        if spec.visibility != "causal":
+            raise refusal("visibility", f"{spec.visibility!r} visibility")
+        decoder = self.stack(model.decoder, "decoder")
+        self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
+        self.end(decoder, model)
+        theirs: Any = transformer_spec.TransformerDecoderModelSpec(decoder)
+        theirs.config.layer_norm_epsilon = self.epsilon()
+        return theirs
+
+    # Before the first layer, and after the last.
+
+    def begin(self, stack: Any, embeddings: Any, use: str, tables: Tables, inputs: Inputs) -> None:
+        """Embeddings, their scale, positions and norm."""
+        tokens: Tokens = self.spec.input
+        D, module = self.spec.d_model, inputs.get(use)
+        words = matrix(tables.get(use))
+        # A position that is appended is added to channels in which the words are zero.
+        embeddings.weight = np.pad(words, ((0, 0), (0, D - words.shape[1])))
+        stack.scale_embeddings = np.float32(D**0.5 if tokens.scaled else 1.0)
+        if hasattr(stack, "layernorm_embedding"):
+            self.norm(stack.layernorm_embedding, tokens.norm, module.get_submodule("norm"), D, "input.norm")
+        if hasattr(stack, "position_encodings") and not hasattr(stack.layer[0].self_attention, "rotary_dim"):
+            place = self.places(module, tokens)
+            stack.position_encodings.encodings = np.pad(place, ((0, 0), (D - place.shape[1], 0)))
+
+    def places(self, module: nn.Module, tokens: Tokens) -> np.ndarray:
+        """The vectors of positions as a table; of zeros where there are none."""
+        if tokens.position is None:
+            return np.zeros((self.positions, self.spec.d_model), np.float32)
+        width = tokens.position_width or self.spec.d_model
+        if isinstance(tokens.position, Sinusoidal):
+            return numbers(tokens.position.table(self.positions, width))
+        if isinstance(tokens.position, Learned):
+            return numbers(module.get_parameter("position.weight"))
+        raise refusal("input.position", repr(tokens.position.kind))
+
+    def end(self, decoder: Any, model: Any) -> None:
+        """The output layer."""
+        decoder.projection.weight = matrix(model.tables.get("output"))
+        if self.spec.head.scaled:
+            decoder.scale_outputs = np.float32(self.spec.d_model**-0.5)
+        if self.spec.head.bias:
+            decoder.projection.bias = numbers(model.head.bias)
+
+    # The stacks.
+
+    def stack(self, module: nn.Module, side: str, cross: bool = False) -> Any:
+        """One side of the model."""
+        spec = getattr(self.spec, side)
+        if type(spec) is not Plain:
+            raise refusal(side, repr(spec.kind))
+        if spec.attention_pattern is not None:
+            raise refusal(f"{side}.attention_pattern", repr(spec.attention_pattern.kind))
+        if spec.strict:
+            raise refusal(f"{side}.strict", "tokens that do not see themselves")
+        if spec.positions:
+            raise refusal(f"{side}.positions", "positions for attentions of other numbers of heads")
+        facts = Facts(side)
+        layers = []
+        for call in range(spec.depth):
+            at = call % (spec.unique or spec.depth)
+            path = f"{side}.pattern[{at % len(spec.pattern)}]"
+            block = spec.block(call)
+            self.check_block(block, path, facts, side, cross)
+            layers.append((block, module.get_submodule(f"blocks.{at}"), path))
+        theirs = self.empty(facts, side, spec.depth, cross)
+        for layer, (block, built, path) in zip(theirs.layer, layers, strict=True):
+            self.layer(layer, block, built, path, module)
+        if hasattr(theirs, "layer_norm"):
+            residual = facts.get("residual")
+            self.norm(theirs.layer_norm, residual.norm, module.get_submodule("end"), self.spec.d_model, side)
+        return theirs
+
+    def check_block(self, block: Block, path: str, facts: Facts, side: str, cross: bool) -> None:
+        """Note what all layers must share; refuse what no layer of theirs can be."""
+        wanted = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
+        for i, branch in enumerate(block.branches):
+            if i >= len(wanted) or type(branch) is not wanted[i]:
+                raise refusal(f"{path}.branches[{i}]", f"{branch.kind!r} at this place of a layer")
+        if len(block.branches) < len(wanted):
+            raise refusal(f"{path}.branches", f"a layer without {wanted[len(block.branches)].kind!r}")
+        for i, rule in enumerate(block.rules()):
+            where = f"{path}.residual[{i}]" if isinstance(block.residual, tuple) else f"{path}.residual"
+            if not isinstance(rule, PreNorm | PostNorm | Sandwich):
+                raise refusal(where, repr(rule.kind))
+            if not isinstance(rule.norm, LayerNorm | RMSNorm):
+                raise refusal(f"{where}.norm", repr(rule.norm.kind))
+            facts.same("residual", rule, where)
+        for i, branch in enumerate(block.branches[:-1]):
+            self.check_attention(branch, f"{path}.branches[{i}]", facts, side)
+        feedforward = block.branches[-1]
+        assert isinstance(feedforward, FeedForward)
+        where = f"{path}.branches[{len(block.branches) - 1}]"
+        if feedforward.activation not in ACTIVATIONS:
+            raise refusal(f"{where}.activation", repr(feedforward.activation))
+        facts.same("activation", feedforward.activation, f"{where}.activation")
+        facts.same("gated", feedforward.gated, f"{where}.gated")
+
+    def check_attention(self, branch: BranchSpec, path: str, facts: Facts, side: str) -> None:
+        """Note what a stack's attentions must share."""
+        assert isinstance(branch, SelfAttention | CrossAttention)
+        heads, _, d_head = self.sizes(branch)
+        facts.same("heads", heads, f"{path}.heads")
+        if branch.d_value is not None and branch.d_value != d_head:
+            raise refusal(f"{path}.d_value", f"values of width {branch.d_value} beside keys of {d_head}")
+        if not isinstance(branch.query_key_norm, NoNorm | LayerNorm | RMSNorm):
+            raise refusal(f"{path}.query_key_norm", repr(branch.query_key_norm.kind))
+        if isinstance(branch, CrossAttention):
+            # Their specs have a place for it, and their engine passes over it.
+            if not isinstance(branch.query_key_norm, NoNorm):
+                raise refusal(f"{path}.query_key_norm", f"{branch.query_key_norm.kind!r} in cross-attention")
+            return
+        shared: Position | None = getattr(self.spec, side).position
+        where = f"{side}.position" if branch.position is None else f"{path}.position"
+        position = shared if branch.position is None else branch.position
+        if not isinstance(position, None | T5Bias | ALiBi | Rotary | Shaw):
+            raise refusal(where, repr(position.kind))
+        if isinstance(position, ALiBi) and side == "encoder":
+            raise refusal(where, f"{position.kind!r} in an encoder")
+        if isinstance(position, T5Bias) and branch.position is not None:
+            raise refusal(where, f"{position.kind!r} of a layer's own")
+        if position is not None and self.spec.input.position is not None:
+            raise refusal("input.position", f"{self.spec.input.position.kind!r} beside {position.kind!r} ({where})")
+        facts.same("position", position, where)
+
+    def sizes(self, branch: Any) -> tuple[int, int, int]:
+        """Heads, key-value heads and the width of a head."""
+        heads = branch.heads or self.spec.heads
+        usual = self.spec.d_head or self.spec.d_model // self.spec.heads
+        d_head = branch.d_head or (usual if branch.heads is None else self.spec.d_model // heads)
+        return heads, branch.kv_heads or heads, d_head
+
+    def empty(self, facts: Facts, side: str, depth: int, cross: bool) -> Any:
+        """Their spec of a stack, with nothing in it."""
+        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
+        from ctranslate2.specs.common_spec import Activation  # noqa: PLC0415
+
+        residual, position = facts.get("residual"), facts.get("position")
+        norm: Norm = self.spec.input.norm
+        if not isinstance(norm, NoNorm) and type(norm) is not type(residual.norm):
+            raise refusal("input.norm", f"{norm.kind!r} beside {residual.norm.kind!r}")
+        says: dict[str, Any] = {
+            "pre_norm": not isinstance(residual, PostNorm),
+            "pre_post_layer_norm": isinstance(residual, Sandwich),
+            "activation": Activation[ACTIVATIONS[facts.get("activation")]],
+            "layernorm_embedding": not isinstance(norm, NoNorm),
+            "ffn_glu": facts.get("gated"),
+            "rms_norm": isinstance(residual.norm, RMSNorm),
+            "relative_position": isinstance(position, Shaw),
+            "relative_attention_bias": isinstance(position, T5Bias),
+            # Of every attention; `attention` then says its own.
+            "num_heads_kv": facts.get("heads"),
+            "head_dim": 1,
+            "qk_norm": True,
+        }
+        if isinstance(position, Rotary):
+            says |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": position.base}
+        if side == "encoder":
+            return transformer_spec.TransformerEncoderSpec(depth, facts.get("heads"), **says)
+        return transformer_spec.TransformerDecoderSpec(
+            depth,
+            facts.get("heads"),
+            with_encoder_attention=cross,
+            external_pre_post_encoder_layers=cross and isinstance(residual, Sandwich),
+            alibi=isinstance(position, ALiBi),
+            **says,
+        )
+
+    def layer(self, to: Any, block: Block, built: nn.Module, path: str, stack: nn.Module) -> None:
+        """One layer."""
+        for i, (branch, rule) in enumerate(zip(block.branches, block.rules(), strict=True)):
+            where, joined = f"{path}.branches[{i}]", built.get_submodule(f"branches.{i}")
+            inner, rule_norm = joined.get_submodule("branch"), getattr(rule, "norm", NoNorm())
+            if isinstance(branch, FeedForward):
+                self.feedforward(to.ffn, branch, inner)
+            else:
+                own = to.self_attention if isinstance(branch, SelfAttention) else to.attention
+                self.attention(own, branch, inner, stack, where)
+            for name, norm in zip(NORMS[type(rule)][type(branch)], ("norm", "after"), strict=False):
+                holder = to
+                *parents, last = name.split(".")
+                for parent in parents:
+                    holder = getattr(holder, parent)
+                self.norm(getattr(holder, last), rule_norm, joined.get_submodule(norm), self.spec.d_model, where)
+
+    def attention(self, to: Any, branch: Any, built: nn.Module, stack: nn.Module, path: str) -> None:
+        """Projections, norms of queries and keys, positions."""
+        heads, groups, d_head = self.sizes(branch)
+        to.num_heads_kv, to.head_dim = np.int32(groups), np.int32(d_head)
+        to.queries_scale = np.float32(factor(branch.scale, d_head))
+        names = ("qkv",) if isinstance(branch, SelfAttention) else ("query", "kv")
+        for linear, name in zip(to.linear, names, strict=False):
+            self.linear(linear, built.get_submodule(name))
+        if branch.output:
+            self.linear(to.linear[-1], built.get_submodule("output"))
+        else:
+            to.linear[-1].weight = np.eye(heads * d_head, dtype=np.float32)
+        self.query_key_norm(to, branch.query_key_norm, built, d_head, path)
+        if isinstance(branch, SelfAttention):
+            shared = getattr(self.spec, path.split(".", maxsplit=1)[0]).position
+            position, own = (shared, stack) if branch.position is None else (branch.position, built)
+            if isinstance(position, T5Bias):
+                to.relative_attention_bias = numbers(own.get_parameter("position.weight").T)
+                to.relative_attention_max_distance = np.int32(position.max_distance)
+            elif isinstance(position, Shaw):
+                keys = numbers(own.get_parameter("position.keys"))
+                to.relative_position_keys = keys
+                values = own.get_parameter("position.values") if position.values else None
+                to.relative_position_values = np.zeros_like(keys) if values is None else numbers(values)
+
+    def query_key_norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
+        """Norms of queries and keys, or none."""
+        from ctranslate2.specs.common_spec import LayerNormSpec  # noqa: PLC0415
+
+        for name, ours in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
+            if isinstance(norm, NoNorm):
+                delattr(to, name)
+            else:
+                setattr(to, name, LayerNormSpec(rms_norm=isinstance(norm, RMSNorm)))
+                self.norm(getattr(to, name), norm, built.get_submodule(ours), width, f"{path}.query_key_norm")
+
+    def feedforward(self, to: Any, branch: FeedForward, built: nn.Module) -> None:
+        """Up, down, and the gate."""
+        self.linear(to.linear_1, built.get_submodule("down"))
+        if not branch.gated:
+            self.linear(to.linear_0, built.get_submodule("up"))
+            return
+        both = built.get_submodule("gate_up")
+        gate_up = numbers(both.get_parameter("weight"))
+        to.linear_0.weight, to.linear_0_noact.weight = np.split(gate_up, 2)
+        if both.bias is not None:
+            to.linear_0.bias, to.linear_0_noact.bias = np.split(numbers(both.get_parameter("bias")), 2)
+
+    def linear(self, to: Any, built: nn.Module) -> None:
+        """One projection."""
+        to.weight = numbers(built.get_parameter("weight"))
+        if built.bias is not None:
+            to.bias = numbers(built.get_parameter("bias"))
+
+    def norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
+        """One norm, of a form that both have."""
+        assert isinstance(norm, LayerNorm | RMSNorm)
+        if isinstance(norm, LayerNorm) and norm.root == "outside":
+            raise refusal(f"{path}.root", "a layer norm with eps outside of the root")
+        self.eps.setdefault((type(norm), norm.eps), path)
+        given: Mapping[str, Any] = dict(built.named_parameters(recurse=False))
+        to.gamma = _spread(given.get("weight"), 1.0, width)
+        if isinstance(norm, LayerNorm):
+            to.beta = _spread(given.get("bias"), 0.0, width)
+
+    def epsilon(self) -> float | None:
+        """The eps of all norms; None where each kind has the one that they take for granted."""
+        values = {eps for _, eps in self.eps}
+        if all(EPS[kind] == eps for kind, eps in self.eps):
+            return None
+        if len(values) > 1:
+            (_, first), (_, other) = list(self.eps)[:2]
+            raise refusal(list(self.eps.values())[1], f"norms of eps {other} beside others of eps {first}")
+        return values.pop()
+
+
+# Where the norms of a residual rule stand in their layers: before the branch or after the sum, and after the branch.
+NORMS: dict[type[Residual], dict[type[BranchSpec], tuple[str, ...]]] = {
+    PreNorm: {
+        SelfAttention: ("self_attention.layer_norm",),
+        CrossAttention: ("attention.layer_norm",),
+        FeedForward: ("ffn.layer_norm",),
+    },
+    Sandwich: {
+        SelfAttention: ("input_layer_norm", "post_attention_layer_norm"),
+        CrossAttention: ("external_pre_encoder_attention_layer_norm", "external_post_encoder_attention_layer_norm"),
+        FeedForward: ("pre_feedforward_layer_norm", "post_feedforward_layer_norm"),
+    },
+}
+NORMS[PostNorm] = NORMS[PreNorm]
+
+
+def matrix(table: Any) -> np.ndarray:
+    """A vocabulary table as one matrix."""
+    weight = table.weight.detach().double()
+    projection = getattr(table, "projection", None)
+    return numbers(weight if projection is None else weight @ projection.detach().double().T)
+
+
+def numbers(weight: torch.Tensor) -> np.ndarray:
+    """A copy of a weight as they want it: they quantise in place, and the model still needs its own."""
+    return np.array(weight.detach().to("cpu", torch.float32).numpy(), order="C")
+
+
+def _spread(weight: torch.Tensor | None, usual: float, width: int) -> np.ndarray:
+    """A gain or bias for every channel."""
+    found = np.full(width, usual, np.float32) if weight is None else numbers(weight)
+    return np.broadcast_to(found, (width,)).copy()

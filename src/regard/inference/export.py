@@ -1,0 +1,398 @@
+"""Exports: a run written for another engine, and proved to say the same before it is called done.
+
+    model.bin config.json *vocabulary.json    CTranslate2's own
+    tokenizer*.json                           for the tokenizers library, so that the folder stands alone
+    regard.json                               what it was made of, its digests, and what the check found
+
+The folder is written under another name, checked, and then renamed: it is whole and right, or it is not there.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.batch import Batch, translation
+from regard.catalogue import to_record
+from regard.data.tokenizer import Tokenizer
+from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
+from regard.decoding.search import find
+from regard.errors import DataError, SpecError, nearest
+from regard.files import sync, write_text
+from regard.inference.ctranslate2 import COMPUTED, NAME, CTranslate2, library
+from regard.inference.ctranslate2_export import Vocabulary, written
+from regard.inference.native import Native
+from regard.models.base import LanguageModel, Model
+from regard.nn.position.additive import Learned
+from regard.training.checkpoint import SaveError, file_digest, read_json, weights_digest
+
+FORMAT = 1
+RECORD = "regard.json"
+TEXTS = 32  # on which both are compared
+BEAMS = 5
+LIMITS = Limits()
+# Of log-probabilities, relative to those below -1: ten to a hundred times what rounding does. int8 is measured only.
+TOLERANCE = {"float32": 1e-3, "float16": 0.1}
+TIE = 1e-4  # of scores: two outputs this near to each other may come in either order
+ROOM = 2048  # positions of a table that is computed, unless longer texts are allowed
+ENDLESS = 2**30
+ATTEMPTS = 5  # at a name that others also want
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What there is to export: a model and its tokenizers."""
+
+    model: Model
+    source: Tokenizer
+    target: Tokenizer
+    max_len: int  # tokens of a source
+    step: int
+    texts: Sequence[tuple[str, ...]] = ()  # (source, target), or one text each, to compare on
+
+    @property
+    def translates(self) -> bool:
+        """Whether it says a target after reading a source."""
+        return self.model.spec.reads_source
+
+    @property
+    def ends(self) -> SpecialTokens:
+        """The ids that are not text."""
+        return SpecialTokens(self.target.bos, self.target.eos, self.target.pad)
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that a source or an output has, unless more are asked for."""
+        return max(ROOM, 2 * (self.max_len + 1) + 20)
+
+    @property
+    def room(self) -> int:
+        """How many tokens either side of the exported model may have."""
+        spec: Any = self.model.spec
+        if isinstance(spec.input.position, Learned):
+            return spec.input.position.max_len
+        # Positions in attention have no table that could be too short.
+        return self.positions if spec.decoder.position is None else ENDLESS
+
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """The words of source and target, as many as the model has rows for."""
+        spec: Any = self.model.spec
+        sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
+        return tuple(
+            Vocabulary(each.vocabulary(size), each.bos, each.eos, each.pad if each.unknown is None else each.unknown)
+            for each, size in zip((self.source, self.target), sizes, strict=True)
+        )  # type: ignore[reportReturnType]
+
+    def identity(self, stored: str) -> dict[str, Any]:
+        """What an export of it would say it was made of: if any of it differs, the export is stale."""
+        record = json.dumps(to_record(self.model.spec), sort_keys=True)
+        return {
+            "format": FORMAT,
+            "to": NAME,
+            "quantize": stored,
+            "weights_sha256": weights_digest(self.model.state_dict()),
+            "model_sha256": hashlib.sha256(record.encode()).hexdigest(),
+            "tokenizers_sha256": [self.source.sha256, self.target.sha256],
+            "positions": self.positions,
+        }
+
+
+@dataclass(frozen=True)
+class Check:
+    """The same inputs through both engines."""
+
+    inputs: str  # what they were
+    texts: int
+    agreed: int  # outputs of beam search that are the same, token for token
+    ties: int  # outputs that differ, of scores that do not
+    tokens: int  # whose log-probabilities were compared
+    largest: float  # difference of log-probabilities, relative to those below -1
+
+    def passed(self, stored: str) -> bool:
+        """Whether the two differ by nothing but the rounding of what is stored."""
+        same = self.agreed + self.ties == self.texts or stored != "float32"
+        return same and self.largest <= TOLERANCE.get(stored, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Anything(SpecialTokens):
+    """To compare searches, every id may be said: CTranslate2 would change probabilities to keep one from it.
+
+    In use there is no difference, for trained models do not want to say them (see `CTranslate2`).
+    """
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A finished export."""
+
+    path: Path
+    record: dict[str, Any]
+
+
+def named(quantize: str | None) -> str:
+    """What is stored: float32 if nothing is said."""
+    stored = quantize or "float32"
+    if stored not in COMPUTED:
+        raise SpecError("--quantize", f"{stored!r} is not known; {nearest(stored, COMPUTED)}")
+    return stored
+
+
+def export(
+    trained: Trained, out: Path, quantize: str | None = None, own: bool = False, force: bool = False
+) -> Exported:
+    """Write a model for CTranslate2 into `out`, which must not exist unless it is our `own` or `force` is given.
+
+    The check comes before the renaming: a float32 export that says anything else than the model itself is an error.
+    """
+    stored = named(quantize)
+    version = library().__version__
+    if out.exists() and not own:
+        if not force:
+            raise DataError(f"{out} exists; choose another --out, or replace it with --force")
+        if not (out / RECORD).exists():
+            raise DataError(f"{out} holds no export ({RECORD}), so --force does not replace it; remove it yourself")
+    source, target = trained.vocabularies()
+    theirs = written(trained.model, source, target, trained.positions)
+    theirs.optimize(quantization=stored)
+    with _making(out) as making:
+        theirs.save(str(making))
+        _write_tokenizers(trained, making)
+        check = compare(trained, making, stored)
+        if not check.passed(stored):
+            raise DataError(
+                f"the exported model is not the model: {check.agreed + check.ties} of {check.texts} outputs agree and "
+                f"the largest difference of log-probabilities is {check.largest:.1e}; nothing was written"
+            )
+        files = {path.name: file_digest(path) for path in sorted(making.iterdir())}
+        record = trained.identity(stored) | {
+            "step": trained.step,
+            "regard": metadata.version("regard"),
+            "ctranslate2": version,
+            "check": asdict(check),
+            "files": files,
+        }
+        for name in files:
+            sync(making / name)
+        write_text(making / RECORD, json.dumps(record, indent=2) + "\n")
+        _rename(making, out)
+    return Exported(out, record)
+
+
+@contextmanager
+def _making(out: Path) -> Iterator[Path]:
+    making = out.with_name(f".{out.name}-making-{os.getpid()}")
+    try:
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        yield making
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        raise SaveError(f"cannot write {out}: {'the disk is full' if full else error.strerror}") from None
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _rename(making: Path, out: Path) -> None:
+    """Put the finished folder in its place; whoever has opened the old one keeps it."""
+    old = out.with_name(f".{out.name}-old-{os.getpid()}")
+    for attempt in count(1):
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            out.rename(old)
+        try:
+            making.rename(out)
+            break
+        except OSError:  # another process has just put its own there
+            if attempt == ATTEMPTS:
+                raise
+    sync(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_tokenizers(trained: Trained, folder: Path) -> None:
+    same = trained.source.sha256 == trained.target.sha256
+    for name, each in (("source", trained.source), ("target", trained.target))[1 if same else 0 :]:
+        path = folder / ("tokenizer.json" if same else f"tokenizer.{name}.json")
+        write_text(path, each.plain_json())
+
+
+def fresh(folder: Path, trained: Trained, stored: str) -> dict[str, Any] | None:
+    """The record of an export that is whole and of this very model; None if there is no such one."""
+    try:
+        record = read_json(folder / RECORD)
+        whole = all(file_digest(folder / name) == digest for name, digest in record["files"].items())
+    except (DataError, OSError, KeyError, TypeError, AttributeError):
+        return None
+    wanted = trained.identity(stored)
+    return record if whole and all(record.get(key) == value for key, value in wanted.items()) else None
+
+
+def engine(
+    trained: Trained,
+    folder: Path,
+    quantize: str | None = None,
+    threads: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> CTranslate2:
+    """The engine of a translator, from its export in `folder`, which is made if it is missing, stale or damaged."""
+    stored = named(quantize)
+    library()
+    if not trained.translates:
+        raise DataError(f"the engine {NAME!r} translates, and this is a model of kind {trained.model.spec.kind!r}")
+    if fresh(folder, trained, stored) is None:
+        why = "is stale or damaged, and made anew" if folder.exists() else "is made, once"
+        say(f"the export {folder} {why}")
+        record = export(trained, folder, quantize, own=True).record
+        say(sentence(Check(**record["check"])))
+    return _opened(trained, folder, stored, threads)
+
+
+def _opened(trained: Trained, folder: Path, stored: str, threads: int | None) -> CTranslate2:
+    source, target = trained.vocabularies()
+    return CTranslate2(folder, (source.words, target.words), trained.ends, trained.room, stored, threads)
+
+
+def sentence(check: Check) -> str:
+    """What the check found."""
+    ties = f" ({check.ties} more are ties)" if check.ties else ""
+    return (
+        f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}, "
+        f"largest difference of {check.tokens} log-probabilities {check.largest:.1e}"
+    )
+
+
+def compare(trained: Trained, folder: Path, stored: str) -> Check:
+    """The same inputs through the model and through its export."""
+    assert isinstance(trained.model, LanguageModel)
+    training = trained.model.training
+    trained.model.eval()
+    try:
+        return (_compare_translators if trained.translates else _compare_writers)(trained, folder, stored)
+    finally:
+        trained.model.train(training)
+
+
+def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
+    model, ends = trained.model, Anything(**asdict(trained.ends))
+    assert isinstance(model, LanguageModel)
+    device = next(model.parameters()).device
+    pairs, inputs = _pairs(trained)
+    theirs = _opened(trained, folder, stored, 1)
+    theirs.ends = ends
+    search = Beam(BEAMS, stopping=NAME)
+    sources, rows = [source for source, _ in pairs], list(range(len(pairs)))
+    native = Native([model], ends, device).find(sources, search, len(pairs), LIMITS, TokenConstraints(), rows)
+    found = theirs.find(sources, search, len(pairs), LIMITS, TokenConstraints(), rows)
+    batch = translation(pairs, ends.bos, ends.eos, source_end=()).to(device)
+    assert batch.labels is not None
+    with torch.no_grad():
+        ours = model.log_probs(batch).gather(-1, batch.labels[..., None]).squeeze(-1).cpu()
+    scored = theirs.translator.score_batch(
+        [[theirs.source[one] for one in source] for source, _ in pairs],
+        [[theirs.target[one] for one in target] for _, target in pairs],
+        max_input_length=0,
+    )
+    expected = [ours[row, : len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
+    return _check(inputs, native, found, expected, [list(each.log_probs) for each in scored])
+
+
+def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
+    """Of a language model: what it says greedily after the beginning of a text, and log p of the text."""
+    model, ends = trained.model, Anything(**asdict(trained.ends))
+    assert isinstance(model, LanguageModel)
+    device = next(model.parameters()).device
+    pairs, inputs = _pairs(trained)
+    rows = [[ends.bos, *target] for _, target in pairs if target]
+    words = trained.vocabularies()[1].words
+    theirs = library().Generator(str(folder), compute_type=COMPUTED[stored], inter_threads=1, intra_threads=1)
+    prompts = [row[: max(len(row) // 2, 1)] for row in rows]
+    search, steps = Beam(1, stopping=NAME), min(20, trained.room - max(map(len, prompts)))
+    native: list[list[Hypothesis]] = []
+    expected = []
+    with torch.no_grad():
+        for row, prompt in zip(rows, prompts, strict=True):
+            batch = Batch(torch.tensor([prompt], device=device))
+            native += find(model, batch, search, ends, Limits(max_len=steps))
+            ids = torch.tensor([row], device=device)
+            expected.append(model.log_probs(Batch(ids))[0, :-1].gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
+    places = {word: one for one, word in enumerate(words)}
+    results = theirs.generate_batch(
+        [[words[one] for one in prompt] for prompt in prompts],
+        max_batch_size=1,  # of prompts of unequal lengths, some of theirs would count as said
+        max_length=steps,
+        min_length=0,
+        include_prompt_in_result=False,
+        return_scores=True,
+        return_end_token=True,
+        sampling_topk=1,
+    )
+    found = []
+    for result in results:
+        ids = [places[word] for word in result.sequences[0]]
+        ended = bool(ids) and ids[-1] == ends.eos
+        found.append([Hypothesis(tuple(ids[: len(ids) - ended]), result.scores[0], result.scores[0], (), ended)])
+    scored = theirs.score_batch([[words[one] for one in row] for row in rows], max_input_length=0)
+    return _check(inputs, native, found, expected, [list(each.log_probs) for each in scored])
+
+
+def _check(
+    inputs: str,
+    native: Sequence[Sequence[Hypothesis]],
+    found: Sequence[Sequence[Hypothesis]],
+    expected: Sequence[Sequence[float]],
+    scored: Sequence[Sequence[float]],
+) -> Check:
+    agreed = ties = 0
+    for ours, theirs in zip(native, found, strict=True):
+        if (ours[0].ids, ours[0].ended) == (theirs[0].ids, theirs[0].ended):
+            agreed += 1
+        elif abs(ours[0].score - theirs[0].score) <= TIE:
+            ties += 1
+    differences = [
+        abs(a - b) / max(1.0, abs(a))
+        for row, other in zip(expected, scored, strict=True)
+        for a, b in zip(row, other, strict=True)
+    ]
+    return Check(inputs, len(native), agreed, ties, len(differences), max(differences))
+
+
+def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
+    """Ids to compare on: of the run's validation text, or random ones of many lengths where it has none."""
+    pairs = []
+    longest = min(trained.max_len, trained.room - 2)
+    for record in trained.texts:
+        source = [*trained.source.encode(record[0])[:longest], trained.source.eos]
+        target = trained.target.encode(record[-1])[:longest]
+        if len(source) > 1 and target:
+            pairs.append((source, target))
+        if len(pairs) == TEXTS:
+            break
+    if pairs:
+        return pairs, "validation text"
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(size: int, eos: int) -> list[int]:
+        length = int(torch.randint(1, min(longest, 40) + 1, (), generator=rng))
+        return [one if one > eos else size - 1 for one in torch.randint(0, size, (length,), generator=rng).tolist()]
+
+    sides = (trained.source, trained.target)
+    drawn = [[draw(each.size, each.eos) for each in sides] for _ in range(TEXTS)]
+    return [([*source, trained.source.eos], target) for source, target in drawn], "random ids"

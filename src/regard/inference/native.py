@@ -1,0 +1,54 @@
+"""The native engine: our models in torch, and any search over them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from regard.batch import Batch, pad
+from regard.data.token_store import chunks
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
+from regard.decoding.job import Job, prepare
+from regard.decoding.search import Search
+from regard.inference.engine import Engine, Sources
+from regard.models.base import Generator
+
+
+class Native(Engine):
+    """One model, or several as an ensemble. Nothing is refused here: a search checks itself."""
+
+    name = "native"
+
+    def __init__(self, models: Sequence[Generator], ends: SpecialTokens, device: torch.device) -> None:
+        self.models, self.ends, self.device = models, ends, device
+
+    def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
+        """Nothing to refuse."""
+
+    def find(
+        self,
+        sources: Sources,
+        search: Search,
+        batch_size: int,
+        limits: Limits,
+        rules: TokenConstraints,
+        rows: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        found: dict[int, list[Hypothesis]] = {}
+        batches = by_length(sources, batch_size)
+        jobs = [
+            self._job([sources[at] for at in places], limits, rules, [rows[at] for at in places]) for places in batches
+        ]
+        for places, results in zip(batches, search.find_each(jobs), strict=True):
+            found |= dict(zip(places, results, strict=True))
+        return [found[place] for place in range(len(sources))]
+
+    def _job(self, sources: Sources, limits: Limits, rules: TokenConstraints, rows: Sequence[int]) -> Job:
+        ids, seg = pad(sources)
+        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
+        return prepare(self.models, batch, self.ends, limits, rules, rows)
+
+
+def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
+    """Places of rows of like length together, the longest first: what does not fit into memory fails at once."""
+    return list(chunks(sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i)), batch_size))

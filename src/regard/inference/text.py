@@ -1,0 +1,464 @@
+"""Text in, text out: translations, continuations, classes and scores. Sorted by length inside, input order outside."""
+
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.batch import Batch, pad
+from regard.data.objectives import Classification, Objective
+from regard.data.token_store import Column, chunks
+from regard.data.tokenizer import Tokenizer
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, Piece, SpecialTokens
+from regard.decoding.length_limit import LengthLimit
+from regard.decoding.positions import Positions, positions
+from regard.decoding.repetition import find_loop
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search, find, stream
+from regard.errors import DataError, SpecError
+from regard.inference.engine import Engine
+from regard.inference.native import Native, by_length
+from regard.models.base import Classifier, Generator, LanguageModel
+
+AHEAD = 32  # batches that are read before the first is decoded, to sort them by length
+NEW = 200  # tokens of a continuation, unless more or fewer are asked for
+Warn = Callable[[str], None]
+Growing = abc.Generator[str, None, tuple[list[int], bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One text that a model said."""
+
+    text: str  # with the prompt, if there was one
+    score: float  # what ranks: length-normalised log-probability
+    log_prob: float
+    tokens: tuple[str, ...]
+    ended: bool  # by itself, not for want of room
+    ids: tuple[int, ...] = ()  # of the tokens
+    read: tuple[
+        int, ...
+    ] = ()  # what the model read first: the source with its end, or the prompt; (): nothing was said
+
+
+# The translation of an empty line, and what stands where a search has found fewer than it was asked for.
+EMPTY = Output("", 0.0, 0.0, (), True)
+MISSING = Output("", float("-inf"), float("-inf"), (), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Constraints on every output, in words: its prefix, required and banned words. A string is one word."""
+
+    prefix: str = ""
+    required: Sequence[str] = ()
+    banned: Sequence[str] = ()
+    no_repeat: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("required", "banned"):
+            words = getattr(self, name)
+            object.__setattr__(self, name, (words,) if isinstance(words, str) else tuple(words))
+
+    def rules(self, tokenizer: Tokenizer) -> TokenConstraints:
+        """The same in ids. A word has other ids at the beginning of a text than inside; all its spellings are banned.
+
+        A required word is asked for as it stands after a space, which is where most words stand.
+        """
+        banned = [ids for word in _words("banned", self.banned) for ids in spellings(word, tokenizer)]
+        required = [spellings(word, tokenizer)[0] for word in _words("required", self.required)]
+        return TokenConstraints(tuple(tokenizer.encode(self.prefix)), tuple(banned), tuple(required), self.no_repeat)
+
+
+def _words(name: str, words: Iterable[str]) -> Iterable[str]:
+    if any(not word.strip() for word in words):
+        raise SpecError(name, "an empty word says nothing; leave it out")
+    return words
+
+
+def spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """The ids of a word after a space, and at the beginning of a text."""
+    found = [tuple(tokenizer.encode(f" {word}")), tuple(tokenizer.encode(word))]
+    return list(dict.fromkeys(ids for ids in found if ids))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Models that share their tokenizers, and how texts go in and come out."""
+
+    models: Sequence[Generator]
+    source: Tokenizer
+    target: Tokenizer
+    max_len: int  # tokens of an input that are read; the rest is cut off, with a warning
+    device: torch.device
+    warn: Warn = field(default=lambda _: None)
+    engine: Engine | None = None  # who translates; None: the models themselves
+    begin: tuple[int, ...] = ()  # what stands before every prompt; (): a text that has none begins with a line feed
+    length_limit: LengthLimit | None = None  # of a translation, from the training text; None: that of `Limits`
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        search: Search,
+        batch_size: int = 32,
+        limits: Limits = Limits(),
+        wishes: Constraints = Constraints(),
+        first: int = 0,
+    ) -> Iterator[list[Output]]:
+        """The best outputs for every text, in order, as many as the search is asked for.
+
+        An empty text has empty translations. `first` is the number of the first text, where these are some of many.
+        """
+        refuse_string(texts)
+        rules, limits = wishes.rules(self.target), self._derived(limits)
+        engine = self.engine or Native(self.models, self.ends, self.device)
+        engine.check(search, limits, rules)
+        for before, chunk in _numbered(texts, AHEAD * batch_size):
+            begin = first + before
+            sources = self.sources(chunk, begin)
+            filled = [i for i, text in enumerate(chunk) if text.strip()]
+            self._check_room(limits, {begin + i + 1: self._read_first(sources[i]) for i in filled})
+            results = engine.find(
+                [sources[i] for i in filled], search, batch_size, limits, rules, [begin + i for i in filled]
+            )
+            found = dict(zip(filled, results, strict=True))
+            for i in range(len(chunk)):
+                best = [self._output(h, sources[i]) for h in found[i]] if i in found else [EMPTY] * wanted(search)
+                if i in found and best:
+                    self._warn_about_output(begin + i + 1, search, best[0].ids, sources[i][:-1], best[0].ended, limits)
+                yield best + [MISSING] * (wanted(search) - len(best))
+
+    def translate_stream(
+        self, text: str, search: Search, limits: Limits = Limits(), wishes: Constraints = Constraints(), number: int = 0
+    ) -> Iterator[str]:
+        """A translation as it grows, piece by piece. `number` is that of the text, where it is one of many."""
+        if not text.strip():
+            return
+        (source,) = self.sources([text], number)
+        self._check_room(limits, {number + 1: self._read_first(source)})
+        ids, seg = pad([source])
+        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
+        rules, limits = wishes.rules(self.target), self._derived(limits)
+        said, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
+        self._warn_about_output(number + 1, search, said, source[:-1], ended, limits)
+
+    def generate(
+        self,
+        prompts: Iterable[str],
+        search: Search,
+        batch_size: int = 32,
+        limits: Limits = Limits(),
+        wishes: Constraints = Constraints(),
+        first: int = 0,
+    ) -> Iterator[list[Output]]:
+        """Continuations of prompts, each with its prompt before it.
+
+        Without `limits.max_len` it is 200 tokens, or as many as the model has positions for.
+        """
+        refuse_string(prompts)
+        rules = wishes.rules(self.target)
+        for before, chunk in _numbered(prompts, AHEAD * batch_size):
+            begin = first + before
+            texts = [self._prompt(text) for text in chunk]
+            read = self.prompts(texts, begin, limits)
+            bounds = [self._bounds(limits, ids) for ids in read]
+            found: dict[int, list[Output]] = {}
+            for rows in by_length(read, batch_size):
+                ids, seg = pad([read[i] for i in rows])
+                batch = Batch(ids, target_seg=seg).to(self.device)
+                own, numbers = [bounds[i] for i in rows], [begin + i for i in rows]
+                results = find(self.models, batch, search, self.ends, own, rules, numbers)
+                for i, best in zip(rows, results, strict=True):
+                    found[i] = [self._output(h, read[i], texts[i]) for h in best]
+            for i in range(len(chunk)):
+                if found[i]:
+                    self._warn_about_output(begin + i + 1, search, found[i][0].ids, read[i])
+                yield found[i] + [MISSING] * (wanted(search) - len(found[i]))
+
+    def generate_stream(
+        self,
+        prompt: str,
+        search: Search,
+        limits: Limits = Limits(),
+        wishes: Constraints = Constraints(),
+        number: int = 0,
+    ) -> Iterator[str]:
+        """A prompt, and its continuation as it grows. `number` is that of the prompt, where it is one of many."""
+        text = self._prompt(prompt)
+        (read,) = self.prompts([text], number, limits)
+        ids, seg = pad([read])
+        batch = Batch(ids, target_seg=seg).to(self.device)
+        bounds, rules = self._bounds(limits, read), wishes.rules(self.target)
+        steps = stream(self.models, batch, search, self.ends, bounds, rules, [number])
+        yield text
+        said, _ = yield from self._growing(steps)
+        self._warn_about_output(number + 1, search, said, read)
+
+    def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
+        """Yield the text as it grows; return its ids, and whether it ended by itself."""
+        said: list[int] = []
+        shown, ended = "", False
+        for pieces in steps:
+            said += [i for piece in pieces for i in piece.ids]
+            ended = ended or any(piece.hypothesis is not None and piece.hypothesis.ended for piece in pieces)
+            text = self.target.decode(said)
+            # A character of several bytes is shown once it is whole.
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(shown) :]
+                shown = text
+        yield self.target.decode(said)[len(shown) :]
+        return said, ended
+
+    def _derived(self, limits: Limits) -> Limits:
+        """The limits of a translation: one that is not given is that of the training text."""
+        return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
+
+    def _warn_about_output(
+        self,
+        line: int,
+        search: Search,
+        ids: Sequence[int],
+        read: Sequence[int],
+        ended: bool = True,
+        limits: Limits = Limits(),
+    ) -> None:
+        """Warn about an output that repeats itself, though what was read does not, or that a derived limit has cut."""
+        loop = None if isinstance(search, Sample) else find_loop(ids)
+        if loop is not None and find_loop(read) is None:
+            self.warn(
+                f"line {line}: the output repeats itself: a loop of period {loop.period} fills {loop.tokens} of its "
+                f"{len(ids)} tokens; the model may need more training"
+            )
+        elif not ended and limits.max_len is None:
+            self.warn(
+                f"line {line}: the translation has not ended after {len(ids)} tokens and is cut there; the model may "
+                "need more training, and --max-len sets another limit"
+            )
+
+    @property
+    def ends(self) -> SpecialTokens:
+        """The ids that are not text."""
+        return SpecialTokens(self.target.bos, self.target.eos, self.target.pad)
+
+    @cached_property
+    def positions(self) -> Positions:
+        """Return the positions of the models."""
+        return positions(self.models)
+
+    def sources(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+        """Encode sources: each with its end token, and cut at the end if it is too long."""
+        encoded = self.source.encode_batch(list(texts))
+        warn_about(
+            self.warn,
+            {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_len},
+            f"are more than the {self.max_len} that the model was trained for (data.max_len); only these are read",
+        )
+        return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
+
+    def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:
+        """Encode prompts, each cut at the beginning if it is too long: its end is what is continued.
+
+        It is too long if it is longer than what the model was trained for, or leaves no room for `max_len` tokens; half
+        of the positions are always for the prompt.
+        """
+        count, keep = self.positions.count, self.max_len
+        if count is not None:
+            new = min(limits.max_len or max(NEW, limits.min_len), (count + 1) // 2)
+            keep = max(min(keep, count + 1 - len(self.begin) - new), 1)
+        encoded = self.target.encode_batch(list(texts))
+        for i, ids in enumerate(encoded):
+            if not self.begin and not ids:
+                raise DataError(
+                    f"line {first + i + 1}: the prompt has no tokens; this model continues text and needs some"
+                )
+        self._check_room(
+            limits, {first + i + 1: len(self.begin) + min(len(ids), keep) for i, ids in enumerate(encoded)}
+        )
+        warn_about(
+            self.warn,
+            {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > keep},
+            f"are more of a prompt than the model can read and continue; only the last {keep} are read",
+        )
+        return [[*self.begin, *ids[-keep:]] for ids in encoded]
+
+    def _prompt(self, text: str) -> str:
+        """A prompt as it is read and shown: where no token begins a text, an empty one is a new line."""
+        return text if text or self.begin else "\n"
+
+    def _bounds(self, limits: Limits, read: Sequence[int]) -> Limits:
+        """The limits of what follows a prompt."""
+        if limits.max_len is not None:
+            return limits
+        left = self.positions.left(len(read))
+        return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
+
+    def _read_first(self, source: Sequence[int]) -> int:
+        """Return the number of positions that are taken before a translation begins."""
+        return 1 + (len(source) if self.positions.source_first else 0)
+
+    def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
+        """Refuse limits beyond the positions of the model, and warn where a line leaves less room than was asked for.
+
+        `read` is how many tokens come before an output, by the number of its line.
+        """
+        count = self.positions.count
+        if count is None:
+            return
+        for name in ("min_len", "max_len"):
+            if (getattr(limits, name) or 0) > count:
+                raise SpecError(
+                    name,
+                    f"the model has {count} positions and cannot say {getattr(limits, name)} tokens; ask for fewer",
+                )
+        left = {line: count - tokens + 1 for line, tokens in read.items()}
+        for line, room in left.items():
+            if limits.min_len > room:
+                raise DataError(
+                    f"line {line}: {read[line]} of the {count} positions of the model are read first, which leaves no "
+                    f"room for min_len {limits.min_len}; ask for fewer tokens"
+                )
+        if limits.max_len is not None:
+            warn_about(
+                self.warn,
+                {line: f"at most {room} tokens" for line, room in left.items() if limits.max_len > room},
+                f"can follow, not max_len {limits.max_len}: the rest of the model's {count} positions is read first",
+            )
+
+    def _output(self, hypothesis: Hypothesis, read: Sequence[int], prompt: str = "") -> Output:
+        ids = list(hypothesis.ids)
+        return Output(
+            prompt + self.target.decode(ids),
+            hypothesis.score,
+            hypothesis.log_prob,
+            tuple(self.target.pieces(ids)),
+            hypothesis.ended,
+            tuple(ids),
+            tuple(read),
+        )
+
+
+def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
+    """Warn about each of several lines that are alike; `lines` says what each of them has."""
+    for line, what in lines.items():
+        warn(f"line {line}: {what} {why}")
+
+
+def wanted(search: Search) -> int:
+    """Return the number of outputs that a search returns for each text."""
+    return getattr(search, "n_best", 1)
+
+
+def refuse_string(texts: object) -> None:
+    """Refuse a string where several texts are needed: its characters are no texts."""
+    if isinstance(texts, str):
+        raise DataError("texts: a string is one text; give a list of them")
+
+
+def _numbered(items: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
+    first = 0
+    for chunk in chunks(items, size):
+        yield first, chunk
+        first += len(chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """How probable a model finds a given text."""
+
+    log_prob: float  # the sum of token_log_probs
+    token_log_probs: tuple[float, ...]  # with that of the end, where there is one
+    tokens: int  # how many were scored
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringInput:
+    """Tokens to score: what is `said` after what is `given`, in the same row, and after a source, if there is one."""
+
+    given: tuple[int, ...]
+    said: tuple[int, ...]
+    source: tuple[int, ...] = ()
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel,
+    objective: Objective,
+    rows: Sequence[ScoringInput],
+    device: torch.device,
+    batch_size: int = 32,
+    first: int = 0,
+) -> list[TextScore]:
+    """log p of what is said in every row, in one pass each. What follows nothing is not scored, nor is nothing.
+
+    `first` is the number of the first row, where these are some of many.
+    """
+    found = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
+    scored = [i for i, row in enumerate(rows) if row.said and len(row.given) + len(row.said) > 1]
+    targets = [[*rows[i].given, *rows[i].said] for i in scored]
+    limit = positions([model])
+    for i, target in zip(scored, targets, strict=True):
+        read = len(target) - 1 + (len(rows[i].source) if limit.source_first else 0)
+        if limit.count is not None and read > limit.count:
+            raise DataError(
+                f"line {first + i + 1}: {read} tokens are more than the {limit.count} positions that the model has; "
+                "split the text"
+            )
+    columns = {"target": Column.of(targets)}
+    if "source" in objective.columns:
+        columns["source"] = Column.of([rows[i].source for i in scored])
+    for places in by_length(targets, batch_size):
+        batch = objective.item(columns, list(np.asarray(places)[:, None])).batch.to(device)
+        assert batch.labels is not None
+        scores = model.log_probs(batch).gather(-1, batch.labels[:, :, None])[:, :, 0].double().cpu()
+        for place, row in zip(places, scores, strict=True):
+            own = rows[scored[place]]
+            said = row[max(len(own.given) - 1, 0) : len(targets[place]) - 1].tolist()
+            found[scored[place]] = TextScore(sum(said), tuple(said), len(said))
+    return [found[i] for i in range(len(rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The class of a text."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+@torch.no_grad()
+def classify(  # noqa: PLR0913, PLR0917  # what a run knows of its classifier, and what is asked
+    model: Classifier,
+    objective: Classification,
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    device: torch.device,
+    max_len: int,
+    batch_size: int = 32,
+    warn: Warn = lambda _: None,
+    first: int = 0,
+) -> list[Prediction]:
+    """The class of every text; of one without words, that of nothing at all.
+
+    `first` is the number of the first text, where these are some of many.
+    """
+    refuse_string(texts)
+    encoded = tokenizer.encode_batch(list(texts))
+    warn_about(
+        warn,
+        {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > max_len},
+        f"are more than {max_len} (data.max_len); only these are read",
+    )
+    rows = [[tokenizer.bos, *ids[:max_len]] for ids in encoded]
+    found: dict[int, Prediction] = {}
+    for numbers in by_length(rows, batch_size):
+        ids, seg = pad([rows[i] for i in numbers])
+        scores: Tensor = model.scores(Batch(ids, target_seg=seg).to(device))
+        for number, chances in zip(numbers, scores.double().softmax(-1).tolist(), strict=True):
+            best = max(range(len(chances)), key=lambda i: (round(chances[i] / 1e-6), -i))
+            found[number] = Prediction(objective.labels[best], dict(zip(objective.labels, chances, strict=True)))
+    return [found[i] for i in range(len(texts))]

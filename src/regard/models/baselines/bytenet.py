@@ -1,0 +1,250 @@
+"""ByteNet: dilated convolutions, the decoder stacked on the encoder. Kalchbrenner et al. 2016."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.models.base import (
+    Decoding,
+    ModelSpec,
+    check_types,
+    check_vocab,
+    decoding_rows,
+    refuse,
+)
+from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.nn.causal_convolution import receptive_field, taps, windows
+from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Memory, Site, Trace, View, check_count, drop
+from regard.nn.init import Init, Xavier
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, Norm
+from regard.nn.state import ConvolutionCache, Rows
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+
+ROUNDING = 1e-6  # 1.2 * 35 is 42, and not a little more
+
+
+@dataclass(frozen=True, slots=True)
+class ByteNet(ModelSpec):
+    """Residual blocks of dilated convolutions; what the decoder says at t, it says looking at column t of the encoder.
+
+        block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
+
+    Block i has dilation `dilations[i mod n]`; the decoder's convolutions read what is to the left alone. A source of s
+    tokens is padded, with a learned vector, to ceil(stretch * s) + extra columns: an estimate of the target's length.
+    Column t of what the encoder leaves, beside the target's token t, is projected to be the decoder's first stream;
+    columns beyond the estimate are zeros there, so a longer target can be said, from what was said so far alone.
+
+    Differs from Kalchbrenner et al. 2016: dropout (on what a block adds, as on the input), one norm at the end of the
+    decoder instead of further convolutions, and the projection that joins the two sides, which they do not describe.
+    """
+
+    kind = "bytenet"
+    reads_source = True
+    packs = False
+    ordered = True
+    vocab: int = 300
+    target_vocab: int | None = None  # None: the same
+    d_model: int = 800
+    encoder_blocks: int = 30
+    decoder_blocks: int = 30
+    kernel: int = 3
+    dilations: tuple[int, ...] = (1, 2, 4, 8, 16)
+    stretch: float = 1.2
+    extra: int = 0
+    dropout: float = 0.1
+    table: TableSpec = Embeddings()
+    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
+    sharing: Sharing = Sharing()
+    input: InputSpec = Tokens(scaled=False, position=None)
+    norm: Norm = LayerNorm()
+    head: HeadSpec = Softmax()
+    linear: Linear = Dense()
+    init: Init = Xavier()
+
+    def check(self) -> None:
+        if self.d_model % 2 or not 2 <= self.d_model <= 2**20:
+            raise SpecError(
+                "d_model", f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
+        for name in ("encoder_blocks", "decoder_blocks"):
+            check_count(name, getattr(self, name), MOST_BLOCKS)
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise SpecError("kernel", f"must be odd, so that as many taps stand on either side, not {self.kernel}")
+        check_count("kernel", self.kernel, MOST_TAPS)
+        if not self.dilations or min(self.dilations) < 1:
+            raise SpecError("dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
+        if not 1.0 <= self.stretch <= 100.0:
+            raise SpecError("stretch", f"must lie between 1, or sources would be cut, and 100, not {self.stretch}")
+        if self.extra < 0:
+            raise SpecError("extra", f"must not be negative, not {self.extra}")
+        check_vocab("vocab", self.vocab)
+        check_vocab("target_vocab", self.target_vocab)
+        check_types(self.input)
+
+    def dilation(self, block: int) -> int:
+        """How far apart the taps of a block are."""
+        return self.dilations[block % len(self.dilations)]
+
+    def estimate(self, length: int) -> int:
+        """How many columns a source of this many tokens is padded to."""
+        return math.ceil(self.stretch * length - ROUNDING) + self.extra
+
+    def estimates(self, lengths: Int[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
+        """The same for the sources of a batch."""
+        return torch.ceil(self.stretch * lengths.double() - ROUNDING).long() + self.extra
+
+    def receptive_fields(self) -> tuple[int, int]:
+        """How many tokens one output of the encoder's, and of the decoder's convolutions depends on."""
+        encoder, decoder = (
+            [(self.kernel, self.dilation(i)) for i in range(blocks)]
+            for blocks in (self.encoder_blocks, self.decoder_blocks)
+        )
+        return receptive_field(encoder), receptive_field(decoder)
+
+    def build(self, init: Init) -> "ByteNetModel":
+        return ByteNetModel(self, init)
+
+
+class ByteNetModel(TwoSided):
+    """The module of a ByteNet."""
+
+    def __init__(self, spec: ByteNet, init: Init) -> None:
+        super().__init__()
+        self.spec, self.estimate, self.estimates = spec, spec.estimate, spec.estimates
+        depths = (spec.encoder_blocks, spec.decoder_blocks)
+        source, target = sides(spec, init, depths, sum(depths))
+        vocab = self.tables_and_inputs(spec, source, target)
+        self.filler = source.parameter(1, spec.d_model, role="embedding")
+        self.encoder = _Stack(spec, source.inside("encoder"))
+        self.join = target.linear(2 * spec.d_model, {"other": spec.d_model})
+        self.decoder = _Stack(spec, target.inside("decoder"))
+        self.norm = spec.norm.build(target.inside("norm"))
+        self.head = spec.head.build(vocab, target.inside("head"))
+
+    def encode(self, batch: Batch) -> Memory:
+        """One column for every token that the target may have by the estimate; zeros behind those of shorter rows."""
+        if batch.source is None:
+            raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
+        if batch.packed:
+            raise DataError("packed: a ByteNet aligns the columns of one source and one target; give it padded batches")
+        refuse(batch, "prefix", "types", "source_pos", "target_pos")
+        ids, seg, S = batch.source, batch.source_seg, batch.source.shape[1]
+        wide = self.estimate(S)
+        x = self.embed("source", ids, Mask(), S)
+        filler = self.filler.to(x.dtype)
+        if seg is not None:
+            x = torch.where((seg != 0)[:, :, None], x, filler)
+        x = torch.cat((x, filler.expand(x.shape[0], wide - S, -1)), 1)
+        filled = None
+        if seg is not None:
+            filled = (torch.arange(wide, device=ids.device) < self.estimates((seg != 0).sum(1, keepdim=True))).long()
+        x = self.encoder(x, View(Mask(q_seg=filled, k_seg=filled), wide, wide, ids.device))
+        return Memory((x if filled is None else x.masked_fill((filled == 0)[:, :, None], 0.0),))
+
+    def hidden(
+        self,
+        batch: Batch,
+        losses: list[Tensor] | None = None,  # noqa: ARG002
+        trace: Trace | None = None,  # noqa: ARG002
+    ) -> Float[Tensor, "B T D"]:
+        columns, T = self.encode(batch).x[0], batch.target.shape[1]
+        mask = Mask(causal=True, q_seg=batch.target_seg, k_seg=batch.target_seg)
+        e = self.embed("target", batch.target, mask, T)
+        columns = F.pad(columns[:, :T], (0, 0, 0, max(0, T - columns.shape[1])))
+        return self.decode(e, columns, View(mask, T, T, e.device))
+
+    def decode(
+        self,
+        e: Float[Tensor, "B T D"],
+        columns: Float[Tensor, "B T D"],
+        view: View,
+        states: list[Any] | None = None,
+        counts: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The last stream, from the target's tokens and the columns of the encoder beside them."""
+        x = self.join(torch.cat((columns.to(e.dtype), e), -1))
+        return self.norm(self.decoder(x, view, states, counts))
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        memory = self.encode(batch)
+        sources, device = memory.x[0].shape[0], memory.x[0].device
+        # Every beam has rings of its own, so nobody needs to know whose past it shares.
+        rows = replace(decoding_rows(sources, beams, device, max_len, static), paths=None)
+        return Decoding(rows, self.decoder.start(rows), beams, memory)
+
+    def step(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T D"]:
+        assert decoding.memory is not None
+        own, columns = decoding.own_view(ids.shape[1]), decoding.memory.x[0]
+        e = self.embed("target", ids, own.mask, own.S)
+        positions = decoding.rows.positions(ids.shape[1])
+        source = torch.arange(ids.shape[0], device=ids.device)[:, None] // decoding.beams
+        here = columns[source, positions.clamp(max=columns.shape[1] - 1)]
+        here = here.masked_fill((positions >= columns.shape[1])[:, :, None], 0.0)
+        return self.decode(e, here, own, decoding.states, counts)
+
+
+class _Stack(nn.Module):
+    def __init__(self, spec: ByteNet, site: Site) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block(spec, spec.dilation(i), site) for i in range(site.depth))
+
+    def start(self, rows: Rows) -> list[Any]:
+        """What each block remembers of its last inputs."""
+        return [block.start(rows) for block in self.blocks]  # type: ignore[reportCallIssue]
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        view: View,
+        states: list[Any] | None = None,
+        counts: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        for i, block in enumerate(self.blocks):
+            x = block(x, view, None if states is None else states[i], counts)
+        return x
+
+
+class _Block(nn.Module):
+    """x + W_2 r(conv(r(W_1 r(x)))), r = ReLU of the norm."""
+
+    def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:
+        super().__init__()
+        d, inner = site.d_model, site.d_model // 2
+        self.taps, self.dropout = taps(spec.kernel, site, dilation), site.dropout
+        self.norms = nn.ModuleList(spec.norm.build(site.inside("norm"), width) for width in (d, inner, inner))
+        self.narrow = site.linear(d, {"up": inner})
+        self.convolution = site.linear(spec.kernel * inner, {"other": inner})
+        self.widen = site.linear(inner, {"down": d})
+
+    def start(self, rows: Rows) -> ConvolutionCache | None:
+        """The last inputs of the convolution; a kernel of 1 needs none."""
+        return ConvolutionCache(rows, self.taps.before, self.taps.step) if self.taps.before else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        view: View,
+        ring: ConvolutionCache | None = None,
+        counts: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        first, second, third = self.norms
+        y = self.narrow(first(x).relu())
+        y = self.convolution(windows(second(y).relu(), self.taps, view, ring, counts))
+        y = self.widen(third(y).relu())
+        return x + drop(y, self.dropout, self.training)

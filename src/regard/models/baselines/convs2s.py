@@ -1,0 +1,319 @@
+"""ConvS2S: gated convolutions that look at the source in every layer. Gehring et al. 2017."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.models.base import (
+    Decoding,
+    ModelSpec,
+    check_types,
+    check_vocab,
+    decoding_rows,
+    own_mask,
+    padding_mask,
+    refuse,
+)
+from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
+from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.nn.causal_convolution import receptive_field, taps, windows
+from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Context, Memory, Site, Trace, View, check_count, drop
+from regard.nn.init import ConvS2SInit, Init
+from regard.nn.input import InputSpec, Tokens
+from regard.nn.kernels import attend, attention_weights
+from regard.nn.linear import Linear
+from regard.nn.mask import Mask
+from regard.nn.position.additive import Learned
+from regard.nn.state import ConvolutionCache, Rows
+from regard.nn.vocab.base import HeadSpec
+from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
+
+HALF = math.sqrt(0.5)  # a sum of two terms of equal variance times this has their variance
+
+Layers = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvS2S(ModelSpec):
+    """Gated convolutions on both sides; every layer of the decoder attends to the source. Gehring et al. 2017.
+
+    Embeddings e are words plus learned positions. A layer of `encoder` or `decoder` is (width, kernel):
+
+        y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
+        c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
+
+    where z is what the encoder leaves and h is projected wherever the width changes. The decoder's convolutions read
+    what is to the left alone. The encoder's gradients are divided by twice the number of attentions. All layers are
+    weight-normalised.
+    """
+
+    kind = "convs2s"
+    reads_source = True
+    ordered = True
+    vocab: int = 10000
+    target_vocab: int | None = None  # None: the same
+    d_model: int = 256  # of embeddings, and of what is attended to
+    d_out: int | None = None  # of what the softmax reads; None: d_model
+    encoder: Layers = ((256, 3),) * 4
+    decoder: Layers = ((256, 3),) * 3
+    dropout: float = 0.1
+    table: TableSpec = Embeddings()
+    output_table: TableSpec | None = NormedEmbeddings()  # where the output has a table of its own; None: like `table`
+    sharing: Sharing = Sharing(source_target=False, input_output=False)
+    input: InputSpec = Tokens(scaled=False, position=Learned(1024))
+    head: HeadSpec = Softmax(bias=True)
+    linear: Linear = WeightNorm()
+    init: Init = ConvS2SInit()
+
+    def check(self) -> None:
+        for name in ("d_model", "d_out"):
+            size = getattr(self, name)
+            if size is not None:
+                check_count(name, size, MOST_CHANNELS)
+        if not 0.0 <= self.dropout < 1.0:
+            raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
+        for name in ("encoder", "decoder"):
+            layers = getattr(self, name)
+            if not layers:
+                raise SpecError(name, "needs at least one layer (width, kernel)")
+            for i, (width, kernel) in enumerate(layers):
+                check_count(f"{name}[{i}]", width, MOST_CHANNELS)
+                check_count(f"{name}[{i}]", kernel, MOST_TAPS)
+        check_vocab("vocab", self.vocab)
+        check_vocab("target_vocab", self.target_vocab)
+        check_types(self.input)
+
+    def receptive_fields(self) -> tuple[int, int]:
+        """How many tokens one output of the encoder's, and of the decoder's convolutions depends on."""
+        encoder, decoder = ([(kernel, 1) for _, kernel in layers] for layers in (self.encoder, self.decoder))
+        return receptive_field(encoder), receptive_field(decoder)
+
+    def build(self, init: Init) -> "ConvS2SModel":
+        return ConvS2SModel(self, init)
+
+
+class ConvS2SModel(TwoSided):
+    """The module of a ConvS2S."""
+
+    def __init__(self, spec: ConvS2S, init: Init) -> None:
+        super().__init__()
+        self.spec = spec
+        depths = (len(spec.encoder), len(spec.decoder))
+        source, target = sides(spec, init, depths, depths[0] + 2 * depths[1])
+        d_out = spec.d_out or spec.d_model
+        vocab = self.tables_and_inputs(spec, source, target, d_out)
+        self.encoder = _Encoder(spec, source.inside("encoder"))
+        self.decoder = _Decoder(spec.decoder, d_out, target.inside("decoder"))
+        self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
+
+    def encode(self, batch: Batch) -> Memory:
+        """What the decoder looks for in the source, z, and what it finds there, (z + e) sqrt(1/2)."""
+        if batch.source is None:
+            raise DataError("source: a ConvS2S needs one; give the batch a source or use a decoder-only model")
+        refuse(batch, "prefix", "types")
+        ids, S = batch.source, batch.source.shape[1]
+        mask = own_mask(batch, batch.source_pos, batch.source_seg)
+        e = self.embed("source", ids, mask, S)
+        z = self.encoder(e, View(mask, S, S, ids.device))
+        return Memory((z, ((z + e) * HALF).to(z.dtype)), batch.source_seg)
+
+    def hidden(
+        self,
+        batch: Batch,
+        losses: list[Tensor] | None = None,
+        trace: Trace | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        memory = self.encode(batch)
+        ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
+        own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
+        cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
+        e = self.embed("target", ids, own, T)
+        ctx = Context(View(own, T, T, ids.device), View(cross, T, S, ids.device), memory, losses, trace)
+        return self.decoder(e, ctx, source_lengths(memory, own))
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        if batch.packed:
+            raise DataError("packed: a decoding has one source per row; give it a padded batch")
+        memory = self.encode(batch)
+        sources, S, _ = memory.x[0].shape
+        # Every beam has rings of its own, so nobody needs to know whose past it shares.
+        rows = replace(decoding_rows(sources, beams, memory.x[0].device, max_len, static), paths=None)
+        cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
+        return Decoding(rows, self.decoder.start(rows), beams, memory, cross)
+
+    def step(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T D"]:
+        own, memory = decoding.own_view(ids.shape[1]), decoding.memory
+        assert memory is not None
+        e = self.embed("target", ids, own.mask, own.S)
+        ctx = Context(own, decoding.cross_view(own.T), memory, trace=decoding.trace)
+        lengths = source_lengths(memory, Mask()).repeat_interleave(decoding.beams, 0)
+        return self.decoder(e, ctx, lengths, decoding.states, counts)
+
+
+def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
+    """How many source tokens there are for each query; all of a row have the same unless several texts share it."""
+    z, seg = memory.x[0], memory.seg
+    if seg is None:
+        return torch.full(z.shape[:1], z.shape[1], device=z.device)[:, None]
+    if not own.packed:
+        return (seg != 0).sum(1, keepdim=True)
+    assert own.q_seg is not None
+    lengths = torch.zeros(seg.shape[0], own.segments + 1, dtype=torch.int64, device=seg.device)
+    lengths.scatter_add_(1, seg.long(), torch.ones_like(seg, dtype=torch.int64))
+    return lengths.gather(1, own.q_seg.long())
+
+
+class _Encoder(nn.Module):
+    def __init__(self, spec: ConvS2S, site: Site) -> None:
+        super().__init__()
+        bare = replace(site, dropout=0.0)  # for weights whose input is not dropped
+        first, last = spec.encoder[0][0], spec.encoder[-1][0]
+        before = (first, *(width for width, _ in spec.encoder))
+        self.enter = site.linear(site.d_model, {"other": first})
+        self.blocks = nn.ModuleList(
+            _EncoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(spec.encoder)
+        )
+        self.leave = bare.linear(last, {"other": site.d_model})
+        self.factor = 1.0 / (2 * len(spec.decoder))
+
+    def forward(self, e: Float[Tensor, "B S D"], view: View) -> Float[Tensor, "B S D"]:
+        h = self.enter(e)
+        for block in self.blocks:
+            h = block(h, view)
+        # Every attention sends gradients back here, so that without this the encoder would learn in larger steps.
+        return _ScaledGradient.apply(self.leave(h), self.factor)
+
+
+class _Decoder(nn.Module):
+    def __init__(self, layers: Layers, d_out: int, site: Site) -> None:
+        super().__init__()
+        bare = replace(site, dropout=0.0)
+        first, last = layers[0][0], layers[-1][0]
+        before = (first, *(width for width, _ in layers))
+        self.enter = site.linear(site.d_model, {"other": first})
+        self.blocks = nn.ModuleList(
+            _DecoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(layers)
+        )
+        self.leave = bare.linear(last, {"other": d_out})
+        self.dropout = site.dropout
+
+    def start(self, rows: Rows) -> list[Any]:
+        """What each layer remembers of its last inputs."""
+        return [block.start(rows) for block in self.blocks]  # type: ignore[reportCallIssue]
+
+    def forward(
+        self,
+        e: Float[Tensor, "B T D"],
+        ctx: Context,
+        lengths: Int[Tensor, "B t"],
+        states: list[Any] | None = None,
+        counts: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T W"]:
+        h = self.enter(e)
+        for i, block in enumerate(self.blocks):
+            h = block(h, e, ctx, lengths, None if states is None else states[i], counts)
+        return drop(self.leave(h), self.dropout, self.training)
+
+
+class _Block(nn.Module):
+    """GLU(conv(drop(h))), and how it joins the stream."""
+
+    def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
+        super().__init__()
+        self.taps = taps(kernel, site)
+        self.convolution = site.linear(kernel * d_in, {"up": width, "gate": width})
+        bare = replace(site, dropout=0.0)
+        self.match = None if d_in == width else bare.linear(d_in, {"other": width})
+        self.dropout = site.dropout
+
+    def gated(
+        self,
+        h: Float[Tensor, "B T C"],
+        view: View,
+        ring: ConvolutionCache | None = None,
+        counts: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T W"]:
+        """GLU(conv(drop(h)))."""
+        h = drop(h, self.dropout, self.training)
+        return F.glu(self.convolution(windows(h, self.taps, view, ring, counts)), -1)
+
+    def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
+        """(y + h) sqrt(1/2), where h has the width of y."""
+        return (y + (h if self.match is None else self.match(h))) * HALF
+
+
+class _EncoderBlock(_Block):
+    def forward(self, h: Float[Tensor, "B S C"], view: View) -> Float[Tensor, "B S W"]:
+        return self.join(self.gated(h, view), h)
+
+
+class _DecoderBlock(_Block):
+    def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
+        super().__init__(d_in, width, kernel, site)
+        self.attention = _Attention(width, replace(site, dropout=0.0))
+
+    def start(self, rows: Rows) -> ConvolutionCache | None:
+        """The last inputs of the convolution; a kernel of 1 needs none."""
+        return ConvolutionCache(rows, self.taps.before, self.taps.step) if self.taps.before else None
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T C"],
+        e: Float[Tensor, "B T D"],
+        ctx: Context,
+        lengths: Int[Tensor, "B t"],
+        ring: ConvolutionCache | None,
+        counts: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, "B T W"]:
+        y = self.gated(h, ctx.own, ring, counts)
+        return self.join(self.attention(y, e, ctx, lengths), h)
+
+
+class _Attention(nn.Module):
+    """A look-up in the source: one head, not scaled, keys and values the same for all layers."""
+
+    name = "decoder.cross"
+
+    def __init__(self, width: int, site: Site) -> None:
+        super().__init__()
+        self.query = site.linear(width, {"query": site.d_model})
+        self.output = site.linear(site.d_model, {"attend_out": width})
+
+    def forward(
+        self, y: Float[Tensor, "B T W"], e: Float[Tensor, "B T D"], ctx: Context, lengths: Int[Tensor, "B t"]
+    ) -> Float[Tensor, "B T W"]:
+        assert ctx.cross is not None
+        assert ctx.memory is not None
+        k, v = (x[:, None] for x in ctx.memory.x)  # (b, 1, S, D)
+        q = ((self.query(y) + e) * HALF).to(k.dtype)
+        # The beams of one source row ask as if they were more queries of it.
+        asked = q.reshape(k.shape[0], 1, -1, q.shape[-1])
+        if ctx.trace is not None:
+            weights = attention_weights(asked, k, ctx.cross, 1.0)
+            ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
+        c = attend(asked, k, v, ctx.cross, scale=1.0).reshape(q.shape)
+        # A mean of S terms has 1 / S of their variance if they are looked at alike.
+        return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """x itself, with its gradient multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        return d_outputs[0] * ctx.factor, None

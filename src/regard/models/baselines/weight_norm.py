@@ -1,0 +1,122 @@
+"""Weight normalisation: every row of a weight has a length and a direction of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.core import Role, Site
+from regard.nn.init import Uninitialized
+from regard.nn.linear import Linear
+from regard.nn.vocab.tables import Table, TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNorm(Linear):
+    """y = x W' + b with rows W_o = g_o v_o / |v_o|: length and direction are learned apart. Salimans & Kingma 2016.
+
+    v is drawn by role and g begins as |v|, so that W begins as any other weight.
+    """
+
+    kind = "weight_norm"
+    bias: bool = True
+
+    def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
+        direction = torch.empty(sum(widths.values()), d_in)
+        for (role, _), rows in zip(widths.items(), direction.split(list(widths.values())), strict=True):
+            site.init_.draw(rows, role, site)
+        return _Projection(NormedRows(direction, site), self.bias if bias is None else bias)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbeddings(TableSpec):
+    """One row per id, g_i v_i / |v_i|: the last layer of Gehring et al. 2017, which is weight-normalised as all others.
+
+    The init slot draws v as a projection (role `head`).
+    """
+
+    kind = "normed_embeddings"
+
+    def build(self, vocab: int, width: int, site: Site) -> Table:
+        direction = torch.empty(vocab, width)
+        site.init_.draw(direction, "head", site)
+        return _NormedEmbeddings(NormedRows(direction, site))
+
+
+class NormedRows(nn.Module):
+    """The rows g_o v_o / |v_o|."""
+
+    def __init__(self, direction: Float[Tensor, "o i"], site: Site) -> None:
+        super().__init__()
+        length = direction.norm(dim=1)
+        if not isinstance(site.init_, Uninitialized) and bool((length == 0).any()):
+            raise site.error("kind", f"a row that {site.init_.kind!r} draws as zero has no direction; use 'dense'")
+        self.direction, self.length = nn.Parameter(direction), nn.Parameter(length)
+        self.made = Made()
+
+    def forward(self) -> Float[Tensor, "o i"]:
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled() and self.direction.is_cpu:
+            return self.made.get(self)
+        return self.product()
+
+    def product(self) -> Float[Tensor, "o i"]:
+        """W."""
+        return self.direction * (self.length / self.direction.norm(dim=1))[:, None]
+
+    def train(self, mode: bool = True) -> "NormedRows":
+        self.made = Made()  # what is trained may be written to in ways that leave no mark
+        return super().train(mode)
+
+
+class Made:
+    """A product of rows, kept from step to step of a decoding and made anew whenever they have changed.
+
+    No tensor of the model: it is neither stored nor trained. A GPU makes it anew in less time than a step takes, and a
+    captured step that reads it would not notice that it is old.
+    """
+
+    def __init__(self) -> None:
+        self.of: tuple[int, ...] = ()
+        self.weight: Tensor | None = None
+
+    def get(self, rows: NormedRows) -> Float[Tensor, "o i"]:
+        """The product for these rows."""
+        parts = (rows.direction, rows.length)
+        if any(part.is_inference() for part in parts):  # whose changes nobody counts
+            return rows.product()
+        of = tuple(number for part in parts for number in (part.data_ptr(), part._version))
+        if self.weight is None or of != self.of:
+            self.of, self.weight = of, rows.product()
+        return self.weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Made":
+        return Made()
+
+    def __reduce__(self) -> tuple[type["Made"], tuple[()]]:
+        return Made, ()
+
+
+class _Projection(nn.Module):
+    def __init__(self, rows: NormedRows, bias: bool) -> None:
+        super().__init__()
+        self.rows = rows
+        self.bias = nn.Parameter(torch.zeros(rows.length.shape[0])) if bias else None
+
+    def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+        return F.linear(x, self.rows(), self.bias)
+
+
+class _NormedEmbeddings(Table):
+    def __init__(self, rows: NormedRows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        return F.embedding(ids, self.rows())
+
+    def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
+        return h, self.rows()

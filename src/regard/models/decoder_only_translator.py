@@ -1,0 +1,100 @@
+"""Source and target as one sequence in a decoder alone: "encoder-decoder or decoder-only?" as one word in a config."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.errors import DataError
+from regard.models.base import Decoding, decoding_rows, own_mask, refuse
+from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
+from regard.nn.core import Context, Trace, View
+from regard.nn.init import Init
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOnlyTranslator(DecoderOnly):
+    """A translator that is a decoder alone: it reads the source, then says the target after it in the same sequence.
+
+    With `visibility="prefix"` source tokens see each other (Liu et al. 2018, Raffel et al. 2020); with "causal" all of
+    the sequence is read in order (Brown et al. 2020). Only the target is learned.
+    """
+
+    kind = "decoder_only_translator"
+    reads_source = True
+
+    def build(self, init: Init) -> "DecoderOnlyTranslatorModel":
+        return DecoderOnlyTranslatorModel(self, init)
+
+
+class DecoderOnlyTranslatorModel(DecoderOnlyModel):
+    """The module of a joined model. It takes the batches of an encoder-decoder."""
+
+    source_first = True
+
+    def hidden(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B T D"]:
+        source = source_of(batch)
+        S, T = source.shape[1], batch.target.shape[1]
+        order, whole = joined(batch, source)
+        prefix = order < S if self.prefixed else None  # where source tokens went
+        mask = replace(own_mask(whole, whole.target_pos, whole.target_seg, causal=True), prefix=prefix)
+        x = self.embed(whole.target, mask, S + T)
+        x = self.decoder(x, Context(View(mask, S + T, S + T, x.device), losses=losses, trace=trace)).x
+        place = order.argsort(1)[:, S:]  # where the target tokens went
+        return x.gather(1, place[..., None].expand(-1, -1, x.shape[-1]))
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        if batch.packed:
+            raise DataError("packed: a decoding has one source per row; give it a padded batch")
+        source = source_of(batch).repeat_interleave(beams, 0)
+        rows = decoding_rows(source.shape[0] // beams, beams, source.device, source.shape[1] + max_len, static)
+        nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, source.device))
+        decoding = Decoding(rows, self.decoder.start(rows, nothing), beams)
+        seg = batch.source_seg
+        counts = None if seg is None else (seg != 0).sum(1).repeat_interleave(beams, 0)
+        self.consume(source, decoding, counts)
+        return decoding
+
+
+def source_of(batch: Batch) -> Int[Tensor, "B S"]:
+    """The source of a batch, which a joined model cannot do without."""
+    if batch.source is None:
+        raise DataError("source: a joined model needs one; give the batch a source or use a decoder_only model")
+    refuse(batch, "prefix", "types")
+    return batch.source
+
+
+def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
+    """Every segment's source followed by its target, padding last: (which column each place comes from, the rows).
+
+    Columns count through the source and then the target. Positions go on from the source to the target.
+    """
+    S, T = source.shape[1], batch.target.shape[1]
+    sides = ((source, batch.source_seg, batch.source_pos), (batch.target, batch.target_seg, batch.target_pos))
+    ids, segments, positions = [], [], []
+    for tokens, seg, pos in sides:
+        ids.append(tokens)
+        segments.append(torch.ones_like(tokens) if seg is None else seg.long())
+        count = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        positions.append(count if pos is None else pos.long())
+    # Row by row, how long the source of each segment is: what its target's positions begin from.
+    lengths = torch.zeros(source.shape[0], batch.segments + 1, dtype=torch.int64, device=source.device)
+    lengths.scatter_add_(1, segments[0], torch.ones_like(segments[0]))
+    positions[1] = positions[1] + lengths.gather(1, segments[1])
+    told = batch.packed or batch.source_pos is not None or batch.target_pos is not None
+    seg = torch.cat(segments, 1)
+    side = torch.arange(S + T, device=source.device) >= S
+    order = torch.where(seg == 0, 2 * batch.segments + 2, 2 * seg + side).argsort(dim=1, stable=True)
+    laid = Batch(
+        torch.cat(ids, 1).gather(1, order),
+        target_seg=seg.gather(1, order),
+        target_pos=torch.cat(positions, 1).gather(1, order) if told else None,
+        packed=batch.packed,
+        segments=batch.segments,
+        longest=None if batch.longest is None else 2 * batch.longest,
+    )
+    return order, laid

@@ -1,0 +1,39 @@
+"""AttentionPattern: patterns that limit how far a query sees, beyond causality and segments."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, no_type_check
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.tree import Spec
+
+
+class AttentionPattern(Spec):
+    """Slot: which keys are near enough to be seen, from positions alone."""
+
+    __slots__ = ()
+    may_hide_all: ClassVar[bool] = True  # whether a query may be left without any key, itself included
+
+    @abstractmethod
+    def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+        """Whether the query at position q sees the key at position k; the two broadcast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window(AttentionPattern):
+    """Sliding window: |i - j| < size. A decoder that keeps only the last `size` entries of its table (CS 182, 17.4)."""
+
+    kind = "window"
+    may_hide_all = False
+    size: int = 256
+
+    def check(self) -> None:
+        if self.size < 1:
+            raise SpecError("size", f"a window must hold at least one position, not {self.size}")
+
+    @no_type_check  # FlexAttention traces this with one pair at a time, and could not trace a shape check
+    def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+        return (q - k).abs() < self.size

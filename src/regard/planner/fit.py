@@ -1,0 +1,70 @@
+"""Fit a model and its batches to a text: vocabulary sizes, classes, positions, packed rows."""
+
+from typing import Any
+
+from regard.data.batching import Batching, Buckets, Packing
+from regard.data.objectives import Classification, Objective
+from regard.errors import SpecError
+from regard.models.base import ModelSpec
+from regard.models.baselines.bytenet import ByteNet
+from regard.models.baselines.convs2s import ConvS2S
+from regard.models.baselines.rnn import Recurrent
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_only import EncoderOnly, SentenceClassifier
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.synthesizer import Synthesizer
+from regard.nn.position.additive import Learned
+from regard.nn.stacks.base import StackSpec
+from regard.tree import get_at, leaves, walk
+
+
+def packs(model: ModelSpec, objective: Objective) -> bool:
+    """Return whether texts may share a row: not if each has a label, nor if a part shortens or mixes rows."""
+    if isinstance(objective, Classification) or objective.stream:
+        return False
+    parts = list(walk(model))
+    shortened = any(isinstance(part, StackSpec) and part.shortens for part in parts)
+    return not shortened and all(part.packs for part in parts if isinstance(part, BranchSpec | ModelSpec))
+
+
+def packed(batching: Batching, longest: int) -> Packing:
+    """The same budget in rows of one shape, wide enough for the longest example and a good fit of several."""
+    tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
+    return Packing(max(tokens, length), length)
+
+
+def padded(batching: Batching) -> Batching:
+    """The same budget without packing, for evaluation: a row is a record."""
+    return Buckets(getattr(batching, "tokens", None))
+
+
+def fitted(
+    model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int, joint: bool = True
+) -> dict[str, Any]:
+    """Edits that make a model fit its tokenizers, its labels and its longest text; path -> value.
+
+    `joint` says whether source and target have one tokenizer: pieces of two share no table, even if they are as many.
+    """
+    source, target = vocabulary.get("source"), vocabulary.get("target")
+    changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
+    if isinstance(model, DecoderOnlyTranslator) and not joint:
+        raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
+    if isinstance(model, EncoderDecoder | ConvS2S | ByteNet | Recurrent) and (source != target or not joint):
+        changes["target_vocab"] = target
+        changes["sharing.source_target"] = False
+    if isinstance(model, EncoderOnly) and isinstance(objective, Classification):
+        classes = len(objective.labels)
+        if isinstance(model.task, SentenceClassifier):
+            changes["task.classes"] = classes
+        else:
+            changes["task"] = {"kind": "sentence_classifier", "classes": classes}
+    position = getattr(getattr(model, "input", None), "position", None)
+    if isinstance(position, Learned):
+        changes["input.position.max_len"] = 2 * longest if isinstance(model, DecoderOnlyTranslator) else longest
+    longest = 2 * longest if isinstance(model, DecoderOnlyTranslator) else longest
+    for path, value in leaves(model):
+        holder = path.removesuffix(".max_len")
+        if holder != path and isinstance(get_at(model, holder), Synthesizer) and value < longest:
+            changes[path] = longest
+    return changes

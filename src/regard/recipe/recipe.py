@@ -1,0 +1,423 @@
+"""Recipes: a model, its data, its training and its decoding; from a preset, a TOML or a JSON file, and --set edits."""
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from regard.catalogue import PARTS as MODEL_PARTS
+from regard.catalogue import edited
+from regard.data.batching import Batching, Buckets, Packing, Windows
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.prepare import DataSpec
+from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles
+from regard.data.tokenizer import BPE, Bytes, Characters, Imported, TokenizerSpec, Words
+from regard.decoding.beam import Beam
+from regard.decoding.length_limit import LengthLimit
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search
+from regard.errors import SpecError, nearest
+from regard.models.base import ModelSpec
+from regard.planner import adamw
+from regard.presets import PRESETS, preset
+from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
+from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
+from regard.training.spec import TrainSpec
+from regard.tree import DEEPEST, Spec, check_plain, edit, get_at, read, to_record
+from regard.variants import combine
+
+SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
+    DataSpec: (DataSpec,),
+    Corpus: (JSONL, Labelled, Lines, ParallelFiles, TSV),
+    Objective: (Classification, LanguageModelling, Translation),
+    TokenizerSpec: (BPE, Bytes, Characters, Imported, Words),
+    Batching: (Buckets, Packing, Windows),
+    TrainSpec: (TrainSpec,),
+    OptimizerSpec: (Adafactor, AdamW, Muon),
+    Schedule: (Constant, Cosine, InverseSqrt, LinearDecay, WarmupStableDecay),
+    Search: (Beam, Sample),
+}
+PARTS: dict[str, type[Spec]] = MODEL_PARTS | {part.kind: part for parts in SLOTS.values() for part in parts}
+SECTIONS = ("model", "data", "train", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Spec):
+    """All that makes a run: nothing is left to be chosen."""
+
+    kind = "recipe"
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    decode: Search
+    length_limit: LengthLimit | None = None  # of a translation, from the training text; None in runs of before it was
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return to_record(self, PARTS | {part.kind: part for part in (Recipe, LengthLimit)})
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
+        """From JSON."""
+        return read(record, cls, "", PARTS | {part.kind: part for part in (cls, LengthLimit)}, trust_code)
+
+
+@dataclass(frozen=True)
+class RecipeRequest:
+    """A recipe as a user asks for it: what is not said is chosen from the corpus."""
+
+    data: DataSpec
+    train: TrainSpec = TrainSpec()
+    decode: Search = Beam()
+    model: Mapping[str, Any] | None = None  # a table with a preset or a kind; None: chosen from the corpus
+    variants: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the model
+    start: str | None = None  # a run whose weights and tokenizer are taken
+    laid: bool = False  # it says how rows are laid out (data.batching), and not only how many tokens are a batch
+    trust_code: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "data": to_record(self.data, PARTS),
+            "train": to_record(self.train, PARTS),
+            "decode": to_record(self.decode, PARTS),
+            "model": self.model,
+            "variants": list(self.variants),
+            "changes": dict(self.changes),
+            "start": self.start,
+            "laid": self.laid,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "RecipeRequest":
+        """From JSON. Whether code may be imported is said anew: a folder may come from anywhere."""
+        _check_record(record)
+        return cls(
+            data=read(record["data"], DataSpec, "data", PARTS, trust_code),
+            train=read(record["train"], TrainSpec, "train", PARTS, trust_code),
+            decode=read(record["decode"], Search, "decode", PARTS, trust_code),
+            model=record["model"],
+            variants=tuple(record["variants"]),
+            changes=record["changes"],
+            start=record["start"],
+            laid=record.get("laid", record["data"].get("batching") is not None),  # folders of before do not say
+            trust_code=trust_code,
+        )
+
+    def absolute(self) -> "RecipeRequest":
+        """The same with absolute paths, so that it can be resumed from anywhere."""
+        tokenizer = self.data.tokenizer
+        if isinstance(tokenizer, Imported):
+            tokenizer = replace(tokenizer, path=str(Path(tokenizer.path).absolute()))
+        data = replace(
+            self.data,
+            tokenizer=tokenizer,
+            train=tuple(corpus.absolute() for corpus in self.data.train),
+            valid=tuple(corpus.absolute() for corpus in self.data.valid),
+        )
+        return replace(self, data=data, start=None if self.start is None else str(Path(self.start).absolute()))
+
+
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Refuse a record of `RecipeRequest` that was damaged or edited; its sections are checked where they are read."""
+    check_plain(record)
+    for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
+        if name not in record:
+            raise SpecError(name, "is missing; restore the file, or train again")
+    for name, slot in (("data", Mapping), ("changes", Mapping), ("model", Mapping | None), ("start", str | None)):
+        if not isinstance(record[name], slot):
+            raise SpecError(name, f"is {_shown(record[name])}; restore the file, or train again")
+    _check_variants(record["variants"], "variants")
+    if type(record.get("laid", False)) is not bool:
+        raise SpecError("laid", f"needs true or false, not {_shown(record['laid'])}")
+
+
+def _check_variants(names: Any, path: str) -> None:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SpecError(path, f"needs a list of names, not {_shown(names)}")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SpecError(path, f"{twice!r} is given twice; leave one of the two out")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]
+
+
+def asked(
+    record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
+) -> RecipeRequest:
+    """A recipe table with `--set` edits and variants. A model that is chosen from the corpus waits for it."""
+    for key in record:
+        if key not in (*SECTIONS, "start"):
+            raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
+    check_plain(record)
+    if "data" not in record:
+        raise SpecError("data", "is missing; a recipe says what to learn from")
+    if not isinstance(record["data"], Mapping):
+        raise SpecError("data", f"needs a table, not {_shown(record['data'])}")
+    if not isinstance(record.get("start"), str | None):
+        raise SpecError("start", f"needs the folder of a run, not {_shown(record['start'])}")
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for change in changes:
+        path, value = parse_change(change)
+        section, _, rest = path.partition(".")
+        if path in SECTIONS:
+            raise SpecError(path, "is a whole section; set a field of it, such as train.steps=1000")
+        if section not in SECTIONS:
+            section, rest = "model", path
+        if rest in sections[section]:
+            raise SpecError("--set", f"{path} is set twice; leave one of the two out")
+        sections[section][rest] = value
+    model = _model_table(record["model"], "model") if "model" in record else None
+    if model is not None and not {"preset", "kind"} & model.keys():  # edits of the model that will be chosen
+        variants = (*model.pop("variants", ()), *variants)
+        sections["model"] = _flat(model) | sections["model"]
+        model = None
+    _check_variants([*(model or {}).get("variants", ()), *variants], "variants")
+    if record.get("start") is not None:
+        _check_start(record, sections, variants)
+    data: DataSpec = _section(record["data"], DataSpec, "data", sections["data"], trust_code)
+    usual = "sample" if isinstance(data.objective, LanguageModelling) else "beam"
+    train = record.get("train", {})
+    edits_optimizer = any(path.startswith("optimizer.") for path in sections["train"])
+    if edits_optimizer and isinstance(train, Mapping) and train.get("optimizer") is None:
+        train = {**train, "optimizer": to_record(adamw(data.objective), PARTS)}  # so that there is something to edit
+    wanted = RecipeRequest(
+        data=data,
+        train=_section(train, TrainSpec, "train", sections["train"], trust_code),
+        decode=_section(record.get("decode", usual), Search, "decode", sections["decode"], trust_code),
+        model=model,
+        variants=tuple(variants),
+        changes=sections["model"],
+        start=record.get("start"),
+        laid=record["data"].get("batching") is not None
+        or any(path.startswith("batching") and path != "batching.tokens" for path in sections["data"]),
+        trust_code=trust_code,
+    )
+    if wanted.model is not None:
+        model_for(wanted, None, lambda _: {})  # what is wrong with it is said before the corpus is read
+    return wanted
+
+
+def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
+    """Refuse what would be ignored by a run that starts from another: model and tokenizer are those of that run."""
+    start = record["start"]
+    if "model" in record or sections["model"] or variants:
+        raise SpecError("model", f"--from takes the model of {start} as it is; change nothing about it")
+    named = [path.partition(".")[0] for path in (*record["data"], *sections["data"])]
+    for name in ("tokenizer", "joint"):
+        if name in named:
+            raise SpecError(f"data.{name}", f"--from takes the tokenizer of {start} as it is; leave it out")
+
+
+def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
+    if isinstance(record, Mapping) and "kind" not in record:
+        kinds = [part.kind for part in PARTS.values() if issubclass(part, slot)]
+        record = {"kind": kinds[0], **record}
+    spec = read(record, slot, name, PARTS, trust_code)
+    if isinstance(spec, DataSpec) and any(path.startswith("batching.") for path in changes):
+        spec = replace(spec, batching=spec.batches)  # so that there is something to change
+    if isinstance(spec, DataSpec) and spec.tokenizer is None and any(p.startswith("tokenizer.") for p in changes):
+        spec = replace(spec, tokenizer=BPE())
+    try:
+        return edit(spec, changes, PARTS, trust_code) if changes else spec
+    except SpecError as error:
+        raise error.inside(name) from None
+
+
+def model_for(
+    recipe: RecipeRequest, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
+) -> tuple[ModelSpec, ModelSpec]:
+    """(base, model): the one asked for, or the one chosen from the corpus, with `fitted` edits to suit its data."""
+    for name in ("vocab", "target_vocab"):
+        if name in recipe.changes or name in (recipe.model or {}):
+            raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
+    if chosen is None:
+        return model_of(recipe.model, "model", recipe.trust_code, recipe.variants, recipe.changes, fitted)
+    try:
+        return chosen, _modified(chosen, recipe.variants, recipe.changes, recipe.trust_code, fitted)
+    except SpecError as error:
+        raise error.inside("model") from None
+
+
+def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
+    """The model of a preset or of a recipe file, and the base that it differs from.
+
+    `changes` are `path=value` edits of the model; a leading `model.` is allowed, so that the same edit works on a whole
+    recipe.
+    """
+    edits = parse_changes(changes, "model")
+    path = Path(name)
+    if path.suffix not in (".toml", ".json"):
+        if name and name not in PRESETS and path.exists():
+            raise SpecError("", f"{name} is no recipe; one ends in .toml or .json")
+        spec = preset(name)
+        return spec, edited(spec, edits, trust_code)
+    record = read_file(path)
+    known = (*SECTIONS, "start")
+    unknown = [key for key in record if key not in known]
+    if unknown:
+        raise SpecError(unknown[0], f"unknown key {unknown[0]!r} in {name}; {nearest(unknown[0], known)}")
+    if "model" not in record:
+        raise SpecError("model", f'{name} has none; write model = {{ preset = "transformer_base" }}')
+    return model_of(record["model"], "model", trust_code, changes=edits)
+
+
+def model_of(
+    record: Any,
+    path: str,
+    trust_code: bool = False,
+    variants: Sequence[str] = (),
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
+) -> tuple[ModelSpec, ModelSpec]:
+    """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits.
+
+    `variants` and `changes` go on after those of the table.
+    """
+    table = _model_table(record, path)
+    variants, name = (*table.pop("variants", ()), *variants), table.pop("preset", None)
+    try:
+        base = read(table, ModelSpec, "", PARTS, trust_code) if name is None else preset(name)
+        edits = dict(changes) if name is None else _flat(table) | dict(changes)
+        return base, _modified(base, variants, edits, trust_code, fitted)
+    except SpecError as error:
+        raise error.inside(path) from None
+
+
+DEPTHS = ("encoder.depth", "decoder.depth")
+
+
+def _modified(
+    spec: ModelSpec,
+    variants: Sequence[str],
+    changes: Mapping[str, Any],
+    trust_code: bool,
+    fitted: Callable[[ModelSpec], Mapping[str, Any]],
+) -> ModelSpec:
+    """Sizes, then what the data ask for, then variants, then all other edits.
+
+    What a variant makes is measured by the sizes. What the data ask for is no variant's to change.
+    """
+    first = {path: value for path, value in changes.items() if isinstance(value, int | float)}
+    first = {path: value for path, value in first.items() if "." not in path or path in DEPTHS}
+    sized = edited(spec, first, trust_code)
+    fits = fitted(sized)
+    suited = edited(sized, fits, trust_code)
+    made = combine(variants, suited)
+    made = edited(made, {path: value for path, value in changes.items() if path not in first}, trust_code)
+    fits = fitted(made)
+    for path, wanted in fits.items():
+        if path in changes and changes[path] != wanted:
+            raise SpecError(path, f"is {changes[path]!r} here, but the data ask for {wanted!r}; leave it out")
+    return fit(made, suited, fits, trust_code)
+
+
+def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
+    """A model that was made of `before`, with what the data ask for. What was changed on purpose is not changed back.
+
+    How much room a table of positions has is nobody's purpose.
+    """
+    for path, wanted in fits.items():
+        found = get_at(model, path)
+        if not path.endswith("max_len") and found not in (wanted, _found(before, path)):
+            raise SpecError(path, f"a variant makes it {found!r}, but the data ask for {wanted!r}; leave it out")
+    return edited(model, fits, trust_code)
+
+
+def _found(spec: ModelSpec, path: str) -> Any:
+    """What stands at a path; None where there is no such place."""
+    try:
+        return get_at(spec, path)
+    except SpecError:
+        return None
+
+
+def _model_table(record: Any, path: str) -> dict[str, Any]:
+    """The `model` table; a name alone is that of a preset or of a kind."""
+    if isinstance(record, str):
+        return {"preset" if record in PRESETS else "kind": record}
+    if not isinstance(record, Mapping):
+        raise SpecError(path, f"needs a table with a kind or a preset, not {_shown(record)}")
+    if not isinstance(record.get("preset", ""), str):
+        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {_shown(record['preset'])}")
+    _check_variants(record.get("variants", ()), f"{path}.variants")
+    return dict(record)
+
+
+def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as paths: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. A table with a kind is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in changes.items():
+        path = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping) and value and "kind" not in value:
+            flat |= _flat(value, path)
+        else:
+            flat[path] = value
+    return flat
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A TOML or JSON file as a table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
+    except OSError as error:
+        raise SpecError("", f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError("", f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
+    except RecursionError:
+        raise SpecError("", f"{path} is nested more than {DEEPEST} levels deep; no part needs that") from None
+    if not isinstance(record, dict):
+        raise SpecError("", f"{path} must hold a table, not a {type(record).__name__}")
+    try:
+        check_plain(record)
+    except SpecError as error:
+        raise SpecError("", f"{path}: {error}") from None
+    return record
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one key twice is as wrong as it is in TOML."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return table
+
+
+def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
+    """`path=value` edits of one section of a recipe by path, with or without its name before it; none of them twice."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        path, value = parse_change(change)
+        path = path.removeprefix(f"{section}.")
+        if path in found:
+            raise SpecError("--set", f"{path} is set twice; leave one of the two out")
+        found[path] = value
+    return found
+
+
+def parse_change(change: str) -> tuple[str, Any]:
+    """`path=value` as (path, value): numbers, booleans, lists and tables as in TOML, `none`, anything else a string."""
+    path, equals, text = change.partition("=")
+    path, text = path.strip(), text.strip()
+    if not equals or not path or not text:
+        raise SpecError("--set", f"{change!r} is not path=value, such as decoder.depth=3")
+    if text in ("none", "null", "None"):
+        return path, None
+    try:
+        table = tomllib.loads(f"value = {text}")
+        value = table["value"] if len(table) == 1 else text  # after a line feed, TOML would read another key
+    except ValueError:  # also of a number with too many digits
+        value = text
+    except RecursionError:
+        raise SpecError(path, f"is nested more than {DEEPEST} levels deep; no part needs that") from None
+    check_plain(value, path)
+    return path, value

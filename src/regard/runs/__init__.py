@@ -1,0 +1,1 @@
+"""Runs: start or resume a training, load a trained model, evaluate it."""

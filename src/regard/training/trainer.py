@@ -1,0 +1,506 @@
+"""The trainer: steps, validation, checkpoints, stopping; and going on exactly where it stopped.
+
+What is random in a step is drawn from (seed, step) alone, and the data from (seed, epoch, position), so a checkpoint
+needs no generator's state, and neither validation nor an interruption changes what is learned.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.loader import BatchLoader, Place, Prefetch
+from regard.data.objectives import Item
+from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, lacks_memory
+from regard.models.base import Model
+from regard.nn.core import Reporting
+from regard.training.budget import Budget
+from regard.training.checkpoint import Checkpoint, RunFolder, mean, read_tensors, weights_digest
+from regard.training.executor import Done, Eager, Lack, StepExecutor, Update, choose
+from regard.training.mfu import peak, utilisation
+from regard.training.schedule import Schedule
+from regard.training.selection import Metrics, improvements, order
+from regard.training.spec import TrainSpec
+
+Event = Mapping[str, Any]
+MEAN = -1  # stands for the mean of checkpoints where steps are ranked; it precedes them where all else is equal
+NEWER = {"reached", "clock", "validation", "steps"}  # parts of the state that older checkpoints lack
+SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Somebody who is told what happens: the log, TensorBoard, the live view."""
+
+    def note(self, event: Event) -> None:
+        """Take note of an event; `event["event"]` is start, program, step, valid, save, final or end."""
+        ...
+
+
+class DivergedError(RegardError, ArithmeticError):
+    """The loss is no number any more."""
+
+
+@dataclass
+class Progress:
+    """How far training is: all of its state besides weights and optimizer."""
+
+    step: int = 0
+    place: Place = Place()
+    labels: int = 0  # learned from so far
+    seconds: float = 0.0  # spent on steps
+    saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
+    scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
+    best: list[int] = field(default_factory=list)  # validated steps, best first
+    reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
+    stale: int = 0  # validations since the last improvement of either
+    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
+    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
+    validation: float = 0.0  # seconds of the last one
+    steps: int = 0  # at which training ends, where a time budget decides
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Progress":
+        """From JSON."""
+        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
+        scores = {int(step): scores for step, scores in values["scores"].items()}
+        return cls(**values | {"place": Place(**values["place"]), "scores": scores})
+
+    @classmethod
+    def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
+        """From a checkpoint; one that lacks something, or has it in another form, is refused."""
+        try:
+            progress = cls.of(checkpoint.state)
+            numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
+            complete = {*cls.__dataclass_fields__} - NEWER <= checkpoint.state.keys()
+            whole = numbers and complete and {*progress.best} <= progress.scores.keys()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            progress, whole = cls(), False
+        if not whole:
+            path = folder.trainer(checkpoint.step, "json")
+            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
+        return progress
+
+
+@dataclass
+class LogWindow:
+    """What happened since the last line of the log."""
+
+    loss: list[Tensor] = field(default_factory=list)
+    nll: list[Tensor] = field(default_factory=list)
+    norm: list[Tensor] = field(default_factory=list)
+    labels: int = 0
+    places: int = 0
+    padding: int = 0
+    steps: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, items: Sequence[Item], done: Done) -> None:
+        """Note a step. Tensors stay on their device: reading them would wait for it."""
+        self.loss.append(done.loss)
+        self.nll.append(done.nll)
+        self.norm.append(done.norm)
+        self.labels += sum(item.labels for item in items)
+        self.places += sum(item.places for item in items)
+        self.padding += sum(item.padding for item in items)
+        self.steps += 1
+
+    def metrics(self, scaled: bool) -> Metrics:
+        """Means over the window. Where losses are `scaled`, steps whose gradient overflowed were left out."""
+        seconds = time.perf_counter() - self.began
+        norms = torch.stack(self.norm).double()
+        taken = norms[norms.isfinite()] if scaled else norms
+        left_out = len(norms) - len(taken)
+        return {
+            "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
+            "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
+            **({"gradient": float(taken.mean())} if len(taken) else {}),
+            **({"skipped": left_out} if left_out else {}),
+            "tokens_per_second": self.labels / seconds,
+            "padding": self.padding / self.places,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    finished: bool
+    why: str
+    step: int
+
+
+class Trainer:
+    """Trains a model on a stream, into a run folder."""
+
+    def __init__(  # noqa: PLR0913  # what a run is made of
+        self,
+        model: Model,
+        spec: TrainSpec,
+        stream: BatchLoader,
+        folder: RunFolder,
+        measure: Callable[[Model], Metrics] | None = None,
+        watchers: Sequence[Watcher] = (),
+        criterion: str = "loss",
+        *,
+        flops_per_token: float | None = None,
+        began: float | None = None,
+        trained: bool = False,
+    ) -> None:
+        """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
+
+        `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
+        `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
+        `trained` already are validated before the first step, and kept if no step improves them.
+        """
+        assert spec.steps, "resolved before training"
+        self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
+        self.measure, self.watchers, self.criterion = measure, watchers, criterion
+        self.trained = trained
+        self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
+        self.device = next(model.parameters()).device
+        self.budget = Budget(spec.time, began)
+        if spec.optimizer is None:
+            raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")
+        self.kind, self.optimizer = spec.optimizer.kind, spec.optimizer.build(model)
+        self.dtype = precision(spec, self.device)
+        self.flops_per_token, self.peak = flops_per_token, peak(self.device, self.dtype)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        self.ema = {n: p.detach().clone() for n, p in model.named_parameters()} if spec.ema else None
+        self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
+        self.progress = Progress(steps=spec.steps)
+        self.window = LogWindow()
+        self.prefetch: Prefetch | None = None
+        self.measuring = False  # rather than training
+        self.update = Update(
+            model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
+        )
+        self.program: StepExecutor = Eager(self.update)
+
+    def resume(self) -> bool:
+        """Go on from the latest checkpoint, if there is one."""
+        checkpoint = self.folder.latest()
+        if checkpoint is None:
+            return False
+        weights, trainer = self.folder.load(checkpoint)
+        self.progress = Progress.read(self.folder, checkpoint)
+        if self.ema is not None:
+            for name, tensor in weights.items():
+                if name in self.ema:
+                    self.ema[name].copy_(tensor)
+            weights = {name.removeprefix("raw."): t for name, t in trainer.items() if name.startswith("raw.")}
+        self.model.load_state_dict(weights)
+        states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
+        self.optimizer.load(states)
+        for metrics in self.progress.scores.values():  # a no-op but for checkpoints from before `reached` was kept
+            self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
+        if self.progress.scaler:
+            self.scaler.load_state_dict(self.progress.scaler)
+        self.progress.steps = self.progress.steps or self.spec.steps or 0  # checkpoints of before have none
+        self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
+        return True
+
+    @property
+    def steps(self) -> int:
+        """The step at which training ends, as far as that is known."""
+        return self.progress.steps
+
+    def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
+        """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
+        try:
+            return self._fit(stop)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            why = str(error)
+        # Outside of the handler, whose error holds all that the step had in memory.
+        if self.measuring:
+            raise OutOfMemoryError(
+                f"memory ran out on {self.device} while validating; translate fewer lines with --set train.decode=16 "
+                "(0: none), or leave out long ones with data.max_len"
+            )
+        longest = max(int(lengths.max()) for lengths in self.stream.examples.lengths.values())
+        found = Lack(why, self.device, getattr(self.stream.batching, "tokens", None), self.spec.accumulate, longest)
+        latest = self.folder.latest()
+        raise OutOfMemoryError(found.sentence(self.folder.path, None if latest is None else latest.step))
+
+    def _fit(self, stop: Callable[[], str | None]) -> Outcome:
+        progress = self.progress
+        self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
+        self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
+        self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
+        self.counts()  # of whatever ran before
+        self.budget.validated = time.monotonic()
+        if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
+            self.validate()
+            self.save()
+        self.window, self.settled = LogWindow(), False
+        try:
+            while progress.step < self.steps and not self.exhausted():
+                self.step()
+                if progress.step % self.spec.log_every == 0:
+                    self.note_window()
+                progress.steps = min(self.spec.steps or 0, self.budget.steps(progress.step, progress.steps))
+                self.validate_and_save()
+                why = stop()
+                if why and progress.step < self.steps and not self.exhausted():
+                    self.note_window()  # what has diverged is not saved
+                    self.save(regular=False)
+                    self.tell("end", finished=False, why=why)
+                    return Outcome(False, why, progress.step)
+        finally:
+            self.prefetch.close()
+        why = f"no better for {progress.stale} validations" if self.exhausted() else f"all {self.steps} steps done"
+        if not self.exhausted() and self.steps < (self.spec.steps or 0):
+            why = "the time is used"
+        self.finish()
+        self.tell("end", finished=True, why=why)
+        return Outcome(True, why, progress.step)
+
+    def exhausted(self) -> bool:
+        """Whether validation has not improved for too long."""
+        return bool(self.spec.patience) and self.progress.stale >= (self.spec.patience or 0)
+
+    def step(self) -> None:
+        """One change of the weights: the gradient of the mean loss over all labels of `accumulate` batches."""
+        progress, started = self.progress, time.perf_counter()
+        progress.step += 1
+        self.model.train()
+        items = [self.fetch() for _ in range(self.spec.accumulate)]
+        labels = sum(item.labels for item in items)
+        # A short memory at first, so that the untrained weights are soon forgotten.
+        kept = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
+        numbers = (float(labels), kept, *(item.labels / labels for item in items))
+        self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
+        done = self.program.run([item.batch for item in items], numbers, step_seed(self.spec.seed, progress.step))
+        self.window.add(items, done)
+        progress.labels += labels
+        spent = time.perf_counter() - started
+        progress.seconds += spent
+        if self.device.type == "cpu":  # elsewhere the host does not wait for the device
+            if self.settled:
+                self.budget.add(1, spent)
+            self.settled = True
+
+    def seconds_left(self, step: float) -> float:
+        """Seconds that training goes on, with steps of this duration."""
+        return self.budget.left if self.spec.time else (self.steps - self.progress.step) * step
+
+    def schedule(self) -> Schedule:
+        """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""
+        schedule = self.spec.schedule
+        warmup = getattr(schedule, "warmup", None)
+        if self.spec.time is None or warmup is None:
+            return schedule
+        return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
+
+    def fetch(self) -> Item:
+        """The next batch, on the host: in pinned memory, if a GPU waits for it."""
+        assert self.prefetch is not None
+        item, self.progress.place = self.prefetch.next()
+        return item
+
+    def note_window(self) -> None:
+        """Tell what happened since the last time; stop if the loss or its gradient is no number."""
+        if not self.window.steps:
+            return
+        waited = time.perf_counter()
+        metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
+        counts = self.counts()
+        self.progress.seconds += time.perf_counter() - waited
+        if self.device.type == "cuda":
+            metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
+        if self.flops_per_token and self.peak:
+            metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
+        told: dict[str, Any] = {
+            "steps": self.steps,
+            "rate": self.optimizer.rate,
+            "epoch": self.progress.place.epoch,
+            "labels": self.progress.labels,
+        }
+        self.tell("step", **counts | told | metrics)
+        if self.device.type != "cpu":
+            if self.settled:
+                self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
+            self.settled = True
+        self.window = LogWindow()
+        measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
+        wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
+        # A float16 gradient may overflow: that step is left out and the next one scaled down. But not for ever.
+        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
+            wrong.append("the gradient overflows float16 however small it is made")
+        if wrong:
+            raise DivergedError(
+                f"{wrong[0]} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
+                f"(of train.optimizer={self.kind}) or lengthen train.schedule.warmup (the last checkpoint is intact)"
+            )
+
+    def counts(self) -> dict[str, int | float]:
+        """What the parts of the model counted since the last time, added up by name. The log's alone: no state."""
+        totals: dict[str, Tensor] = {}
+        for part in self.reporting:
+            for name, count in part.report().items():
+                totals[name] = totals[name] + count if name in totals else count
+        return {name: total.item() for name, total in totals.items()}
+
+    def validate_and_save(self) -> None:
+        """What is due after this step."""
+        step, last = self.progress.step, self.progress.step == self.steps
+        spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
+        due = last or spaced
+        if due and self.measure is not None:
+            self.note_window()
+            self.validate()
+        if due or (self.spec.save_every and step % self.spec.save_every == 0):
+            self.note_window()
+            began = time.perf_counter()
+            self.save()
+            self.budget.saving = time.perf_counter() - began
+            self.window = LogWindow()  # whose time begins now: validating and saving is not training
+
+    def validate(self) -> None:
+        """Measure the model, and note whether it is the best so far and whether training still improves it."""
+        assert self.measure is not None
+        progress, began = self.progress, time.perf_counter()
+        self.model.eval()
+        with self.averaged():
+            metrics = self.measured()
+        progress.scores[progress.step] = metrics
+        better = improvements(progress.reached, metrics, self.criterion)
+        progress.reached |= better
+        progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
+        progress.stale = 0 if better else progress.stale + 1
+        spent = time.perf_counter() - began
+        self.budget.note_validation(spent)
+        progress.validation = spent
+        self.tell("valid", best=progress.best[0], seconds=spent, **metrics)
+
+    @torch.no_grad()
+    def measured(self) -> Metrics:
+        """Metrics of the model on the validation text."""
+        assert self.measure is not None
+        self.measuring = True
+        metrics = self.measure(self.model)
+        self.measuring = False
+        return metrics
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The moving average in place of the weights, if there is one."""
+        if self.ema is None:
+            yield
+            return
+        raw = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._set(self.ema)
+        try:
+            yield
+        finally:
+            self._set(raw)
+
+    @torch.no_grad()
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+
+    def save(self, regular: bool = True) -> None:
+        """Write a checkpoint. One that is written only to stop is never averaged, so that stopping changes nothing."""
+        progress = self.progress
+        progress.clock = self.budget.elapsed
+        if regular:
+            progress.saved = [*(s for s in progress.saved if s != progress.step), progress.step][-self.spec.keep :]
+            kept = {*progress.saved, *progress.best}
+            progress.scores = {step: scores for step, scores in progress.scores.items() if step in kept}
+        if self.scaler.is_enabled():
+            progress.scaler = self.scaler.state_dict()
+        trainer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.ema is not None:
+            # Copies: the moving average takes the place of the weights while it is written.
+            trainer |= {f"raw.{name}": tensor.clone() for name, tensor in self.model.state_dict().items()}
+        with self.averaged():
+            self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
+        self.folder.prune({*progress.saved, *progress.best}, progress.step)
+        self.tell("save")
+
+    def finish(self) -> None:
+        """Write the weights that the run is for."""
+        steps, weights, scores = self.final_weights()
+        about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
+        self.folder.save_final(weights, about)
+
+    def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
+        """Return steps, weights and scores of the run: a mean of checkpoints, or the best of them if that is better.
+
+        While training still changes a lot, the mean of checkpoints is far worse than the last of them.
+        """
+        progress = self.progress
+        steps = chosen(self.spec, progress.saved, progress.best)
+        measured = {step: progress.scores[step] for step in steps if step in progress.scores}
+        if len(steps) == 1:
+            return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
+        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
+        if self.measure is None:
+            return steps, weights, {}
+        self.model.load_state_dict(weights)
+        self.model.eval()
+        scores = self.measured()
+        reached = progress.reached | improvements(progress.reached, scores, self.criterion)
+        best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
+        self.tell("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
+        if best == MEAN:
+            return steps, weights, scores
+        return [best], read_tensors(self.folder.weights(best)), measured[best]
+
+    def tell(self, event: str, **values: Any) -> None:
+        """Tell all watchers."""
+        if event == "program":
+            self.settled = False
+            self.budget.forget()
+        note = {
+            "event": event,
+            "step": self.progress.step,
+            "time": self.progress.seconds,
+            "clock": self.budget.elapsed,
+        } | values
+        for watcher in self.watchers:
+            watcher.note(note)
+
+
+def chosen(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
+    """The checkpoints whose mean the run is for: the best, or the last."""
+    return best if spec.choose == "best" and best else saved[-spec.average :]
+
+
+def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
+    """The checkpoint that an unfinished run is used by: the latest, unless validation has found an earlier one better.
+
+    No mean of several, which has not been measured: while training still changes a lot, it is far worse than the last.
+    """
+    return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of what is random in a step: dropout."""
+    return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def precision(spec: TrainSpec, device: torch.device) -> torch.dtype | None:
+    """What products are computed in; None: float32 as it is."""
+    if spec.precision == "float32" or (spec.precision == "auto" and device.type != "cuda"):
+        return None
+    if spec.precision == "auto":
+        real = torch.cuda.is_bf16_supported(including_emulation=False)  # an older GPU would imitate it, slowly
+        return torch.bfloat16 if real else torch.float16
+    if device.type == "cpu":
+        raise DataError(f"train.precision: a CPU trains in float32, not {spec.precision}; leave it at auto")
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}[spec.precision]

@@ -1,0 +1,112 @@
+"""Runs of an earlier version, written before settings and kinds were renamed: they load, resume and translate the same.
+
+`tests/stored/runs-before-17.tar.xz` was written at commit fc7b9f1: six small runs, what they returned then
+(`expected.json`), and the fields of every kind of that version (`schema.json`).
+"""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard import catalogue
+from regard.aliases import FIELDS, KINDS, current_field, current_kind, former
+from regard.errors import SpecError
+from regard.recipe import recipe
+from regard.runs.session import resume
+from regard.runs.trained_model import load
+from regard.tree import edit, get_at, hints
+
+STORED = Path(__file__).parent.parent / "stored" / "runs-before-17.tar.xz"
+PARTS = catalogue.PARTS | recipe.PARTS
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored")
+    with tarfile.open(STORED) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(stored: Path) -> dict[str, Any]:
+    return json.loads((stored / "expected.json").read_text())
+
+
+def test_a_stored_translator_translates_the_same(stored: Path, expected: dict[str, Any]) -> None:
+    run = load(stored / "translator", "cpu")
+    outputs = [run.translate(source) for source, _ in expected["texts"]]
+    assert [getattr(output, "text", output) for output in outputs] == expected["runs"]["translator"]["outputs"]
+
+
+@pytest.mark.parametrize("name", ["translator", "recurrent", "convolutional"])
+def test_stored_translators_score_the_same(name: str, stored: Path, expected: dict[str, Any]) -> None:
+    scores = load(stored / name, "cpu").score([tuple(pair) for pair in expected["texts"]])
+    assert [score.log_prob for score in scores] == pytest.approx(expected["runs"][name]["scores"], abs=1e-3)
+
+
+def test_a_stored_language_model_with_a_window_scores_the_same(stored: Path, expected: dict[str, Any]) -> None:
+    run = load(stored / "window", "cpu")
+    assert (
+        get_at(run.recipe.model, "decoder.sight") == get_at(run.recipe.model, "decoder.attention_pattern") is not None
+    )
+    scores = run.score([source for source, _ in expected["texts"]])
+    assert [score.log_prob for score in scores] == pytest.approx(expected["runs"]["window"]["scores"], abs=1e-3)
+
+
+def test_a_stored_classifier_predicts_the_same(stored: Path, expected: dict[str, Any]) -> None:
+    run = load(stored / "classifier", "cpu")
+    for (source, _), old in zip(expected["texts"], expected["runs"]["classifier"]["classes"], strict=True):
+        prediction = run.classify(source)
+        assert prediction.label == old["label"]
+        assert prediction.probabilities == pytest.approx(old["probabilities"], abs=1e-4)
+
+
+def test_a_stored_unfinished_run_resumes_to_the_same_model(stored: Path, expected: dict[str, Any]) -> None:
+    run = resume(stored / "stopped", "cpu")
+    assert run.step == expected["runs"]["stopped"]["step"]
+    scores = run.score([tuple(pair) for pair in expected["texts"]])
+    # Other processors round differently over 130 steps.
+    assert [score.log_prob for score in scores] == pytest.approx(expected["runs"]["stopped"]["scores"], abs=0.1)
+
+
+def test_every_former_kind_and_field_is_known(stored: Path) -> None:
+    schema: dict[str, list[str]] = json.loads((stored / "schema.json").read_text())
+    for kind, names in schema.items():
+        part = PARTS[current_kind(kind)]
+        assert {current_field(part.kind, name) for name in names} <= set(hints(part)), kind
+
+
+def test_aliases_name_what_exists() -> None:
+    assert all(new in PARTS and old not in PARTS for old, new in KINDS.items())
+    for kind, names in FIELDS.items():
+        fields = set(hints(PARTS[kind]))
+        used = {old: new for old, new in names.items() if new in fields}
+        assert used, kind
+        assert not set(used) & fields, kind
+
+
+def test_a_former_name_is_the_present_one_in_an_edit_and_a_record() -> None:
+    beam = recipe.read({"kind": "beam", "beams": 3}, recipe.Search, "decode", PARTS)
+    assert beam == recipe.Beam(beam_size=3)
+    assert edit(beam, {"beams": 4}) == recipe.Beam(beam_size=4)
+
+
+def test_a_setting_under_both_names_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"decode\.beam_size: is beam_size by another name|decode\.beams: is beam_size"):
+        recipe.read({"kind": "beam", "beams": 3, "beam_size": 3}, recipe.Search, "decode", PARTS)
+    with pytest.raises(SpecError, match="beam_size: is set twice"):
+        edit(recipe.Beam(), {"beams": 4, "beam_size": 5})
+
+
+def test_former_names_a_record_as_it_was_first_written() -> None:
+    old = {"kind": "joined", "head": {"kind": "softmax", "smoothing": 0.1}, "more": [{"kind": "adamw", "rate": 1}]}
+    new = {
+        "kind": "decoder_only_translator",
+        "head": {"kind": "softmax", "label_smoothing": 0.1},
+        "more": [{"kind": "adamw", "learning_rate": 1}],
+    }
+    assert former(new) == former(old) == old

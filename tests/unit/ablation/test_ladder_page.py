@@ -1,0 +1,33 @@
+"""The script that publishes the ladder: its page and its lines."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from regard.ablation.ladder import RUNGS, Ladder, chosen
+from regard.recipe.recipe import load_model
+
+ROOT = Path(__file__).parents[3]
+SPEC = importlib.util.spec_from_file_location("ladder_script", ROOT / "docs" / "results" / "ladder.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+script: Any = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(script)
+
+
+def test_the_page_says_what_was_run(tmp_path: Path) -> None:
+    found = Ladder([], [], "bleu", 3, None, 60.0, 14, ["NVIDIA H200"], complete=True)
+    page = script.page(found)
+    assert page.startswith("# The ladder on Multi30k\n")
+    assert "60 seconds of training a run on NVIDIA H200, 3 seeds" in page
+    assert page.count("# The ladder") == 1
+    (tmp_path / "results.jsonl").write_text('{"hash": "a", "status": "done", "said": ["x"]}\n')
+    run, whole = map(json.loads, script.lines(tmp_path, found))
+    assert run == {"hash": "a", "status": "done"}
+    assert whole["ladder"]["seeds"] == 3
+
+
+def test_its_rungs_and_its_recipe_are_there() -> None:
+    assert chosen(script.RUNGS)[0] == list(RUNGS[:4])
+    assert load_model(str(script.RECIPE))[1].kind == "encoder_decoder"

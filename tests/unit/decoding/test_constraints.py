@@ -1,0 +1,151 @@
+from typing import Any
+
+import pytest
+
+from regard.decoding.beam import Beam
+from regard.decoding.constraints import TokenConstraints, contains
+from regard.decoding.hypothesis import Limits, SpecialTokens
+from regard.decoding.sample import Sample
+from regard.decoding.search import Search, find
+from regard.errors import DataError, SpecError
+
+from .telling import BOS, ENDS, EOS, PAD, Telling, everything, random_rows, random_says, read_back, sources, translator
+
+SEARCHES = [Beam(1), Beam(3, 3), Beam(4, 4, groups=2, diversity=0.5), Sample(n_best=3)]
+ROWS = random_rows(6, 23)
+
+
+def ngrams(ids: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+    return [ids[i : i + n] for i in range(len(ids) - n + 1)]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.kind)
+def test_rules_by_definition(search: Search) -> None:
+    """Every row has rules of its own, and none of another."""
+    rules = [
+        TokenConstraints(),
+        TokenConstraints(prefix=(7, 20, 7)),
+        TokenConstraints(banned=((8,), (7, 15), (15, 7, 15))),
+        TokenConstraints(no_repeat=1),
+        TokenConstraints(prefix=(9, 9), no_repeat=2, banned=((4,),)),
+        TokenConstraints(no_repeat=3),
+    ]
+    model = translator()
+    for least in (0, 6):
+        found = find(model, sources(*ROWS), search, ENDS, Limits(least, 9), rules)
+        free = find(model, sources(*ROWS), search, ENDS, Limits(least, 9))
+        assert [one.ids for one in found[0]] == [one.ids for one in free[0]]
+        changed = [[one.ids for one in a] != [one.ids for one in b] for a, b in zip(found, free, strict=True)]
+        assert sum(changed) >= 3
+        for row, rule, hypotheses in zip(ROWS, rules, found, strict=True):
+            for one in hypotheses:
+                assert one.ids[: len(rule.prefix)] == rule.prefix
+                assert least <= len(one.ids) <= 9
+                assert not {PAD, BOS, EOS} & set(one.ids)
+                assert not any(contains(one.ids, banned) for banned in rule.banned)
+                if rule.no_repeat:
+                    after = ngrams(one.ids, rule.no_repeat)
+                    assert len(set(after)) >= len(after) - max(len(rule.prefix) - rule.no_repeat, 0)
+                # Whatever the rules, the probabilities are the model's own.
+                again = read_back(model, one.ids, one.ended, source=row)
+                assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+
+
+def test_the_best_of_what_is_allowed() -> None:
+    """A beam as wide as the tree finds the best text that keeps the rules, in the order of all such texts."""
+    says, row = random_says(6, seed=8), (3, 4)
+    rules = TokenConstraints(prefix=(4,), banned=((5, 3), (4, 4)), no_repeat=2)
+    (found,) = find(Telling(says), sources(row), Beam(150, 5), ENDS, Limits(2, 4), rules)
+    allowed = [
+        (sum(log_probs) / len(log_probs), ids)
+        for ids, log_probs in everything(says, row, 6, 4, 2)
+        if ids[0] == 4
+        and not any(contains(ids, banned) for banned in rules.banned)
+        and len(set(ngrams(ids, 2))) == len(ngrams(ids, 2))
+    ]
+    assert [one.ids for one in found] == [ids for _, ids in sorted(allowed, reverse=True)[:5]]
+
+
+def test_one_set_of_rules_for_all_rows() -> None:
+    model, rules = translator(), TokenConstraints(banned=((7,), (15,), (8, 6)))
+    together = find(model, sources(*ROWS), Beam(3), ENDS, Limits(max_len=9), rules)
+    for row, hypotheses in zip(ROWS, together, strict=True):
+        (alone,) = find(model, sources(row), Beam(3), ENDS, Limits(max_len=9), [rules])
+        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
+        assert not {7, 15} & {token for one in hypotheses for token in one.ids}
+
+
+def test_a_row_that_can_say_nothing_comes_to_no_end() -> None:
+    """Three words, each once, and no end before the fifth."""
+    for search in (Beam(1), Beam(2, 2), Sample()):
+        (found,) = find(
+            Telling(random_says(6)), sources((3,)), search, ENDS, Limits(5, 9), TokenConstraints(no_repeat=1)
+        )
+        assert {tuple(sorted(one.ids)) for one in found} == {(3, 4, 5)}
+        assert not any(one.ended for one in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"banned": ((),)}, "banned: a sequence has no ids"),
+        ({"required": ((3,), ())}, "required: a sequence has no ids"),
+        ({"no_repeat": -1}, "no_repeat: must not be negative"),
+        ({"prefix": (3, 4, 5), "banned": ((4, 5),)}, r"prefix: \[3, 4, 5\] contains \[4, 5\], which is banned"),
+        ({"required": ((3, 4),), "banned": ((4,),)}, r"required: \[3, 4\] contains \[4\], which is banned"),
+        ({"required": ((3, 4, 3, 4),), "no_repeat": 2}, "required: .* repeats an n-gram, which no_repeat=2 bans"),
+        ({"required": tuple((i,) for i in range(3, 14))}, "required: at most 10 sequences"),
+    ],
+)
+def test_rules_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        TokenConstraints(**settings)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (TokenConstraints(prefix=(3, EOS)), r"^prefix: \[3, 2\] holds 2, which begins, ends or fills rows"),
+        (TokenConstraints(required=((BOS,),)), r"^required: \[1\] holds 1"),
+        (TokenConstraints(banned=((3, PAD),)), r"^banned: \[3, 0\] holds 0"),
+        (TokenConstraints(banned=((EOS,),)), r"^banned: a row that cannot say 2 never ends"),
+        (
+            TokenConstraints(banned=((23,),)),
+            r"^rules: id 23, of a rule or of the ends, is not in the vocabulary of 23 tokens",
+        ),
+        (TokenConstraints(prefix=(3,) * 5), r"^rules: row 0 needs 5 tokens .* max_len is 4; raise it"),
+        ([TokenConstraints()] * 2, r"^rules: 2 for a batch of 1 rows"),
+    ],
+)
+def test_rules_that_fit_no_row(rules: Any, message: str) -> None:
+    with pytest.raises((SpecError, DataError), match=message):
+        find(translator(), sources((3,)), Beam(2), ENDS, Limits(max_len=4), rules)
+
+
+def test_banning_what_is_never_said_is_no_mistake() -> None:
+    batch = sources((3,))
+    plain = find(translator(), batch, Beam(2), ENDS, Limits(max_len=4))
+    assert (
+        find(translator(), batch, Beam(2), ENDS, Limits(max_len=4), TokenConstraints(banned=((PAD,), (BOS,)))) == plain
+    )
+
+
+def test_a_derived_limit_leaves_room_for_the_rules() -> None:
+    (found,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(), TokenConstraints(prefix=(5,) * 30))
+    assert found[0].ids[:30] == (5,) * 30
+    (found,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(min_len=40))
+    assert len(found[0].ids) == 40
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Limits(min_len=-1), "min_len: must not be negative"),
+        (lambda: Limits(max_len=0), "max_len: must be at least 1"),
+        (lambda: Limits(5, 4), r"max_len: must be at least 1 and min_len \(5\), not 4"),
+        (lambda: SpecialTokens(1, -2, 0), "eos: must not be negative"),
+    ],
+)
+def test_limits_and_ends_that_make_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make()

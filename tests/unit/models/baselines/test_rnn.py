@@ -1,0 +1,291 @@
+"""The recurrent encoder-decoder against a loop over single numbers' worth of the papers' formulas."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.data.objectives import Translation
+from regard.errors import DataError, SpecError
+from regard.models.base import build, count
+from regard.models.baselines.attention_score import AdditiveScore, BilinearScore, DotScore, GeneralScore
+from regard.models.baselines.rnn import ConstantState, EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.cost import cost
+from regard.nn.core import Trace
+from regard.nn.input import Tokens
+from regard.nn.recurrent import GRU, LSTM, Elman, LearnedStart
+from regard.nn.vocab.tables import Sharing
+from regard.planner.fit import fitted, packs
+from regard.presets import preset
+from regard.testing import tiny
+from tests.learning import Learned, reversing, wrong_tokens
+
+V, D, H = 13, 8, 2
+SOURCE = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]])
+SOURCE_SEG = (SOURCE != 0).long()
+TARGET = torch.tensor([[1, 4, 5, 6], [1, 9, 8, 7]])
+
+
+def shaken(spec: Recurrent) -> Any:
+    """In float64, with weights that no initialisation hides."""
+    model = build(spec).double().eval()
+    rng = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=rng, dtype=torch.float64))
+    return model
+
+
+def cell(module: Any, x: Tensor, state: list[Tensor]) -> list[Tensor]:
+    """One token through a cell, from the formulas."""
+    gates = module.input.weight @ x + module.input.bias
+    kept = module.hidden.weight @ state[0]
+    n = len(state[0])
+    if len(gates) == n:
+        return [torch.tanh(gates + kept)]
+    if len(state) == 1:
+        kept = kept + module.hidden.bias
+        r, z = torch.sigmoid(gates[: 2 * n] + kept[: 2 * n]).split(n)
+        return [(1 - z) * torch.tanh(gates[2 * n :] + r * kept[2 * n :]) + z * state[0]]
+    i, f, g, o = (gates + kept).split(n)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return [torch.sigmoid(o) * torch.tanh(c), c]
+
+
+def zeros(module: Any) -> list[Tensor]:
+    return [torch.zeros(module.d_hidden, dtype=torch.float64) for _ in range(module.parts)]
+
+
+def read(model: Any, words: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The encoder, layer by layer, direction by direction, token by token."""
+    last = []
+    for layer, added in zip(model.encoder.layers, model.encoder.added, strict=True):
+        ways, ends = [], []
+        for way, module in zip(layer.ways, layer.cells, strict=True):
+            state, seen = zeros(module), {}
+            order = range(len(words)) if way == "forwards" else reversed(range(len(words)))
+            for t in order:
+                state = cell(module, words[t], state)
+                seen[t] = state[0]
+            ways.append([seen[t] for t in range(len(words))])
+            ends.append(state)
+        out = [torch.cat(parts) for parts in zip(*ways, strict=True)]
+        words = [new + old for new, old in zip(out, words, strict=True)] if added else out
+        last.append([torch.cat(parts) for parts in zip(*ends, strict=True)])
+    return words, last
+
+
+def found(lookup: Any, spec: Any, h: Tensor, memory: list[Tensor]) -> Tensor:
+    """Head by head: a score for every entry, a softmax, a sum."""
+    answers = []
+    for head in range(H):
+        scores, values = [], []
+        for m in memory:
+            n = len(m) // H
+            part = slice(head * n, (head + 1) * n)
+            if isinstance(spec, AdditiveScore):
+                a = lookup.score.shape[1]
+                mine = slice(head * a, (head + 1) * a)
+                v, inside = lookup.score[head], lookup.query.weight @ h + lookup.key.weight @ m
+                if spec.normalised:
+                    v, inside = lookup.length[head] * v / v.norm(), inside + lookup.bias
+                scores.append(v @ torch.tanh(inside[mine]))
+                values.append(m[part])
+            elif isinstance(spec, GeneralScore):
+                k, value = (lookup.both.weight @ m + lookup.both.bias).split(D)
+                q = lookup.query.weight @ h + lookup.query.bias
+                mine = slice(head * D // H, (head + 1) * D // H)
+                scores.append(q[mine] @ k[mine] / (D / H) ** 0.5)
+                values.append(value[mine])
+            else:
+                q = lookup.query.weight @ h if isinstance(spec, BilinearScore) else h
+                scores.append(q[part] @ m[part])
+                values.append(m[part])
+        weights = torch.stack(scores).softmax(0)
+        answers.append(sum(w * value for w, value in zip(weights, values, strict=True)))
+    return torch.cat(answers)
+
+
+def by_hand(model: Any, row: int) -> Tensor:
+    """log p of every next token of a row, one token after the other."""
+    spec, decoder = model.spec.decoder, model.decoder
+    table = model.tables.get("source").weight
+    memory, last = read(model, [table[i] for i in SOURCE[row] if i])
+    states = []
+    for i, module in enumerate(decoder.cells):
+        if isinstance(spec.initial_state, ConstantState):
+            states.append(
+                list(decoder.opening.starts[i].state)
+                if spec.initial_state.start.kind == "learned_start"
+                else zeros(module)
+            )
+            continue
+        below = last[max(0, len(last) - len(decoder.cells) + i)]
+        maps = decoder.opening.maps[i]
+        raw = [m.weight @ (below[p] if p < len(below) else below[0]) + m.bias for p, m in enumerate(maps)]
+        states.append([torch.tanh(part) if spec.initial_state.activation == "tanh" else part for part in raw])
+    fed, past, said = torch.zeros(decoder.fed, dtype=torch.float64), [], []
+    for word in TARGET[row]:
+        x = torch.cat((model.tables.get("target").weight[word], fed))
+        looked = torch.zeros(0, dtype=torch.float64)
+        for i, module in enumerate(decoder.cells):
+            states[i] = cell(module, torch.cat((x, looked)) if i else x, states[i])
+            x = states[i][0] + x if decoder.added[i] else states[i][0]
+            if i + 1 == decoder.asking:
+                past.append(x)
+                parts = []
+                if spec.attention is not None:
+                    parts.append(found(decoder.cross, spec.attention, x, memory))
+                if spec.self_attention is not None:
+                    parts.append(found(decoder.own, spec.self_attention, x, past))
+                looked = torch.cat(parts) if parts else looked
+        fed = looked[: decoder.fed]
+        if decoder.joint is not None:
+            x = torch.tanh(decoder.joint.weight @ torch.cat((x, looked)))
+            fed = x if spec.input_feeding == "output" else fed
+        said.append((model.tables.get("output").weight @ x).log_softmax(0))
+    return torch.stack(said)
+
+
+GNMT = RecurrentDecoder(
+    depth=4, residual_from=3, initial_state=ConstantState(), attention=AdditiveScore(normalised=True), query="bottom"
+)
+DECODERS = {
+    "bottleneck": RecurrentDecoder(GRU(), 2),
+    "more layers than the encoder": RecurrentDecoder(LSTM(), 4, residual_from=2, initial_state=EncoderState("linear")),
+    "dot": RecurrentDecoder(Elman(), 1, attention=DotScore()),
+    "bilinear, output fed": RecurrentDecoder(LSTM(), 2, attention=BilinearScore(), input_feeding="output"),
+    "maps, look-ups fed": RecurrentDecoder(GRU(), 2, attention=GeneralScore(), input_feeding="found"),
+    "additive and its own past": RecurrentDecoder(
+        LSTM(), 1, attention=AdditiveScore(d_hidden=6), self_attention=GeneralScore()
+    ),
+    "its own past fed": RecurrentDecoder(GRU(), 2, self_attention=AdditiveScore(), input_feeding="found"),
+    "GNMT": GNMT,
+    "bottom fed": replace(
+        GNMT, input_feeding="found", self_attention=DotScore(), initial_state=ConstantState(LearnedStart())
+    ),
+}
+READING = {"GNMT": RecurrentEncoder(LSTM(), 4, direction="first_both", residual_from=3)}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_loop_over_the_papers_formulas_says_the_same(name: str) -> None:
+    decoder = DECODERS[name]
+    looks = decoder.attention is not None or decoder.self_attention is not None
+    encoder = READING.get(name, RecurrentEncoder(decoder.cell, 2, D // 2))
+    words = Tokens(scaled=False, position=None)
+    spec = Recurrent(vocab=V, d_model=D, heads=H if looks else 1, input=words, encoder=encoder, decoder=decoder)
+    model = shaken(spec)
+    batch = Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG)
+    with torch.no_grad():
+        wanted = torch.stack([by_hand(model, row) for row in range(2)])
+        torch.testing.assert_close(model.log_probs(batch), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_trace_has_one_entry_of_each_attention() -> None:
+    """Whether a pass is one call or as many as there are tokens."""
+    for input_feeding in ("none", "found"):
+        decoder = RecurrentDecoder(attention=GeneralScore(), self_attention=GeneralScore(), input_feeding=input_feeding)
+        model: Any = build(tiny.recurrent(decoder)).eval()
+        trace = Trace()
+        model.log_probs(Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG), trace=trace)
+        assert {name: [w.shape for w in found] for name, found in trace.weights.items()} == {
+            "decoder.cross": [(2, 2, 4, 5)],
+            "decoder.self": [(2, 2, 4, 4)],
+        }
+        assert not trace.weights["decoder.cross"][0][1, :, :, 2:].any()  # padding
+        assert not trace.weights["decoder.self"][0].triu(1).any()  # what is yet to be said
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: RecurrentDecoder(initial_state=ConstantState()),
+            "^initial_state: without attention 'constant_state' tells nothing",
+        ),
+        (lambda: RecurrentDecoder(query="bottom"), "^query: nothing is looked up"),
+        (lambda: RecurrentDecoder(input_feeding="found"), "^input_feeding: nothing is looked up that could be fed"),
+        (lambda: replace(GNMT, depth=1, residual_from=None), "^depth: there is no layer above the bottom"),
+        (lambda: replace(GNMT, input_feeding="output"), "^input_feeding: the bottom is run before there is an output"),
+        (lambda: RecurrentDecoder(residual_from=1), "^residual_from: must be one of layers 2 to 2, not 1"),
+        (lambda: RecurrentEncoder(depth=0), "^depth: must be at least 1, not 0"),
+        (lambda: RecurrentEncoder(d_hidden=0), "^d_hidden: must be at least 1"),
+        (lambda: AdditiveScore(d_hidden=0), "^d_hidden: must be at least 1"),
+        (lambda: Recurrent(heads=2), "^heads: nothing is looked up; set it to 1"),
+        (lambda: Recurrent(attention_dropout=0.1), "^attention_dropout: nothing is looked up; set it to 0.0"),
+        (lambda: Recurrent(dropout=1.0), "^dropout: must lie in"),
+        (lambda: tiny.recurrent(heads=3), "^heads: 3 heads do not divide d_model 16"),
+        (lambda: Recurrent(d_model=0), "^d_model: must be at least 1, not 0"),
+        (
+            lambda: build(Recurrent(encoder=RecurrentEncoder(direction="first_both", residual_from=2)), device="meta"),
+            "^encoder.residual_from: layer 2 makes 512 channels of 1024, which cannot be added up",
+        ),
+        (
+            lambda: build(
+                replace(tiny.recurrent(RecurrentDecoder(attention=DotScore())), encoder=RecurrentEncoder()),
+                device="meta",
+            ),
+            "^decoder.attention.kind: a state of width 16 has no product with a memory of 32",
+        ),
+        (
+            lambda: build(tiny.recurrent(RecurrentDecoder(attention=AdditiveScore(d_hidden=5))), device="meta"),
+            "^decoder.attention.kind: 2 heads cannot share the 5 channels of its comparison",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence):
+        make()
+
+
+def test_attention_learns_to_reverse(learned: Learned) -> None:
+    encoder, decoder = RecurrentEncoder(GRU(), 1, 24), RecurrentDecoder(GRU(), 1, attention=GeneralScore())
+    spec = Recurrent(vocab=9, d_model=48, dropout=0.0, encoder=encoder, decoder=decoder)
+    wrong = [wrong_tokens(spec, reversing(8), seed, steps=120, rate=1e-2) for seed in learned.seeds(1)]
+    learned("wrong tokens", *wrong, below=0.12, broken=0.33)  # without attention
+
+
+def test_packed_rows_are_refused_and_never_made() -> None:
+    spec = tiny.recurrent()
+    assert not packs(spec, Translation())
+    with pytest.raises(DataError, match=r"^packed: a recurrence would carry its state"):
+        build(spec).loss(tiny.collate(spec, tiny.examples(spec, 2), packed=True))
+    with pytest.raises(DataError, match=r"^source: an encoder-decoder needs one"):
+        build(spec).loss(Batch(TARGET, TARGET))
+
+
+def test_two_vocabularies_have_two_tables() -> None:
+    changes = fitted(tiny.recurrent(), Translation(), {"source": 20, "target": 30}, 50)
+    assert changes == {"vocab": 20, "target_vocab": 30, "sharing.source_target": False}
+    spec = replace(tiny.recurrent(), vocab=20, target_vocab=30, sharing=Sharing(source_target=False))
+    model: Any = build(spec)
+    assert model.log_probs(Batch(TARGET, source=SOURCE)).shape == (2, 4, 30)
+
+
+def test_parameters_of_gnmt() -> None:
+    """4 (in + d) d + 4 d a layer and direction; the first layer above the bidirectional one reads twice as much."""
+    d, vocab = 1024, 32000
+
+    def lstm(width: int) -> int:
+        return 4 * (width + d) * d + 4 * d
+
+    encoder = 2 * lstm(d) + lstm(2 * d) + 6 * lstm(d)
+    decoder = lstm(d) + 7 * lstm(2 * d) + (2 * d * d + d + d + 1)
+    assert count(preset("gnmt")) == encoder + decoder + 2 * vocab * d + vocab
+
+
+def test_a_recurrent_model_costs_what_the_arithmetic_says() -> None:
+    T, d, vocab = 8, 256, 10000
+    costs = cost(preset("rnn_attention"), length=T)
+    parts = {part.part: part for part in costs.parts}
+    # Two layers of two directions; two layers; maps of queries, keys and values; looking; W of the output; the first
+    # states, of which there are four for all tokens together.
+    encoder = 2 * 2 * 8 * (d + d // 2) * (d // 2)
+    decoder = 2 * 8 * 2 * d * d + 6 * d * d + 4 * T * d + 4 * d * d + 4 * 2 * d * d / T
+    assert parts["encoder"].flops_per_token == encoder
+    assert parts["decoder"].flops_per_token == decoder
+    assert parts["head"].flops_per_token == 2 * d * vocab

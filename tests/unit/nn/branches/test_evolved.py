@@ -1,0 +1,186 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
+from regard.nn.core import Context, Site, View
+from regard.nn.linear import Dense
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, NoNorm
+from regard.nn.state import ActivationCache, Rows
+
+MakeSite = Callable[..., Site]
+CPU = torch.device("cpu")
+D, T = 12, 14  # longer than eleven taps
+SEG = torch.tensor([[1] * T, [1] * 9 + [0] * 5])
+PACKED = torch.tensor([[1] * 5 + [2] * 9, [1] * 2 + [2] * 3 + [3] * 6 + [0] * 3])
+MASKS = {
+    "nothing hidden": Mask(),
+    "padded": Mask(q_seg=SEG, k_seg=SEG),
+    "packed": Mask(q_seg=PACKED, k_seg=PACKED, packed=True, segments=3),
+}
+SPECS = {
+    "encoder": EvolvedEncoderConv(LayerNorm(eps=1e-6)),
+    "encoder with biases": EvolvedEncoderConv(bias=True),
+    "encoder without norm": EvolvedEncoderConv(NoNorm()),
+    "decoder": EvolvedDecoderConv(LayerNorm(eps=1e-6)),
+}
+
+
+def branch_of(spec: BranchSpec, site: Site) -> Any:
+    branch = spec.build(site)
+    for parameter in branch.parameters():
+        nn.init.normal_(parameter, 0.0, 0.5)
+    return branch
+
+
+def context(mask: Mask) -> Context:
+    return Context(View(mask, T, T, CPU))
+
+
+def by_hand(branch: Any, spec: BranchSpec, x: Tensor, seg: Tensor | None, causal: bool) -> Tensor:
+    """Position by position and tap by tap, from modifications.md 3.12."""
+    P = dict(branch.named_parameters())
+
+    def seen(row: list[Tensor], b: int, t: int, width: int) -> list[Tensor]:
+        """What the taps read: zeros before, behind, in padding and in other segments."""
+        first = t - width + 1 if causal else t - width // 2
+        read = []
+        for s in range(first, first + width):
+            there = 0 <= s < T and (seg is None or (int(seg[b, s]) != 0 and int(seg[b, s]) == int(seg[b, t])))
+            read.append(row[s] if there else torch.zeros(len(row[0])))
+        return read
+
+    def dense(name: str, v: Tensor) -> Tensor:
+        y = P[f"{name}.weight"] @ v
+        return y + P[f"{name}.bias"] if f"{name}.bias" in P else y
+
+    def separable(name: str, read: list[Tensor]) -> Tensor:
+        depthwise = P[f"{name}.bias"]
+        for i, v in enumerate(read):
+            depthwise = depthwise + P[f"{name}.filters"][:, i] * v
+        return dense(f"{name}.pointwise", depthwise)
+
+    def filled(v: Tensor, width: int) -> Tensor:
+        return torch.cat((v, torch.zeros(width - len(v))))
+
+    def norm(v: Tensor) -> Tensor:
+        if isinstance(spec.norm, NoNorm):  # type: ignore[reportAttributeAccessIssue]
+            return v
+        mean = sum(v) / len(v)
+        variance = sum((c - mean) ** 2 for c in v) / len(v)
+        eps = spec.norm.eps  # type: ignore[reportAttributeAccessIssue]
+        return (v - mean) / (variance + eps) ** 0.5 * P["norm.weight"] + P["norm.bias"]
+
+    out = []
+    for b in range(len(x)):
+        row = list(x[b])
+        hidden: list[Tensor] = []
+        for t in range(T):
+            if isinstance(spec, EvolvedEncoderConv):
+                left = dense("left", row[t]).clamp(min=0)
+                right = dense("right", torch.cat(seen(row, b, t, 3))).clamp(min=0)
+                hidden.append(norm(left + filled(right, 4 * D)))
+            else:
+                left = separable("left", seen(row, b, t, 11)).clamp(min=0)
+                right = separable("right", seen(row, b, t, 7))
+                hidden.append(norm(left + filled(right, 2 * D)))
+        width = 9 if isinstance(spec, EvolvedEncoderConv) else 7
+        out.append(torch.stack([filled(separable("output", seen(hidden, b, t, width)), D) for t in range(T)]))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["around", "up to"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_by_formula(spec: BranchSpec, mask: Mask, causal: bool, site: MakeSite) -> None:
+    """The encoder's reads around a token; wherever no later one may be read, it reads up to it."""
+    branch = branch_of(spec, site(causal=causal))
+    x = torch.randn(2, T, D)
+    real = torch.ones(2, T, dtype=torch.bool) if mask.k_seg is None else mask.k_seg != 0
+    expected = by_hand(branch, spec, x, mask.k_seg, causal)
+    torch.testing.assert_close(branch(x, context(mask))[real], expected[real], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal"),
+    [(EvolvedEncoderConv(bias=True), False), (EvolvedDecoderConv(), True)],
+    ids=["encoder", "decoder"],
+)
+def test_gradients_by_formula(spec: BranchSpec, causal: bool, site: MakeSite) -> None:
+    branch, x = branch_of(spec, site(causal=causal)), torch.randn(2, T, D, requires_grad=True)
+    pull = torch.randn(2, T, D) * (PACKED != 0)[:, :, None]
+    wanted = [x, *branch.parameters()]
+    found = torch.autograd.grad((branch(x, context(MASKS["packed"])) * pull).sum(), wanted)
+    expected = torch.autograd.grad((by_hand(branch, spec, x, PACKED, causal) * pull).sum(), wanted)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_ragged_steps_equal_the_whole(spec: BranchSpec, static: bool, site: MakeSite) -> None:
+    """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
+    counts = [[12, 2], [1, 1], [1, 9]]
+    branch, x = branch_of(spec, site()), torch.randn(2, T, D)
+    whole = branch(x, context(Mask(causal=True)))
+    rows = Rows(torch.zeros(2, dtype=torch.int64), 24, uniform=not static, static=static)
+    state = branch.start(rows, context(Mask()))
+    assert [type(one) for one in state] == [
+        ActivationCache,
+        ActivationCache,
+    ]  # what comes in, and what stands between the convolutions
+    read = [0, 0]
+    for step in counts:
+        width = max(step)
+        new = torch.full((2, width, D), 99.0)
+        for b, n in enumerate(step):
+            new[b, :n] = x[b, read[b] : read[b] + n]
+        said = branch(new, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
+        for b, n in enumerate(step):
+            torch.testing.assert_close(said[b, :n], whole[b, read[b] : read[b] + n], rtol=0, atol=1e-11)
+            read[b] += n
+        rows.advance(width, None if min(step) == width else torch.tensor(step))
+
+
+def test_a_gate_alone(site: MakeSite) -> None:
+    branch, x = branch_of(GatedLinear(), site()), torch.randn(2, T, D)
+    W, b = branch.gated.weight, branch.gated.bias
+    expected = (x @ W[:D].T + b[:D]) / (1 + (-(x @ W[D:].T + b[D:])).exp())
+    torch.testing.assert_close(branch(x, context(Mask())), expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        (GatedLinear(bias=True), 2 * 590_592),
+        (GatedLinear(), 2 * 589_824),
+        (EvolvedEncoderConv(), 4_460_928),
+        (EvolvedEncoderConv(bias=True), 4_460_928 + 3072 + 384),
+        (EvolvedDecoderConv(), 2_687_616),
+    ],
+)
+def test_parameters(spec: BranchSpec, count: int, site: MakeSite) -> None:
+    """Those of Narang et al. 2021: with attention and feed-forward, 12,723,840 and 19,206,528 in a block."""
+    with torch.device("meta"):
+        branch = spec.build(site(d_model=768, heads=12, linear_=Dense(bias=False)))
+    assert sum(p.numel() for p in branch.parameters()) == count
+
+
+@pytest.mark.parametrize("spec", [EvolvedEncoderConv(), EvolvedDecoderConv()], ids=repr)
+def test_dropout_in_training_only(spec: BranchSpec, site: MakeSite) -> None:
+    branch, x = branch_of(spec, site(activation_dropout=0.5)), torch.randn(2, T, D)
+    assert not torch.equal(branch(x, context(Mask())), branch(x, context(Mask())))
+    branch.eval()
+    assert torch.equal(branch(x, context(Mask())), branch(x, context(Mask())))
+
+
+@pytest.mark.parametrize("spec", [EvolvedEncoderConv(), EvolvedDecoderConv()], ids=repr)
+def test_a_stream_that_cannot_be_halved_is_refused(spec: BranchSpec, site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=r"^kind: half of the stream is convolved"):
+        spec.build(site(d_model=1))

@@ -1,0 +1,230 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.batch import translation
+from regard.errors import DataError, SpecError
+from regard.models.base import build
+from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
+from regard.nn.block import Block
+from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Context, Site, Trace, View
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.nn.pattern import Window
+from regard.nn.position.base import AtHeads
+from regard.nn.position.bias import ALiBi, T5Bias
+from regard.nn.residual import PostNorm, PreNorm
+from regard.nn.stacks.funnel import Funnel, halved
+from regard.nn.stacks.plain import Plain
+from regard.nn.state import Rows
+from regard.presets import preset
+from regard.tree import swap, walk
+from regard.variants import apply
+
+MakeSite = Callable[..., Site]
+CPU = torch.device("cpu")
+BLOCK = Block((SelfAttention(bias=False), FeedForward(8)), PreNorm(NoNorm()))
+
+
+def run(stack: Any, x: Tensor, seg: Tensor | None = None, **more: Any) -> Any:
+    T = x.shape[1]
+    return stack(x, Context(View(Mask(q_seg=seg, k_seg=seg), T, T, CPU), trace=more.pop("trace", None)), **more)
+
+
+def naive(stack: Any, x: Tensor, groups: tuple[int, ...], slopes: Tensor | None = None) -> Tensor:
+    """One sequence without padding, head by head and pair by pair, from modifications.md 3.16."""
+    P = dict(stack.named_parameters())
+    firsts = [sum(groups[:n]) for n in range(1, len(groups))]
+    for layer in range(sum(groups)):
+        at = f"blocks.{layer}.branches"
+        q, k, v = (x @ P[f"{at}.0.branch.qkv.weight"].T).split(12, -1)
+        heads = []
+        for h in range(3):
+            here = slice(4 * h, 4 * h + 4)
+            scores = q[:, here] @ k[:, here].T / math.sqrt(4)
+            if slopes is not None:
+                place = torch.arange(len(x))  # counted anew after each halving
+                scores = scores - slopes[h] * (place[:, None] - place).abs()
+            heads.append(scores.softmax(-1) @ v[:, here])
+        x = x + torch.cat(heads, -1) @ P[f"{at}.0.branch.output.weight"].T
+        if layer in firsts:
+            x = torch.stack([x[i : i + 2].mean(0) for i in range(0, len(x), 2)])
+        hidden = (x @ P[f"{at}.1.branch.up.weight"].T + P[f"{at}.1.branch.up.bias"]).relu()
+        x = x + hidden @ P[f"{at}.1.branch.down.weight"].T + P[f"{at}.1.branch.down.bias"]
+    return x
+
+
+@pytest.mark.parametrize("groups", [(1, 1, 1), (2, 1), (1, 2, 2), (3,)])
+@pytest.mark.parametrize("lengths", [(8, 4), (7, 3, 1), (5, 2, 6), (9,)])
+@pytest.mark.parametrize("alibi", [False, True])
+def test_formula(groups: tuple[int, ...], lengths: tuple[int, ...], alibi: bool, site: MakeSite) -> None:
+    stack: Any = Funnel((BLOCK,), groups, ALiBi() if alibi else None).build(site(causal=False, side="encoder"))
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, 0.0, 0.3)
+    width = max(lengths)
+    seg = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
+    x = torch.randn(len(lengths), width, 12)  # what stands in the padding must not matter
+    out = run(stack, x, None if min(lengths) == width else seg)
+    slopes = stack.position.slopes if alibi else None
+    for b, length in enumerate(lengths):
+        expected = naive(stack, x[b, :length], groups, slopes)
+        torch.testing.assert_close(out.x[b, : len(expected)], expected)
+        if out.seg is not None:
+            assert out.seg[b].tolist() == [1] * len(expected) + [0] * (out.x.shape[1] - len(expected))
+    if min(lengths) == width:
+        assert out.seg is None
+
+
+def test_means_of_pairs() -> None:
+    x = torch.arange(1.0, 11.0).reshape(2, 5, 1)
+    seg = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    y, left = halved(x, seg)
+    assert y.squeeze(-1).tolist() == [[1.5, 3.0, 0.0], [6.5, 8.5, 10.0]]
+    assert left is not None
+    assert left.tolist() == [[1, 1, 0], [1, 1, 1]]
+    y, left = halved(x, None)
+    assert y.squeeze(-1).tolist() == [[1.5, 3.5, 5.0], [6.5, 8.5, 10.0]]
+    assert left is None
+
+
+def test_gradients_reach_real_tokens_only() -> None:
+    x = torch.randn(1, 5, 3, requires_grad=True)
+    halved(x, torch.tensor([[1, 1, 1, 0, 0]]))[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad[0, :, 0].tolist() == [0.5, 0.5, 1.0, 0.0, 0.0]
+
+
+def test_where_the_length_changes(site: MakeSite) -> None:
+    """The attention of the first layer of a group still sees all; the next ones see half."""
+    trace = Trace()
+    stack = Funnel((BLOCK,), (2, 2, 1), attention_pattern=Window(2)).build(site(causal=False, side="encoder"))
+    run(stack, torch.randn(1, 12, 12), trace=trace)
+    recorded = trace.weights["encoder.self"]
+    assert [tuple(weights.shape[2:]) for weights in recorded] == [(12, 12), (12, 12), (12, 12), (6, 6), (6, 6)]
+    for weights in recorded:
+        place = torch.arange(weights.shape[-1])
+        near = (place[:, None] - place).abs() < 2
+        assert torch.equal(weights[0, 0] > 0, near)
+
+
+def test_blocks_are_tiled_over_all_groups(site: MakeSite) -> None:
+    other = Block((SelfAttention(), FeedForward(6), FeedForward(7)), PostNorm())
+    spec = Funnel((BLOCK, other), (2, 1))
+    assert (spec.blocks(), spec.residual_branches()) == (3, 2 + 3 + 2)
+    assert [len(block.branches) for block in spec.build(site(causal=False)).blocks] == [2, 3, 2]  # type: ignore[reportArgumentType, reportAttributeAccessIssue]
+    assert isinstance(Funnel((other,), (1, 1)).build(site(causal=False)).end, nn.Identity)
+    assert isinstance(
+        replace(spec, pattern=(replace(BLOCK, residual=PreNorm()),)).build(site(causal=False)).end, nn.LayerNorm
+    )
+
+
+def test_it_can_only_be_an_encoder(site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=r"^decoder\.kind: a funnel joins neighbours, so a token would see the next"):
+        Funnel((BLOCK,)).build(site(path="decoder"))
+    stack = Funnel((BLOCK,)).build(site(path="encoder", causal=False))
+    view = Context(View(Mask(), 3, 3, CPU))
+    for call in (
+        lambda: stack(torch.randn(1, 3, 12), view, []),
+        lambda: stack.start(Rows(torch.zeros(1, dtype=torch.int64), 3), view),
+    ):
+        with pytest.raises(SpecError, match=r"^encoder\.kind: .*cannot decode"):
+            call()
+
+
+def test_packed_rows_are_refused() -> None:
+    model = build(small("funnel"))
+    with pytest.raises(DataError, match=r"^packed: a funnel would join the end of one text to the next"):
+        model.loss(translation([([5, 6, 7], [8, 9]), ([4], [5])], packed=True))
+
+
+def test_layers_of_different_lengths_are_not_kept(site: MakeSite) -> None:
+    stack = Funnel((BLOCK,), (1, 1)).build(site(path="encoder", causal=False))
+    with pytest.raises(SpecError, match=r"^encoder\.layers: they differ in length, so they cannot be mixed"):
+        run(stack, torch.randn(1, 4, 12), keep=True)
+    one = Funnel((BLOCK,), (3,)).build(site(causal=False))
+    x = torch.randn(1, 4, 12)
+    out = run(one, x, keep=True)
+    assert len(out.layers) == 4
+    assert torch.equal(out.layers[0], x)
+    assert torch.equal(out.layers[-1], out.x)
+    plain = Plain((BLOCK,), 3).build(site(causal=False))
+    plain.load_state_dict(one.state_dict())
+    assert torch.equal(run(plain, x).x, out.x)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"pattern": ()}, "pattern"),
+        ({"layers": ()}, "layers"),
+        ({"layers": (2, 0)}, "layers"),
+        ({"positions": (AtHeads(2, ALiBi()),) * 2}, "positions"),
+    ],
+)
+def test_refusals(given: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        Funnel(**{"pattern": (BLOCK,), **given})
+    assert raised.value.path == path
+
+
+def small(*names: str, depth: int = 3) -> EncoderDecoder:
+    spec: Any = preset("narang_base", vocab=20, d_model=16, heads=2)
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=depth))
+    spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
+    for name in names:
+        spec = apply(name, spec)
+    return spec
+
+
+def test_the_memory_is_a_quarter_as_long() -> None:
+    model = build(small("funnel"), seed=1)
+    assert isinstance(model, EncoderDecoderModel)
+    memory = model.encode(translation([([5] * 9, [8, 9]), ([4] * 4, [5]), ([3], [5])], source_end=()))
+    assert memory.x[0].shape == (3, 3, 16)
+    assert memory.seg is not None
+    assert memory.seg.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+
+
+def test_the_base_as_run() -> None:
+    changed: Any = apply("funnel", preset("narang_base"))
+    assert (changed.encoder.layers, changed.encoder.position) == ((4, 4, 4), T5Bias())
+    assert {type(part) for part in walk(changed.encoder) if isinstance(part, Norm)} - {NoNorm} == {RMSNorm}
+    assert {type(part) for part in walk(changed.decoder) if isinstance(part, Norm)} - {NoNorm} == {LayerNorm}
+    assert changed.encoder.pattern[0].residual.norm == RMSNorm(1e-6)
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(2, (1, 1)), (3, (1, 1, 1)), (8, (3, 3, 2)), (24, (8, 8, 8))])
+def test_groups_scale_with_the_depth(depth: int, layers: tuple[int, ...]) -> None:
+    changed: Any = small("funnel", depth=depth)
+    assert changed.encoder.layers == layers
+    assert changed.decoder.depth == depth
+
+
+def test_what_cannot_be_a_funnel() -> None:
+    for words, spec in (
+        ("^only an encoder-decoder or an encoder alone", preset("gpt2_small")),
+        (r"^encoder\.depth: a funnel needs at least 2 layers", small(depth=1)),
+        ("^encoder: a funnel is made of a plain stack", small("block_sharing")),
+        ("^encoder: a funnel is made of a plain stack", small("universal")),
+        (r"^bridge: 'transparent' mixes layers", small("transparent")),
+        ("changes nothing", small("funnel")),
+    ):
+        with pytest.raises(SpecError, match=words):
+            apply("funnel", spec)
+
+
+@pytest.mark.parametrize("task", [MaskedLM(), TokenClassifier(3)], ids=lambda task: task.kind)
+def test_a_task_for_every_token_needs_them_all(task: Any) -> None:
+    base = preset("bert_base")
+    assert isinstance(base, EncoderOnly)
+    with pytest.raises(SpecError, match=r"^encoder: 'funnel' leaves fewer vectors than tokens"):
+        build(apply("funnel", replace(base, task=task)), device="meta")
+    assert build(apply("funnel", replace(base, task=SentenceClassifier(3))), device="meta")

@@ -1,0 +1,73 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.nn.core import Branch, Context, Site, View
+from regard.nn.gated_residual import GatedRecurrent
+from regard.nn.linear import Dense
+from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm, RMSNorm
+
+MakeSite = Callable[..., Site]
+CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
+
+
+class Affine(Branch):
+    """f(x) = x A + 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(12, 12))
+
+    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
+        return x @ self.matrix + 1.0
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A layer norm of one vector."""
+    mean = sum(x) / len(x)
+    variance = sum((value - mean) ** 2 for value in x) / len(x)
+    return (x - mean) / (variance + 1e-5) ** 0.5 * weight + bias
+
+
+def test_formula(site: MakeSite) -> None:
+    """One vector at a time, from modifications.md 3.15; the branch works position by position."""
+    branch, x = Affine(), torch.randn(2, 5, 12)
+    rule: Any = GatedRecurrent().wrap(branch, site(linear_=Dense(bias=False)))
+    for parameter in rule.parameters():
+        nn.init.normal_(parameter, 0.5)
+    P = {name: parameter.detach() for name, parameter in rule.named_parameters()}
+
+    def gate(name: str, left: Tensor, right: Tensor) -> Tensor:
+        return 1 / (1 + torch.exp(-(P[f"{name}.weight"] @ torch.cat((left, right)) + P[f"{name}.bias"])))
+
+    def n(value: Tensor, name: str = "gate_norm") -> Tensor:
+        return norm(value, P[f"{name}.weight"], P[f"{name}.bias"])
+
+    expected = torch.empty_like(x)
+    for b in range(2):
+        for t in range(5):
+            one = x[b, t]
+            y = n(one, "norm") @ branch.matrix.detach() + 1.0
+            z = gate("update", n(one), n(y))
+            r = gate("reset", n(n(one)), n(n(y)))
+            c = gate("candidate", n(r * one), n(y))
+            expected[b, t] = one + (1 - z) * y + z * c
+    torch.testing.assert_close(rule(x, CTX).detach(), expected)
+
+
+def test_parameters(site: MakeSite) -> None:
+    """Three gates with biases whatever the model's projections have, and a norm more than pre-norm."""
+    rule = GatedRecurrent(LayerNorm()).wrap(Affine(), site(linear_=Dense(bias=False)))
+    own = sum(p.numel() for p in rule.parameters()) - 12 * 12
+    assert own == 3 * (24 * 12 + 12) + 2 * 24
+    assert isinstance(GatedRecurrent(RMSNorm()).end(site()), nn.RMSNorm)
+
+
+def test_dropout_is_of_the_gated_result(site: MakeSite) -> None:
+    rule = GatedRecurrent().wrap(Affine(), site(dropout=0.5)).train()
+    x = torch.randn(2, 50, 12)
+    silent = torch.isclose(rule(x, CTX), x).double().mean().item()
+    assert 0.4 < silent < 0.6

@@ -1,0 +1,153 @@
+"""Lines to workers and back: in order, as they come, and never for ever. The workers here only shout."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Limits
+from regard.errors import DataError
+from regard.inference.text import Constraints
+from regard.runs.workers import Task, WorkerError, Workers
+
+# Speaks as a worker does, without a model. "die", "nonsense" and "no" are words it does not survive.
+SHOUTER = """
+import json, os, sys, time
+json.loads(sys.stdin.readline())
+print(json.dumps({"warnings": []}), flush=True)
+for order in map(json.loads, sys.stdin):
+    lines = order["lines"]
+    if "slow" in lines: time.sleep(0.3)
+    if "die" in lines: os.kill(os.getpid(), 9)
+    if "nonsense" in lines: print("what?", flush=True)
+    if "no" in lines: print(json.dumps({"error": "no such luck"}), flush=True)
+    usual = {"log_prob": 0.1, "ended": True, "ids": [4], "read": [5, 2]}
+    said = [[{"text": t.upper(), "score": float(order["first"] + i), "tokens": [t], **usual}]
+            for i, t in enumerate(lines)]
+    print(json.dumps({"outputs": said, "warnings": [t for t in lines if t == "long"]}), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def shouters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "command", (sys.executable, "-S", "-c", SHOUTER))
+
+
+def workers(count: int = 3, batch_size: int = 2) -> Workers:
+    return Workers(count, Task(["run"], Beam(), batch_size))
+
+
+def drain(several: Workers, lines: Iterable[str], seen: list[str]) -> None:
+    seen.extend(best[0].text for best in several.translate(lines))
+
+
+def test_lines_come_back_in_order() -> None:
+    lines = ["slow" if i in {0, 1, 40} else "long" if i == 30 else f"line {i}" for i in range(200)]
+    warned: list[str] = []
+    with workers() as several:
+        outputs = list(several.translate(lines, warned.append))
+    assert [best[0].text for best in outputs] == [line.upper() for line in lines]
+    assert [best[0].score for best in outputs] == list(range(200))
+    assert outputs[5][0].tokens == ("line 5",)
+    assert outputs[5][0].read == (5, 2)
+    assert warned == ["long"]
+
+
+def test_a_line_does_not_wait_for_the_next() -> None:
+    more = threading.Event()
+
+    def lines() -> Iterator[str]:
+        yield "first"
+        assert more.wait(20)
+        yield "second"
+
+    with workers() as several:
+        found = several.translate(lines())
+        assert next(found)[0].text == "FIRST"
+        more.set()
+        assert next(found)[0].text == "SECOND"
+        assert next(found, None) is None
+
+
+def test_no_lines() -> None:
+    seen: list[str] = []
+    with workers() as several:
+        drain(several, [], seen)
+    assert seen == []
+
+
+def test_much_input_is_not_read_far_ahead() -> None:
+    read = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for i in range(10_000):
+            read += 1
+            yield str(i)
+
+    with workers(count=1, batch_size=1) as several:
+        found = several.translate(lines())
+        next(found)
+        time.sleep(0.2)
+        assert read <= 130
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("die", r"^a worker was killed by signal 9 while it translated lines \d+ to \d+; .*fewer --workers"),
+        ("nonsense", r"^a worker .*while it translated lines"),
+        ("no", r"^no such luck$"),
+    ],
+)
+def test_a_worker_that_fails_is_one_sentence(word: str, sentence: str) -> None:
+    seen: list[str] = []
+    lines = [*(f"line {i}" for i in range(30)), word, *("more" for _ in range(50))]
+    with workers() as several, pytest.raises(WorkerError, match=sentence):
+        drain(several, lines, seen)
+    assert seen == [f"LINE {i}" for i in range(len(seen))]
+    assert len(seen) <= 30
+    assert all(process.poll() is not None for process in several.processes)
+
+
+def test_a_worker_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "command", (sys.executable, "-c", "raise SystemExit(3)"))
+    with (
+        workers() as several,
+        pytest.raises(WorkerError, match=r"^a worker ended with code 3 before it translated any"),
+    ):
+        drain(several, ["one"], [])
+
+
+def test_bad_input_comes_after_what_was_good() -> None:
+    def lines() -> Iterator[str]:
+        yield from ("one", "two")
+        raise DataError("line 3 is bad")
+
+    seen: list[str] = []
+    with workers() as several, pytest.raises(DataError, match=r"^line 3 is bad$"):
+        drain(several, lines(), seen)
+    assert seen == ["ONE", "TWO"]
+
+
+def test_leaving_ends_all() -> None:
+    with suppress(KeyboardInterrupt), workers() as several:
+        next(several.translate(["one"] * 100))
+        raise KeyboardInterrupt
+    assert [process.poll() for process in several.processes] == [-9] * 3
+
+
+def test_a_task_is_told_whole() -> None:
+    task = Task(["a", "b"], Beam(3, 2, alpha=0.5), 7, Limits(1, 9), Constraints("x", ("y",), ("z",), 2), 4, True)
+    assert Task.of(task.order()) == task
+
+
+def test_a_string_is_one_required_word_for_workers_too() -> None:
+    wishes = Constraints(required="word", banned="other")
+    assert wishes == Constraints(required=("word",), banned=("other",))
+    assert Task.of(json.loads(json.dumps(Task(["a"], Beam(), wishes=wishes).order()))).wishes == wishes

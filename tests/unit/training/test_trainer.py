@@ -1,0 +1,936 @@
+"""The trainer: the gradient it follows, what it keeps, when it stops, and that stopping changes nothing."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.batch import Batch
+from regard.data.batching import Buckets
+from regard.data.loader import BatchLoader, Examples, Place
+from regard.data.objectives import Item, Translation
+from regard.data.token_store import Table
+from regard.errors import DataError, OutOfMemoryError, SpecError
+from regard.models.base import Loss, Model, build
+from regard.presets import preset
+from regard.training import trainer as loop
+from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest
+from regard.training.log import Log
+from regard.training.optim import AdamW
+from regard.training.schedule import Constant, InverseSqrt
+from regard.training.selection import ERROR
+from regard.training.spec import TrainSpec
+from regard.training.trainer import (
+    DivergedError,
+    LogWindow,
+    Metrics,
+    Progress,
+    Trainer,
+    newest_best,
+    precision,
+    step_seed,
+)
+from tests.learning import Learned
+
+Weights = dict[str, Tensor]
+SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2}
+
+
+def transformer(dropout: float = 0.0, seed: int = 1) -> Model:
+    depth: dict[str, Any] = {"encoder.depth": 1, "decoder.depth": 1}
+    return build(preset("transformer_small", **SIZES, dropout=dropout, **depth), seed=seed)
+
+
+class Toy(Model):
+    """The next token from this one and the source, with smoothed labels: all that a trainer needs, in no time."""
+
+    def __init__(self, dropout: float, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.table = nn.Parameter(torch.randn(20, 8, generator=generator))
+        self.matrix = nn.Parameter(torch.randn(8, 8, generator=generator))
+        self.shift = nn.Parameter(torch.zeros(8))
+        self.dropout = dropout
+
+    def loss(self, batch: Batch) -> Loss:
+        assert batch.source is not None
+        assert batch.source_seg is not None
+        assert batch.labels is not None
+        assert batch.target_seg is not None
+        seen = (self.table[batch.source] * (batch.source_seg > 0)[..., None]).sum(1, keepdim=True)
+        x = nn.functional.dropout(self.table[batch.target] + seen, self.dropout, self.training)
+        log_p = ((x @ self.matrix + self.shift) @ self.table.T).log_softmax(-1)
+        real = batch.target_seg > 0
+        nll = -log_p.gather(-1, batch.labels[..., None])[..., 0][real].sum()
+        total = 0.9 * nll - 0.1 * log_p.mean(-1)[real].sum()
+        return Loss(total, real.sum().to(total.dtype), total.new_zeros(()), nll)
+
+
+def tiny(dropout: float = 0.0, seed: int = 1) -> Model:
+    return Toy(dropout, seed)
+
+
+def pairs(number: int, seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    sides = [[rng.integers(3, 20, rng.integers(1, 7)).tolist() for _ in range(number)] for _ in range(2)]
+    return Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
+
+
+def item_of(table: Table, examples: Sequence[int]) -> Item:
+    return Translation().item(table.columns, [np.asarray([example]) for example in examples])
+
+
+class Scripted(BatchLoader):
+    """The given batches, again and again."""
+
+    one_shape = False  # type: ignore[reportAssignmentType]
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+
+    def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
+        for position in count(place.position):
+            yield self.items[position % len(self.items)], Place(0, position + 1)
+
+
+def bucketed(tokens: int = 24) -> BatchLoader:
+    return BatchLoader(Examples([pairs(30)], [1.0], Translation()), Buckets(tokens), seed=5)
+
+
+def one_batch() -> BatchLoader:
+    return Scripted([item_of(pairs(4), range(4))])
+
+
+class Notes:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def note(self, event: Any) -> None:
+        self.events.append(dict(event))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def spec_of(steps: int, **settings: Any) -> TrainSpec:
+    usual = {
+        "optimizer": AdamW(learning_rate=0.01),
+        "schedule": InverseSqrt(4),
+        "log_every": 1000,
+        "validate_every": steps,
+    }
+    return TrainSpec(steps=steps, **usual | settings)
+
+
+def trained(path: Path, spec: TrainSpec, stream: BatchLoader, model: Model | None = None, **settings: Any) -> Trainer:
+    path.mkdir(exist_ok=True)
+    trainer = Trainer(model or tiny(), spec, stream, RunFolder(path), **settings)
+    assert trainer.fit().finished
+    return trainer
+
+
+def copied(model: Model) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def farthest(a: Model, b: Model) -> float:
+    there = dict(b.named_parameters())
+    return max(float((p - there[name]).detach().abs().max()) for name, p in a.named_parameters())
+
+
+# -- the gradient
+
+
+def split_and_whole(steps: int) -> tuple[list[Item], list[Item]]:
+    """The same examples as four batches of unequal size a step, and as one."""
+    table = pairs(12 * steps, seed=3)
+    small, large = [], []
+    for first in range(0, 12 * steps, 12):
+        cuts = [first, first + 1, first + 3, first + 7, first + 12]
+        small += [item_of(table, range(a, b)) for a, b in pairwise(cuts)]
+        large.append(item_of(table, range(first, first + 12)))
+    return small, large
+
+
+@pytest.mark.parametrize("make", [transformer, tiny])
+def test_four_batches_are_one_large_batch(tmp_path: Path, make: Callable[[], Model], learned: Learned) -> None:
+    small, large = split_and_whole(20)
+    spec, notes = spec_of(20, clip=0.1, log_every=1), (Notes(), Notes())
+    apart = replace(spec, accumulate=4)
+    four = trained(tmp_path / "4", apart, Scripted(small), make(), watchers=[notes[0]])
+    one = trained(tmp_path / "1", spec, Scripted(large), make(), watchers=[notes[1]])
+    learned("largest difference of weights", farthest(four.model, one.model), below=1e-9, broken=1e-3)
+    assert farthest(one.model, make()) > 0.01
+    for name in ("loss", "nll", "gradient"):
+        found, wanted = ([event[name] for event in n.of("step")] for n in notes)
+        assert found == pytest.approx(wanted, rel=1e-9)
+    assert min(event["gradient"] for event in notes[0].of("step")) > 0.1  # so that clipping is part of it
+    assert four.progress.labels == one.progress.labels == sum(item.labels for item in large)
+    assert four.progress.place == Place(0, 80)
+
+
+def test_four_batches_are_one_large_batch_in_float32(tmp_path: Path, learned: Learned) -> None:
+    torch.set_default_dtype(torch.float32)
+    small, large = split_and_whole(8)
+    spec, notes = spec_of(8, log_every=1), (Notes(), Notes())
+    apart = replace(spec, accumulate=4)
+    trained(tmp_path / "4", apart, Scripted(small), transformer(), watchers=[notes[0]])
+    trained(tmp_path / "1", spec, Scripted(large), transformer(), watchers=[notes[1]])
+    found, wanted = ([event["loss"] for event in n.of("step")] for n in notes)
+    assert len(found) == 8
+    apart_by = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+    learned("largest difference of losses", apart_by, below=1e-5, broken=1e-2)
+
+
+def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
+    small, _ = split_and_whole(1)
+    sizes = [item.labels for item in small]
+    assert len(set(sizes)) > 1
+    model = transformer()
+    wanted: Weights = {}
+    for item in small:
+        loss = model.loss(item.batch)
+        gradients = torch.autograd.grad(loss.total, list(model.parameters()))
+        for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+            wanted[name] = wanted.get(name, torch.zeros_like(gradient)) + gradient / sum(sizes)
+    trainer = Trainer(model, spec_of(1, accumulate=4, clip=0.0), Scripted(small), RunFolder(tmp_path))
+    found: Weights = {}
+    change = trainer.optimizer.step
+    trainer.optimizer.step = lambda: found.update(gradients_of(model)) or change()
+    trainer.fit()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-14)
+
+
+def gradients_of(model: Model) -> Weights:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_auxiliary_terms_count_once_a_step(tmp_path: Path) -> None:
+    """Each batch has its own; a step has their mean, by labels, so that accumulating changes nothing."""
+    small, _ = split_and_whole(1)
+    found = []
+    for accumulate, items in ((4, small), (1, small[:1])):
+        model = tiny()
+        parameter = next(model.parameters())
+        spec = spec_of(1, accumulate=accumulate, clip=0.0)
+        trainer = Trainer(model, spec, Scripted(items), RunFolder(tmp_path))
+
+        def loss(batch: Any, parameter: Tensor = parameter) -> Loss:
+            nothing = parameter.sum() * 0
+            return Loss(nothing, nothing, parameter.sum(), nothing)
+
+        trainer.update = replace(trainer.update, loss=loss)
+        gradients: Weights = {}
+        change = trainer.optimizer.step
+
+        def noted(model: Model = model, change: Any = change, gradients: Weights = gradients) -> None:
+            gradients.update(gradients_of(model))
+            change()
+
+        trainer.optimizer.step = noted
+        trainer.fit()
+        found.append(next(iter(gradients.values())))
+    assert torch.allclose(found[0], torch.ones_like(found[0]))
+    assert torch.allclose(found[1], torch.ones_like(found[1]))
+
+
+def test_the_schedule_is_followed(tmp_path: Path) -> None:
+    notes = Notes()
+    trained(tmp_path, spec_of(8, log_every=1), one_batch(), watchers=[notes])
+    wanted = [0.01 * min(step / 4, math.sqrt(4 / step)) for step in range(1, 9)]
+    assert [event["rate"] for event in notes.of("step")] == pytest.approx(wanted)
+
+
+def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed(tmp_path: Path) -> None:
+    assert len({step_seed(seed, step) for seed in (-1, 0, 1, 2, 2**63 - 1) for step in range(1, 50)}) == 5 * 49
+    assert all(0 <= step_seed(seed, 3) < 2**63 for seed in (-(2**63), -1, 0, 2**63 - 1))
+    runs = [
+        trained(tmp_path / str(n), spec_of(2, seed=seed), one_batch(), tiny(0.3)) for n, seed in enumerate((1, 1, 2))
+    ]
+    weights = [copied(run.model) for run in runs]
+    assert same(weights[0], weights[1])
+    assert not same(weights[0], weights[2])
+
+
+# -- the moving average
+
+
+def test_the_moving_average_is_the_formula(tmp_path: Path) -> None:
+    model = tiny()
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen: list[Weights] = []
+
+    def measure(measured: Model) -> Metrics:
+        seen.append(copied(measured))
+        return {"loss": 1.0}
+
+    spec = spec_of(30, ema=0.6, validate_every=1, keep=30, patience=0)
+    trainer = Trainer(model, spec, bucketed(), RunFolder(tmp_path), measure)
+    averages: list[Weights] = []
+    raws: list[Weights] = []
+
+    def follow() -> None:
+        step = trainer.progress.step
+        kept = min(0.6, (1 + step) / (10 + step))  # 0.6 from step 13 on
+        for name, p in model.named_parameters():
+            wanted[name] = kept * wanted[name] + (1 - kept) * p.detach()
+        averages.append({name: tensor.clone() for name, tensor in wanted.items()})
+        raws.append(copied(model))
+
+    trainer.fit(follow)
+    assert len(averages) == 30
+    for step, (average, raw, measured) in enumerate(zip(averages, raws, seen, strict=True), start=1):
+        saved = read_tensors(trainer.folder.weights(step))
+        for name, tensor in average.items():
+            torch.testing.assert_close(measured[name], tensor, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(saved[name], tensor, rtol=1e-12, atol=1e-14)
+        assert not same(measured, raw)
+    without = trained(tmp_path / "without", spec_of(30), bucketed())
+    assert same(copied(without.model), raws[-1])  # averaging does not change what is averaged
+
+
+# -- validation, early stopping, choice of the final weights
+
+
+class Judge:
+    """Gives the scores it is told, and remembers the weights it was given."""
+
+    def __init__(self, criterion: str, scores: Sequence[float]) -> None:
+        self.criterion, self.scores = criterion, [float(score) for score in scores]
+        self.seen: list[Weights] = []
+        self.modes: list[bool] = []
+
+    def __call__(self, model: Model) -> Metrics:
+        assert not torch.is_grad_enabled()
+        self.modes.append(model.training)
+        self.seen.append(copied(model))
+        torch.rand(7)  # whatever validation draws
+        return {self.criterion: self.scores[len(self.seen) - 1], "other": 0.0}
+
+
+def judged(path: Path, scores: Sequence[float], criterion: str = "loss", **settings: Any) -> tuple[Trainer, Judge]:
+    judge = Judge(criterion, scores)
+    spec = spec_of(**{"steps": len(scores), "validate_every": 1, "patience": 0} | settings)
+    return trained(path, spec, bucketed(), measure=judge, criterion=criterion), judge
+
+
+@pytest.mark.parametrize(
+    ("scores", "criterion", "patience", "ends"),
+    [
+        ([5, 4, 4.5, 4.2, 3, 2, 1], "loss", 2, 4),
+        ([5, 4, 4.5, 3.9, 4, 3.95, 1], "loss", 2, 6),
+        ([5, 5, 5, 1], "loss", 2, 3),  # as good is no better
+        ([1, 2, 1, 1.5, 9], "bleu", 2, 4),
+        ([1, 2, 1, 3, 1, 1, 9], "accuracy", 2, 6),
+        ([5, 6, 7, 8, 9], "loss", 0, 5),
+        ([5, 6, 7], "loss", 5, 3),
+        ([math.nan, 6, math.nan, 7, 1], "loss", 2, 4),
+        ([6, math.nan, 7, 1], "bleu", 3, 4),
+    ],
+)
+def test_training_stops_when_it_gets_no_better(
+    tmp_path: Path, scores: list[float], criterion: str, patience: int, ends: int
+) -> None:
+    notes = Notes()
+    judge = Judge(criterion, scores)
+    spec = spec_of(len(scores), validate_every=1, patience=patience)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, [notes], criterion)
+    outcome = trainer.fit()
+    assert (outcome.finished, outcome.step, len(judge.seen)) == (True, ends, ends)
+    early = patience and ends < len(scores)
+    assert outcome.why == (f"no better for {patience} validations" if early else f"all {len(scores)} steps done")
+    assert trainer.folder.final.exists()
+    assert set(judge.modes) == {False}
+
+
+SCORES = [5.0, 3.0, 4.0, 2.0, 6.0, 3.0, 4.5]  # in order: steps 4, 2, 6 (as good as 2, but later), 3, 7, 1, 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "criterion", "steps"),
+    [
+        ({}, "loss", [4]),
+        ({"average": 3}, "loss", [4, 2, 6]),
+        ({"average": 3, "keep": 1}, "loss", [4, 2, 6]),
+        ({"average": 3}, "bleu", [5, 1, 7]),
+        ({"choose": "last"}, "loss", [7]),
+        ({"choose": "last", "average": 3}, "loss", [5, 6, 7]),
+        ({"choose": "last", "average": 5}, "bleu", [3, 4, 5, 6, 7]),
+        ({"average": 20, "keep": 1}, "loss", [4, 2, 6, 3, 7, 1, 5]),
+        ({"average": 3, "ema": 0.5}, "loss", [4, 2, 6]),
+    ],
+)
+def test_the_final_weights_are_those_chosen(
+    tmp_path: Path, settings: dict[str, Any], criterion: str, steps: list[int]
+) -> None:
+    of_mean = 1.25 if criterion == "loss" else 7.0  # better than each
+    trainer, judge = judged(tmp_path, [*SCORES, of_mean], criterion, **settings | {"steps": 7})
+    final = read_tensors(trainer.folder.final)
+    wanted = mean([judge.seen[step - 1] for step in steps])
+    assert same(final, wanted)
+    about = read_about(trainer.folder.final)
+    assert json.loads(about["steps"]) == steps
+    assert about["sha256"] == weights_digest(wanted)
+    scores = json.loads(about["scores"])
+    if len(steps) == 1:
+        assert len(judge.seen) == 7
+        assert scores[criterion] == SCORES[steps[0] - 1]
+    else:  # the mean is measured
+        assert len(judge.seen) == 8
+        assert same(judge.seen[7], wanted)
+        assert scores[criterion] == of_mean
+    kept = {*range(8 - trainer.spec.keep, 8), *trainer.progress.best} - {0, -1, -2, -3}
+    assert trainer.folder.steps() == sorted(step for step in kept if step > 0)
+
+
+class Prints:
+    """A judge with whole metrics: (BLEU, loss) of each validation."""
+
+    def __init__(self, *found: tuple[float, float], error: float = 0.0) -> None:
+        self.found, self.error = iter(found), error
+
+    def __call__(self, model: Model) -> Metrics:
+        bleu, loss = next(self.found)
+        return {"bleu": float(bleu), "loss": float(loss), ERROR: self.error}
+
+
+def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[list[int], Metrics, int]:
+    """Steps and scores of the final weights, and where training ended."""
+    path.mkdir(exist_ok=True)
+    spec = spec_of(**{"steps": steps, "validate_every": 1} | settings)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(path), judge, (), "bleu")
+    outcome = trainer.fit()
+    about = read_about(trainer.folder.final)
+    return json.loads(about["steps"]), json.loads(about["scores"]), outcome.step
+
+
+def test_a_tie_with_a_falling_loss_is_progress(tmp_path: Path) -> None:
+    """One-word targets have no 4-gram: BLEU stays 0 while the loss falls. The least trained weights were shipped."""
+    judge = Prints(*((0.0, 5.0 - 0.1 * step) for step in range(12)))
+    assert shipped(tmp_path, judge, 12, patience=2, average=1)[::2] == ([12], 12)
+
+
+def test_training_stops_when_neither_score_nor_loss_improves(tmp_path: Path) -> None:
+    judge = Prints((1, 5), (2, 4), (2, 3), (3, 3.5), (3, 3.5), (2, 3.2), (9, 1))
+    assert shipped(tmp_path, judge, 7, patience=2)[2] == 6
+
+
+def test_noise_of_the_score_is_no_reason_to_keep_early_weights(tmp_path: Path) -> None:
+    found = [(4.0, 6.0), (9.0, 5.0), (6.9, 2.0), (8.5, 3.0)]
+    assert shipped(tmp_path / "a", Prints(*found), 4, patience=0)[0] == [2]
+    assert shipped(tmp_path / "b", Prints(*found, error=4.0), 4, patience=0)[0] == [4]
+
+
+@pytest.mark.parametrize("choose", ["best", "last"])
+@pytest.mark.parametrize(
+    ("of_mean", "error", "kept"),
+    [
+        ((86.7, 0.9), 0.0, [3]),  # as found on one-word targets: 97.4 was there
+        ((97.5, 0.9), 0.0, "mean"),
+        ((97.4, 0.5), 0.0, "mean"),  # as good, with as low a loss
+        ((97.4, 0.6), 0.0, [3]),
+        ((97.0, 0.4), 1.0, "mean"),  # no worse than chance, and a lower loss
+        ((96.0, 0.4), 1.0, [3]),
+    ],
+)
+def test_a_mean_of_checkpoints_is_kept_only_if_it_is_as_good_as_the_best_of_them(
+    tmp_path: Path, choose: str, of_mean: tuple[float, float], error: float, kept: Any
+) -> None:
+    judge = Prints((20.0, 3.0), (60.0, 1.0), (97.4, 0.5), of_mean, error=error)
+    steps, scores, _ = shipped(tmp_path, judge, 3, patience=0, average=3, choose=choose)
+    if kept == "mean":
+        assert sorted(steps) == [1, 2, 3]
+        assert (scores["bleu"], scores["loss"]) == of_mean
+    else:
+        assert steps == kept
+        assert scores["bleu"] == 97.4
+        assert same(read_tensors(RunFolder(tmp_path).final), read_tensors(RunFolder(tmp_path).weights(3)))
+
+
+@pytest.mark.parametrize(
+    ("choose", "latest", "best", "validated", "used"),
+    [
+        ("best", 477, [450, 425], [425, 450], 477),  # still improving: the newest weights
+        ("best", 477, [425, 450], [425, 450], 425),
+        ("best", 450, [450], [450], 450),
+        ("best", 30, [], [], 30),
+        ("last", 477, [425], [425, 450], 477),
+    ],
+)
+def test_an_unfinished_run_is_used_by_a_single_checkpoint(
+    choose: Any, latest: int, best: list[int], validated: list[int], used: int
+) -> None:
+    assert newest_best(TrainSpec(choose=choose, average=5), latest, best, validated) == used
+
+
+def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) -> None:
+    found = [(5.0, 3.0), (9.0, 2.0), (1.0, 2.5)]
+    spec = spec_of(4, validate_every=1, patience=0)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints(*found), (), "bleu")
+    trainer.fit(lambda: "enough" if trainer.progress.step == 3 else None)
+    path = trainer.folder.trainer(3, "json")
+    state = json.loads(path.read_text())
+    del state["reached"]
+    path.write_text(json.dumps(state))
+    again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), "bleu")
+    assert again.resume()
+    assert (again.progress.reached["bleu"], again.progress.reached["loss"]) == (9.0, 2.0)
+
+
+def test_memory_that_runs_out_in_a_validation_is_not_blamed_on_the_batch(tmp_path: Path) -> None:
+    def measure(model: Model) -> Metrics:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    spec = spec_of(4, validate_every=2, patience=0)
+    with pytest.raises(OutOfMemoryError, match=r"ran out on cpu while validating; .* train.decode=16"):
+        Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), measure).fit()
+
+
+def test_without_validation_the_last_weights_are_final(tmp_path: Path) -> None:
+    seen: list[Weights] = []
+    trainer = Trainer(tiny(), spec_of(7, save_every=2, average=2), bucketed(), RunFolder(tmp_path))
+
+    def follow() -> None:
+        seen.append(copied(trainer.model))
+
+    trainer.fit(follow)
+    assert json.loads(read_about(trainer.folder.final)["steps"]) == [6, 7]
+    assert same(read_tensors(trainer.folder.final), mean([seen[5], seen[6]]))
+
+
+def test_a_validation_changes_nothing(tmp_path: Path) -> None:
+    judge = Judge("loss", [1.0] * 12)
+    spec = spec_of(12, validate_every=1, patience=0)
+    watched = trained(tmp_path / "a", spec, bucketed(), tiny(0.3), measure=judge)
+    alone = trained(tmp_path / "b", spec_of(12), bucketed(), tiny(0.3))
+    assert same(copied(watched.model), copied(alone.model))
+
+
+# -- stopping and going on
+
+RESUMING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "average of the best": {"average": 3, "keep": 2},
+    "average of the last": {"average": 3, "keep": 4, "choose": "last", "ema": 0.7},
+    "moving average": {"ema": 0.7, "average": 2},
+}
+STEPS = 13
+
+
+def held_out_loss(model: Model) -> Metrics:
+    loss = model.loss(item_of(pairs(6, seed=9), range(6)).batch)
+    torch.rand(3)
+    return {"loss": float(loss.nll / loss.tokens)}
+
+
+def in_sessions(
+    path: Path, settings: dict[str, Any], stops: set[int], make: Callable[[float, int], Model] = tiny
+) -> Trainer:
+    """Train to the end, leaving and coming back after each of `stops`, every time with other weights to begin with."""
+    path.mkdir()
+    spec = spec_of(STEPS, accumulate=2, validate_every=4, save_every=3, **settings)
+    for session in count():
+        model = make(0.3, 1 if session == 0 else 50 + session)
+        trainer = Trainer(model, spec, bucketed(), RunFolder(path), held_out_loss)
+        assert trainer.resume() == (session > 0)
+        left = {stop for stop in stops if stop > trainer.progress.step}
+        outcome = trainer.fit(stopping(trainer, left))
+        assert outcome.finished == (not left)
+        if outcome.finished:
+            assert session == len(stops)
+            return trainer
+        assert (outcome.step, outcome.why) == (min(left), "asked to")
+    raise AssertionError
+
+
+def stopping(trainer: Trainer, stops: set[int]) -> Callable[[], str | None]:
+    return lambda: "asked to" if trainer.progress.step in stops else None
+
+
+@pytest.fixture(scope="module")
+def straight_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trainer]:
+    """Runs that were never stopped, one for each of `RESUMING`."""
+    folder, runs = tmp_path_factory.mktemp("straight"), dict[str, Trainer]()
+
+    def run(name: str) -> Trainer:
+        if name not in runs:
+            runs[name] = in_sessions(folder / name, RESUMING[name], set())
+        return runs[name]
+
+    return run
+
+
+EVERY = set(range(1, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        *(("plain", EVERY), ("plain", {3, 4, 8, 9}), ("plain", {12})),
+        *(("average of the best", EVERY), ("average of the best", {5})),
+        *(("average of the last", EVERY), ("average of the last", {1, 7, 10})),
+        *(("moving average", EVERY), ("moving average", {5}), ("moving average", {4, 6})),
+    ],
+)
+def test_stopping_anywhere_changes_nothing(
+    tmp_path: Path, straight_runs: Callable[[str], Trainer], name: str, stops: set[int]
+) -> None:
+    straight = straight_runs(name)
+    resumed = in_sessions(tmp_path / "resumed", RESUMING[name], stops)
+    one, other = straight.folder, resumed.folder
+    assert same(read_tensors(other.final), read_tensors(one.final))
+    assert read_about(other.final) == read_about(one.final)
+    assert other.steps() == one.steps()
+    assert all(same(read_tensors(other.weights(step)), read_tensors(one.weights(step))) for step in one.steps())
+    regular = [3, 4, 6, 8, 9, 12, 13]
+    assert resumed.progress.saved == straight.progress.saved == regular[-straight.spec.keep :]
+    found, wanted = (asdict(t.progress) | {"seconds": 0, "clock": 0, "validation": 0} for t in (resumed, straight))
+    assert found == wanted
+    assert straight.progress.place.epoch > 0  # the data began anew on the way
+    latest = one.latest(), other.latest()
+    assert latest[0] is not None
+    assert latest[1] is not None
+    for a, b in zip(one.load(latest[0]), other.load(latest[1]), strict=True):
+        assert same(a, b)
+
+
+def test_a_transformer_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float32)
+    settings = RESUMING["moving average"]
+    straight = in_sessions(tmp_path / "straight", settings, set(), transformer)
+    resumed = in_sessions(tmp_path / "resumed", settings, {1, 7, 10}, transformer)
+    assert same(copied(resumed.model), copied(straight.model))
+    assert same(read_tensors(resumed.folder.final), read_tensors(straight.folder.final))
+
+
+def test_a_stop_leaves_a_checkpoint_that_is_never_averaged(tmp_path: Path) -> None:
+    spec = spec_of(STEPS, save_every=3, average=3, choose="last")
+    folder = RunFolder(tmp_path)
+    trainer = Trainer(tiny(), spec, bucketed(), folder)
+    trainer.fit(stopping(trainer, {5}))
+    assert trainer.progress.saved == [3]
+    assert folder.steps() == [3, 5]
+    latest = folder.latest()
+    assert latest is not None
+    assert (latest.step, Progress.of(latest.state).saved) == (5, [3])
+    again = Trainer(tiny(), spec, bucketed(), folder)
+    again.resume()
+    again.fit(stopping(again, {6}))  # where a checkpoint is due anyway
+    assert (again.progress.saved, folder.steps()) == ([3, 6], [3, 6])
+
+
+def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    class KilledError(BaseException):
+        """As if the process had ended."""
+
+    def kill(trainer: Trainer) -> Callable[[], str | None]:
+        def stop() -> str | None:
+            if trainer.progress.step == 8:
+                raise KilledError
+            return None
+
+        return stop
+
+    spec = spec_of(STEPS, save_every=3)
+    straight = trained(tmp_path / "straight", spec, bucketed(), tiny(0.3))
+    folder = RunFolder(tmp_path / "killed")
+    folder.path.mkdir()
+    trainer = Trainer(tiny(0.3), spec, bucketed(), folder)
+    with pytest.raises(KilledError):
+        trainer.fit(kill(trainer))
+    again = Trainer(tiny(0.3, seed=7), spec, bucketed(), folder)
+    assert again.resume()
+    assert again.progress.step == 6
+    again.fit()
+    assert same(copied(again.model), copied(straight.model))
+    assert same(read_tensors(folder.final), read_tensors(straight.folder.final))
+
+
+def test_early_stopping_counts_across_sessions(tmp_path: Path) -> None:
+    scores = [3.0, 2.0, 4.0, 5.0, 6.0, 7.0]
+    spec = spec_of(6, validate_every=1, patience=3)
+    folder = RunFolder(tmp_path)
+    seen = 0
+    for stop in (1, 3, 4, None):
+        judge = Judge("loss", scores[seen:])
+        trainer = Trainer(tiny(), spec, bucketed(), folder, judge)
+        trainer.resume()
+        outcome = trainer.fit(stopping(trainer, set() if stop is None else {stop}))
+        seen += len(judge.seen)
+    assert (outcome.finished, outcome.step) == (True, 5)
+    assert json.loads(read_about(folder.final)["steps"]) == [2]
+
+
+def test_a_run_killed_before_its_final_weights_gets_them(tmp_path: Path) -> None:
+    trainer, _ = judged(tmp_path, [3.0, 2.0, 4.0])
+    final = read_tensors(trainer.folder.final)
+    trainer.folder.final.unlink()
+    again = Trainer(tiny(seed=9), trainer.spec, bucketed(), trainer.folder, Judge("loss", []))
+    assert again.resume()
+    outcome = again.fit()
+    assert (outcome.finished, outcome.step) == (True, 3)
+    assert same(read_tensors(trainer.folder.final), final)
+
+
+def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+    assert Trainer(tiny(), spec_of(3), bucketed(), RunFolder(tmp_path)).resume() is False
+
+
+def test_progress_comes_back_from_json() -> None:
+    progress = Progress(
+        *(7, Place(2, 3), 99, 1.5, [3, 6], {3: {"loss": 2.0}, 6: {"loss": 1.0}}, [6, 3], {"loss": 1.0}),
+        *(1, {"scale": 2.0}),
+    )
+    assert Progress.of(json.loads(json.dumps(progress.record()))) == progress
+
+
+# -- divergence
+
+
+def poisoned(trainer: Trainer, step: int, what: str) -> None:
+    """From `step` on, the loss is no number; or it is one, but its gradient is not."""
+    whole = trainer.update.loss
+
+    def loss(batch: Any) -> Loss:
+        found = whole(batch)
+        if trainer.progress.step < step:
+            return found
+        if what == "loss":
+            return found._replace(total=found.total * math.nan)
+        zero = next(trainer.model.parameters()).sum() * 0
+        return found._replace(total=found.total + zero.sqrt())  # the slope of a root is infinite at 0
+
+    trainer.update = replace(trainer.update, loss=loss)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("log_every", "validate_every", "save_every", "stop"),
+    [(1, 100, 3, None), (100, 5, 3, None), (100, 100, 3, 5), (100, 100, 3, None)],
+)
+def test_a_loss_that_is_no_number_ends_the_run(
+    tmp_path: Path, what: str, log_every: int, validate_every: int, save_every: int, stop: int | None
+) -> None:
+    """The fifth is the first bad step; it is found before anything is validated or saved, whatever is due."""
+    notes = Notes()
+    spec = spec_of(20, log_every=log_every, validate_every=validate_every, save_every=save_every)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), held_out_loss, [notes])
+    poisoned(trainer, 5, what)
+    with pytest.raises(DivergedError, match=r"lower train\.optimizer\.learning_rate") as found:
+        trainer.fit(stopping(trainer, set() if stop is None else {stop}))
+    raised = 6 if log_every == validate_every == 100 and stop is None else 5
+    assert f"at step {raised}: training diverged" in str(found.value)
+    latest = trainer.folder.latest()
+    assert latest is not None
+    assert latest.step == 3
+    assert all(tensor.isfinite().all() for tensors in trainer.folder.load(latest) for tensor in tensors.values())
+    assert trainer.folder.steps() == [3]
+    assert not trainer.folder.final.exists()
+    assert notes.events[-1]["event"] == "step"
+    again = Trainer(tiny(seed=4), spec, bucketed(), trainer.folder, held_out_loss)
+    assert again.resume()
+    again.fit()
+
+
+def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None:
+    window = LogWindow()
+    for norm in (1.0, math.inf, 3.0):
+        window.loss.append(torch.tensor(4.0))
+        window.nll.append(torch.tensor(4.0))
+        window.norm.append(torch.tensor(norm))
+    window.labels = window.places = 3
+    found = window.metrics(scaled=True)
+    assert (found["loss"], found["gradient"], found["skipped"]) == (4.0, 2.0, 1)
+    assert window.metrics(scaled=False)["gradient"] == math.inf
+    window.norm = [torch.tensor(math.inf)]
+    assert "gradient" not in window.metrics(scaled=True)
+
+
+def test_a_gradient_that_overflows_at_every_scale_ends_the_run(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(), spec_of(20, log_every=5), bucketed(), RunFolder(tmp_path))
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1e-5)
+    with pytest.raises(DivergedError, match="overflows float16 however small it is made at step 5"):
+        trainer.fit()
+
+
+# -- what is told
+
+
+def test_watchers_are_told_in_order(tmp_path: Path) -> None:
+    notes = Notes(), Notes()
+    judge = Judge("loss", [3.0, 2.0, 2.5])
+    spec = spec_of(5, validate_every=2, save_every=3, log_every=2, average=2)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, notes)
+    judge.scores.append(1.0)  # of the mean
+    trainer.fit()
+    told = [(event["event"], event["step"]) for event in notes[0].events]
+    assert told == [
+        ("start", 0),
+        *(("step", 2), ("valid", 2), ("save", 2)),
+        *(("step", 3), ("save", 3)),
+        *(("step", 4), ("valid", 4), ("save", 4)),
+        *(("step", 5), ("valid", 5), ("save", 5)),
+        *(("final", 5), ("end", 5)),
+    ]
+    assert notes[1].events == notes[0].events
+    start, final, end = notes[0].events[0], notes[0].events[-2], notes[0].events[-1]
+    assert (start["steps"], start["device"], start["precision"]) == (5, "cpu", "torch.float32")
+    assert [event["best"] for event in notes[0].of("valid")] == [2, 4, 4]
+    assert [event["loss"] for event in notes[0].of("valid")] == [3.0, 2.0, 2.5]
+    assert (final["steps"], final["loss"]) == ([4, 5], 1.0)
+    assert (end["finished"], end["why"]) == (True, "all 5 steps done")
+
+
+def test_a_line_is_a_mean_over_the_steps_since_the_last(tmp_path: Path) -> None:
+    items = [item_of(pairs(12), [n, n + 4, n + 7]) for n in range(4)]
+    notes = Notes(), Notes()
+    trained(tmp_path / "a", spec_of(4, log_every=1), Scripted(items), watchers=[notes[0]])
+    trained(tmp_path / "b", spec_of(4, log_every=4), Scripted(items), watchers=[notes[1]])
+    each, (whole,) = notes[0].of("step"), notes[1].of("step")
+    labels = [item.labels for item in items]
+    for name in ("loss", "nll"):
+        wanted = sum(n * event[name] for n, event in zip(labels, each, strict=True)) / sum(labels)
+        assert whole[name] == pytest.approx(wanted, rel=1e-9)
+    assert whole["gradient"] == pytest.approx(sum(event["gradient"] for event in each) / 4)
+    assert [event["padding"] for event in each] == pytest.approx([item.padding / item.places for item in items])
+    assert whole["padding"] == pytest.approx(sum(i.padding for i in items) / sum(i.places for i in items))
+    assert 0 < whole["padding"] < 1
+    assert [event["labels"] for event in each] == np.cumsum(labels).tolist()
+    model = tiny()
+    first = model.loss(items[0].batch)
+    assert each[0]["loss"] == pytest.approx(float((first.total / labels[0]).detach()), rel=1e-12)
+    assert each[0]["nll"] == pytest.approx(float((first.nll / labels[0]).detach()), rel=1e-12)
+    assert each[0]["loss"] != each[0]["nll"]  # the model smooths its labels
+
+
+def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop, "LogWindow", lambda: LogWindow(began=now[0]))
+    notes = Notes()
+    item = item_of(pairs(4), range(4))
+
+    def measure(model: Model) -> Metrics:
+        now[0] += 1000
+        return {"loss": 1.0}
+
+    spec = spec_of(6, log_every=2, validate_every=2, patience=0)
+    trainer = Trainer(tiny(), spec, Scripted([item]), RunFolder(tmp_path), measure, [notes])
+    whole = trainer.update.loss
+
+    def loss(batch: Any) -> Loss:
+        now[0] += 4
+        return whole(batch)
+
+    trainer.update = replace(trainer.update, loss=loss)
+    trainer.fit()
+    assert [event["tokens_per_second"] for event in notes.of("step")] == [item.labels / 4] * 3
+    assert [event["time"] for event in notes.of("step")] == [8, 16, 24]
+    assert [event["seconds"] for event in notes.of("valid")] == [1000] * 3
+    assert trainer.progress.seconds == 24
+
+
+def test_a_log_forgets_what_was_lost(tmp_path: Path) -> None:
+    spec = spec_of(10, log_every=1, save_every=4)
+    folder = RunFolder(tmp_path)
+
+    def killed() -> str | None:
+        if trainer.progress.step == 7:
+            raise KeyboardInterrupt
+        return None
+
+    trainer = Trainer(tiny(), spec, bucketed(), folder, watchers=[Log(folder.log)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(killed)
+    latest = folder.latest()
+    assert latest is not None
+    trainer = Trainer(tiny(), spec, bucketed(), folder, watchers=[Log(folder.log, latest.step)])
+    trainer.resume()
+    trainer.fit()
+    lines = [json.loads(line) for line in folder.log.read_text().splitlines()]
+    assert [line["step"] for line in lines if line["event"] == "step"] == list(range(1, 11))
+
+
+def test_a_prefetching_thread_does_not_outlive_its_run(tmp_path: Path) -> None:
+    for n, loss in enumerate((None, ValueError("broken"))):
+        trainer = Trainer(tiny(), spec_of(2), bucketed(), RunFolder(tmp_path))
+        if loss is not None:
+            fails = lambda batch, error=loss: (_ for _ in ()).throw(error)  # noqa: E731
+            trainer.update = replace(trainer.update, loss=fails)
+            with pytest.raises(ValueError, match="broken"):
+                trainer.fit()
+        else:
+            trainer.fit()
+        assert trainer.prefetch is not None, n
+        assert not trainer.prefetch._thread.is_alive()
+
+
+def test_a_stream_that_fails_ends_the_run(tmp_path: Path) -> None:
+    class Failing(Scripted):
+        def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
+            raise DataError("the disk is gone")
+            yield
+
+    with pytest.raises(DataError, match="the disk is gone"):
+        Trainer(tiny(), spec_of(2), Failing([]), RunFolder(tmp_path)).fit()
+
+
+def test_a_cpu_trains_in_float32() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert precision(TrainSpec(), cpu) is None
+    assert precision(TrainSpec(precision="float32"), cuda) is None
+    assert precision(TrainSpec(precision="bfloat16"), cuda) is torch.bfloat16
+    assert precision(TrainSpec(precision="float16"), cuda) is torch.float16
+    with pytest.raises(DataError, match=r"train\.precision: a CPU trains in float32, not bfloat16"):
+        precision(TrainSpec(precision="bfloat16"), cpu)
+
+
+@pytest.mark.parametrize(("real", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_that_imitates_bfloat16_trains_in_float16(
+    real: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: real or including_emulation)
+    assert precision(TrainSpec(), torch.device("cuda")) is chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        *(({name: 0}, name) for name in ("steps", "validate_every", "save_every")),
+        *(({name: 0}, name) for name in ("accumulate", "log_every", "keep", "average")),
+        *(({name: -1}, name) for name in ("patience", "decode")),
+        *(({"clip": -0.1}, "clip"), ({"ema": 1.0}, "ema"), ({"ema": -0.1}, "ema")),
+        *(({"seed": 2**63}, "seed"), ({"seed": -(2**63) - 1}, "seed")),
+        ({"choose": "last", "average": 6, "keep": 5}, "average"),
+    ],
+)
+def test_training_that_cannot_be_meant_is_refused(settings: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        TrainSpec(**settings)
+    assert raised.value.path == path
+
+
+def test_steps_with_a_schedule_of_their_own(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, spec_of(1, schedule=Constant(), optimizer=AdamW(learning_rate=0.5)), one_batch())
+    moved = [(p - q).detach().abs().max() for p, q in zip(trainer.model.parameters(), tiny().parameters(), strict=True)]
+    assert float(max(moved)) == pytest.approx(0.5, rel=1e-6)  # Adam's first step is as long as its rate
+
+
+def test_an_optimizer_must_be_chosen_before_training(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"train\.optimizer: is not chosen yet"):
+        Trainer(tiny(), TrainSpec(steps=1), bucketed(), RunFolder(tmp_path))
