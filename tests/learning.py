@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from regard.batch import Batch, translation
-from regard.models.base import ModelSpec, build
+from regard.models.base import ModelSpec
+from regard.models.build import build
 
 Task = Callable[[random.Random, int], Batch]
 

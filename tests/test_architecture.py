@@ -15,7 +15,7 @@ import pytest
 
 import regard
 from regard import catalogue
-from regard.nn import operators
+from regard.fast import operators
 from regard.recipe import recipe
 from regard.tree import Spec
 
@@ -36,6 +36,7 @@ LAYERS = (
     ("models",),
     ("catalogue", "presets", "variants"),
     ("decoding",),
+    ("fast",),
     ("training",),
     ("planner", "testing"),
     ("recipe",),
@@ -68,7 +69,7 @@ class Imports(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         self.relative |= node.level > 0
         module = node.module or ""
-        # `from regard.nn import kernels` imports a module, `from regard.nn.kernels import attend` a name of one.
+        # `from regard.nn import norm` imports a module, `from regard.nn.norm import Norm` a name of one.
         self.found.update(f"{module}.{a.name}" if f"{module}.{a.name}" in FILES else module for a in node.names)
 
 
@@ -126,8 +127,7 @@ WORDS = {
     "regard.batch": {"regard.errors"},
     "regard.nn.pattern": {"regard.errors", "regard.tree"},
     "regard.nn.mask": {"regard.nn.pattern"},
-    "regard.nn.beams": set(),
-    "regard.nn.state": {"regard.errors", "regard.nn.beams", "regard.nn.mask"},
+    "regard.nn.state": {"regard.errors", "regard.nn.mask"},
     "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.state"},
 }
 
@@ -152,9 +152,12 @@ def siblings_share_only_their_base(name: str, tree: ast.AST) -> Complaints:
                 yield f"{name} imports {module}: move what they share to {prefix}base"
 
 
+GENERAL = {f"regard.models.{name}" for name in ("base", "build", "decoding", "loss")}
+
+
 def training_and_decoding_know_no_family(name: str, tree: ast.AST) -> Complaints:
     if layer(name) in {"training", "decoding"}:
-        for module in ours(tree) - {"regard.models.base"}:
+        for module in ours(tree) - GENERAL:
             if layer(module) == "models":
                 yield f"{name} imports the family {module}"
 
@@ -182,7 +185,7 @@ PEERS = "regard.bench.peers."
 
 def one_door_to_attention_kernels(name: str, tree: ast.AST) -> Complaints:
     used = ATTENTION_KERNELS & set(names(tree))
-    if used and name != "regard.nn.kernels" and not name.startswith(PEERS):
+    if used and name != "regard.fast.attention" and not name.startswith(PEERS):
         yield f"{name} calls {', '.join(sorted(used))} itself"
 
 
@@ -257,7 +260,7 @@ def test_imports_go_down_finds_more(name: str, source: str) -> None:
 def test_no_other_door_to_any_kernel(kernel: str) -> None:
     for source in (f"from torch.nn.attention import {kernel}", f"y = torch.nn.functional.{kernel}(q, k, v)"):
         assert list(one_door_to_attention_kernels("regard.nn.branches.mine", ast.parse(source)))
-        assert not list(one_door_to_attention_kernels("regard.nn.kernels", ast.parse(source)))
+        assert not list(one_door_to_attention_kernels("regard.fast.attention", ast.parse(source)))
 
 
 def test_guards_let_the_innocent_pass() -> None:
@@ -285,7 +288,12 @@ def test_torch_compile_is_told_of_every_operator() -> None:
 
 
 # They need Triton, and hold no specs.
-NEED_TRITON = {"regard.nn.chance", "regard.nn.segments", "regard.nn.layer_norm", "regard.nn.linear_relu"}
+NEED_TRITON = {
+    "regard.fast.dropout_rng",
+    "regard.fast.packed_attention",
+    "regard.fast.layer_norm",
+    "regard.fast.linear_relu",
+}
 
 
 def specs() -> list[type[Spec]]:

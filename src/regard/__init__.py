@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from regard.batch import Batch
     from regard.catalogue import from_record, to_record
     from regard.errors import DataError, KernelError, RegardError, SpecError
-    from regard.models.base import Classifier, Decoding, Generator, Loss, Model, ModelSpec, build, count
+    from regard.models.base import Classifier, Generator, Model, ModelSpec
     from regard.models.baselines.bytenet import ByteNet
     from regard.models.baselines.convs2s import ConvS2S
     from regard.models.baselines.rnn import Recurrent
+    from regard.models.build import build, count
     from regard.models.decoder_only import DecoderOnly
+    from regard.models.decoding import Decoding
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
-    from regard.nn.core import Trace
+    from regard.models.loss import Loss
+    from regard.nn.mask import Trace
     from regard.presets import preset
     from regard.runs.session import resume, train
     from regard.runs.trained_model import TrainedModel, load
@@ -63,14 +66,17 @@ _HOMES = {
     "regard.batch": ("Batch",),
     "regard.catalogue": ("from_record", "to_record"),
     "regard.errors": ("DataError", "KernelError", "RegardError", "SpecError"),
-    "regard.models.base": ("Classifier", "Decoding", "Generator", "Loss", "Model", "ModelSpec", "build", "count"),
+    "regard.models.base": ("Classifier", "Generator", "Model", "ModelSpec"),
+    "regard.models.build": ("build", "count"),
+    "regard.models.decoding": ("Decoding",),
+    "regard.models.loss": ("Loss",),
     "regard.models.baselines.bytenet": ("ByteNet",),
     "regard.models.baselines.convs2s": ("ConvS2S",),
     "regard.models.decoder_only": ("DecoderOnly",),
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),
     "regard.models.baselines.rnn": ("Recurrent",),
-    "regard.nn.core": ("Trace",),
+    "regard.nn.mask": ("Trace",),
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.session": ("resume", "train"),

@@ -18,7 +18,7 @@ from regard.bench.peers import PEERS, chosen
 from regard.bench.peers.base import PeerError, count
 from regard.bench.shapes import SHAPES, labels, packed, padded, sentences
 from regard.bench.train import Work, check_loss
-from regard.models.base import build
+from regard.models.build import build
 
 from .conftest import complaint, regard
 

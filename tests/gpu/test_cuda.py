@@ -7,11 +7,10 @@ import torch
 
 import regard
 from regard.errors import KernelError
-from regard.nn import kernels
-from regard.nn.core import Terms, View
-from regard.nn.kernels import attend
+from regard.fast import attention as kernels
+from regard.fast.attention import attend
 from regard.nn.linear import _Dense, rectified
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, Terms, View
 from regard.nn.norm import _PlainLayerNorm, norm_of_sum
 from regard.nn.pattern import Window
 from regard.testing import tiny

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from regard.batch import Batch, pad
-from regard.decoding import device
 from regard.decoding.beam import Beam, search
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.job import Job, prepare
 from regard.decoding.search import FREE
+from regard.fast import beam_search as device
 from regard.inference.native import Native
-from regard.models.base import Generator, build
+from regard.models.base import Generator
+from regard.models.build import build
 from regard.presets import preset
 from regard.variants import apply
 

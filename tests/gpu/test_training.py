@@ -16,7 +16,8 @@ from regard.data.batching import Batching, Buckets, Packing
 from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Translation
 from regard.data.token_store import Table
-from regard.models.base import Model, build
+from regard.models.base import Model
+from regard.models.build import build
 from regard.presets import preset
 from regard.training import executor as program
 from regard.training.checkpoint import RunFolder

@@ -9,12 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.branches.base import BranchSpec, merge_heads, split_heads
-from regard.nn.core import Branch, Context, Site, Terms
+from regard.nn.attention import attend, attention_weights, merge_heads, split_heads
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Site
 from regard.nn.input import Tokens
-from regard.nn.kernels import attend, attention_weights
-from regard.nn.position.base import Additive, AdditiveTable, Places, Position, PositionTerms
-from regard.nn.position.rotary import Rotary, rotate
+from regard.nn.mask import Context, Terms
+from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms
+from regard.nn.position.rotary import Rotary
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import KVCache, Rows
 from regard.testing import LAWS, Report, check, examine, tiny
@@ -50,7 +51,7 @@ class _Attention(Branch):
             parts = tuple(part + terms.offset for part in parts)
         q, k, v = (split_heads(part, self.heads) for part in parts)
         if terms.rotation is not None:
-            q, k = rotate(q, terms.rotation), rotate(k, terms.rotation)
+            q, k = terms.rotation(q), terms.rotation(k)
         if state is not None:
             k, v = state.append(k, v)
         if ctx.trace is not None:
@@ -118,7 +119,7 @@ class Empty(Position):
 
 
 class _Empty(PositionTerms):
-    def forward(self, places: Places) -> Terms:
+    def forward(self, view: View) -> Terms:
         return Terms()
 
 

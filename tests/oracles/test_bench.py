@@ -6,7 +6,7 @@ import torch
 from regard.bench.peers import PEERS
 from regard.bench.peers.base import count
 from regard.bench.shapes import SHAPES, padded, sentences
-from regard.models.base import build
+from regard.models.build import build
 
 pytestmark = pytest.mark.oracle
 TINY = SHAPES["tiny"]

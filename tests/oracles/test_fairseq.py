@@ -7,14 +7,13 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding, TransformerDecoderLayer, TransformerEncoderLayer
 from torch import Tensor
 
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Memory, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, View
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain

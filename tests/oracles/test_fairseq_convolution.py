@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from fairseq.modules import DynamicConv1dTBC, LightweightConv1dTBC
 
 from regard.nn.branches.convolution import SharedDynamicConv, SharedLightConv
-from regard.nn.core import Context, Site, View
+from regard.nn.core import Site
 from regard.nn.init import Xavier
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 
 pytestmark = pytest.mark.oracle
 

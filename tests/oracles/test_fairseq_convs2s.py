@@ -10,10 +10,10 @@ from fairseq.models.fconv import FConvDecoder, FConvEncoder, FConvModel
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.models.base import build
 from regard.models.baselines.convs2s import ConvS2S
-from regard.nn.core import Trace
+from regard.models.build import build
 from regard.nn.input import Tokens
+from regard.nn.mask import Trace
 from regard.nn.position.additive import Learned
 from regard.nn.vocab.tables import Sharing
 

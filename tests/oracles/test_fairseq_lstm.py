@@ -9,11 +9,11 @@ from fairseq.models.lstm import LSTMDecoder, LSTMEncoder
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.models.base import build
 from regard.models.baselines.attention_score import BilinearScore
 from regard.models.baselines.rnn import EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
-from regard.nn.core import Trace
+from regard.models.build import build
 from regard.nn.input import Tokens
+from regard.nn.mask import Trace
 from regard.nn.recurrent import LSTM
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing

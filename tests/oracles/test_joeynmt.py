@@ -4,9 +4,8 @@ import pytest
 import torch
 from joeynmt.transformer_layers import MultiHeadedAttention
 
-from regard.models.base import build
-from regard.nn.core import Context, View
-from regard.nn.mask import Mask
+from regard.models.build import build
+from regard.nn.mask import Context, Mask, View
 from regard.testing import tiny
 
 pytestmark = pytest.mark.oracle

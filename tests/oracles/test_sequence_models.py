@@ -7,10 +7,9 @@ import torch
 from sequence_models.convolutional import ByteNetBlock
 from torch import Tensor, nn
 
-from regard.models.base import build
 from regard.models.baselines.bytenet import ByteNet
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.models.build import build
+from regard.nn.mask import Mask, View
 from regard.nn.state import ConvolutionCache, Rows
 
 pytestmark = pytest.mark.oracle

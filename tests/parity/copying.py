@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from regard.models.base import Decoding, Generator
+from regard.models.base import Generator
+from regard.models.decoding import Decoding
 
 
 def randomise(module: nn.Module, scale: float = 0.2, seed: int = 0) -> None:

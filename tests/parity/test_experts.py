@@ -16,8 +16,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.experts import MixtureOfExperts, Switch
-from regard.nn.core import Context, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.stacks.plain import Plain
 from regard.testing import tiny
 

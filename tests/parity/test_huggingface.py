@@ -10,10 +10,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from regard import Batch, Classifier, DecoderOnly, ModelSpec, Spec, build, count, preset
 from regard.batch import pad
-from regard.models.base import LanguageModel, Loss
+from regard.models.base import LanguageModel
 from regard.models.decoder_only import DecoderOnlyModel
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.models.encoder_only import MaskedLM, MaskedLMModel, PooledModel, SentenceClassifier, TokenClassifier
+from regard.models.loss import Loss
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention

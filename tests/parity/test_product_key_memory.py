@@ -10,8 +10,7 @@ from regard import build
 from regard.models.decoder_only import DecoderOnly
 from regard.nn.block import Block
 from regard.nn.branches.product_key import ProductKeyMemory
-from regard.nn.core import Context, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.stacks.plain import Plain
 from regard.testing import tiny
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from regard import build
 from regard.batch import pad
 from regard.models.encoder_decoder import EncoderDecoderModel
-from regard.nn.core import Context, Memory, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, View
 from regard.testing import tiny
 from regard.variants import apply
 

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from regard import EncoderDecoder, Trace, build
 from regard.batch import pad
-from regard.models.base import site_of
+from regard.fast import attention as kernels
+from regard.models.build import site_of
 from regard.models.encoder_decoder import EncoderDecoderModel
-from regard.nn import kernels
 from regard.nn.activation import Activation
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Memory, Site, View
+from regard.nn.core import Site
 from regard.nn.init import Normal
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, View
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.stacks.plain import Plain

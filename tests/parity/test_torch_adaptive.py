@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard import EncoderDecoder
-from regard.models.base import site_of
+from regard.models.build import site_of
 from regard.nn.init import Normal
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 

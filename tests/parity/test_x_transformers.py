@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 from regard import EncoderDecoder, build
 from regard.batch import pad
+from regard.fast import attention as kernels
 from regard.models.encoder_decoder import EncoderDecoderModel
-from regard.nn import kernels
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Memory, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm, ScaleNorm
 from regard.nn.pattern import Window
 from regard.nn.position.base import Position

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.nn import kernels
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.fast import attention as kernels
+from regard.fast.attention import cumulative_lengths, mask_mod
+from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_dense_is_the_definition(case: tuple[Mask, int, int, int]) -> None:
 @given(masks())
 def test_the_predicate_is_the_dense_mask(case: tuple[Mask, int, int, int]) -> None:
     mask, rows, T, S = case
-    predicate, expected = mask.predicate(T, S, CPU), definition(mask, rows, T, S)
+    predicate, expected = mask_mod(View(mask, T, S, CPU)), definition(mask, rows, T, S)
     b, i, j = torch.meshgrid(torch.arange(rows), torch.arange(T), torch.arange(S), indexing="ij")
     assert torch.equal(predicate(b, torch.tensor(0), i, j).expand(rows, T, S), expected[:, 0])
 
@@ -97,9 +97,9 @@ def test_the_predicate_is_the_dense_mask(case: tuple[Mask, int, int, int]) -> No
 def test_shortcuts_are_the_definition(case: tuple[Mask, int, int, int]) -> None:
     mask, rows, T, S = case
     expected = definition(mask, rows, T, S)
-    if mask.is_plain(T, S):
+    if mask.is_causal_only(T, S):
         assert torch.equal(expected, torch.ones(T, S, dtype=torch.bool).tril().expand_as(expected))
-    if mask.sees_everything(S):
+    if mask.hides_nothing(S):
         assert bool(expected.all())
 
 
@@ -123,7 +123,7 @@ def test_lengths_are_counts_laid_end_to_end(data: st.DataObject) -> None:
     rows, T, S, most = (data.draw(st.integers(1, 4)) for _ in range(4))
     most = max(most, 3)
     q_seg, k_seg = data.draw(segments(rows, T, True)), data.draw(segments(rows, S, True))
-    ends = Mask(q_seg=q_seg, k_seg=k_seg, packed=True, segments=most).lengths(T, S, rows, CPU)
+    ends = cumulative_lengths(Mask(q_seg=q_seg, k_seg=k_seg, packed=True, segments=most), T, S, rows, CPU)
     for seg, found in zip((q_seg, k_seg), ends, strict=True):
         expected = [0]
         for row in seg.tolist():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.batch import Batch, pack, pad, translation
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.block import Block

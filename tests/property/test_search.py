@@ -16,7 +16,8 @@ from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.rank import best
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
-from regard.models.base import Decoding, Generator
+from regard.models.base import Generator
+from regard.models.decoding import Decoding
 from regard.nn.state import Rows
 
 V, ENDS = 7, SpecialTokens(1, 2, 0)

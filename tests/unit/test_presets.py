@@ -3,7 +3,7 @@ import time
 import pytest
 
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.presets import PRESETS, preset
 
 EXACT = {

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from regard import variants
 from regard.data.prepare import Prepared
 from regard.errors import RegardError, SpecError
-from regard.models.base import ModelSpec, count
+from regard.models.base import ModelSpec
+from regard.models.build import count
 from regard.models.cost import cost
 from regard.nn.branches.feedforward import FeedForward
 from regard.planner import fit as fitting

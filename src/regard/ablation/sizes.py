@@ -6,9 +6,10 @@ from typing import Any
 
 from regard.ablation.rows import scaled
 from regard.errors import SpecError
-from regard.models.base import ModelSpec, count
+from regard.models.base import ModelSpec
 from regard.models.baselines.convs2s import ConvS2S, Layers
 from regard.models.baselines.rnn import Recurrent
+from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.tree import walk
 

@@ -25,7 +25,7 @@ from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import ROUGE, HeldOut, validate
 from regard.files import LOCK, clear, held
-from regard.models.base import build
+from regard.models.build import build
 from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import choose_device

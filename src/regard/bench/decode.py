@@ -6,17 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from regard import fast
 from regard.batch import Batch, pad
 from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer, ctranslate2
 from regard.bench.peers.base import Ids, Speaker, count
 from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
-from regard.decoding.device import captured
 from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.search import find
-from regard.models.base import Generator, LanguageModel, Model, build
-from regard.nn.packed import lay_out
+from regard.fast.beam_search import captured
+from regard.models.base import Generator, LanguageModel, Model
+from regard.models.build import build
 
 ENDS = SpecialTokens(BOS, EOS, PAD)
 
@@ -85,7 +86,7 @@ def names(peers: Sequence[Peer]) -> set[str]:
 def our_speaker(ours: Generator, device: torch.device, dtype: torch.dtype) -> Speaker:
     """Beam search as `regard translate` runs it, from ids to ids."""
     ours.to(device, dtype).eval()
-    lay_out(ours)  # as a run that is loaded does
+    fast.install(ours, fixed=True)  # as a run that is loaded does
 
     def say(sources: Ids, beams: int, length: int) -> Ids:
         ids, seg = pad(sources)

@@ -14,7 +14,8 @@ from regard.bench.peers import Peer
 from regard.bench.peers.base import Trainee, count
 from regard.bench.shapes import Pair, Shape, labels, packed, padded, sentences
 from regard.data.batching import Buckets
-from regard.models.base import Model, build
+from regard.models.base import Model
+from regard.models.build import build
 from regard.planner import fit as fitting
 from regard.training.executor import Captured, Eager, StepExecutor, Update
 from regard.training.optim import AdamW

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.decoding import device
 from regard.decoding.autoregressive import AutoregressiveLoop, likeliest
 from regard.decoding.constraints import Ids
 from regard.decoding.coverage import Coverage
@@ -97,18 +96,15 @@ class Beam(Search):
         for on_device, some in groupby(jobs, key=self._stays_on_the_device):
             group = list(some)
             if on_device:
-                for job, found in zip(group, device.find_each(group, self), strict=True):
+                search_on_device = group[0].models.device_search
+                for job, found in zip(group, search_on_device.find_each(group, self), strict=True):
                     yield self._completed(job, found)
             else:
                 yield from map(self._on_the_host, group)
 
     def _stays_on_the_device(self, job: Job) -> bool:
-        if not job.batch.target.is_cuda:
-            return False
-        why = device.refusal(job, self)
-        if why is not None:
-            device.tell(device.HOST + why)
-        return why is None
+        search_on_device = job.models.device_search
+        return search_on_device is not None and search_on_device.accepts(job, self)
 
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):

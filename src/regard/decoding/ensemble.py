@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import Decoding, Generator, Trace
+from regard.models.base import Generator, Trace
+from regard.models.decoding import Decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +34,6 @@ class Decodings:
         """Only these sources go on."""
         for decoding in self.members:
             decoding.keep(sources)
-
-    def refillable(self) -> bool:
-        """Whether all of them can take in other sources."""
-        return all(decoding.refillable() for decoding in self.members)
-
-    def put(self, fresh: "Decodings", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Source at[i] begins anew as source of[i] of `fresh`."""
-        for decoding, its in zip(self.members, fresh.members, strict=True):
-            decoding.put(its, of, at)
 
     def watch(self) -> None:
         """Record attention from now on."""
@@ -77,6 +70,12 @@ class Ensemble:
                 raise SpecError(
                     f"models[{i}]", "is in training mode, where dropout makes every search another; call eval() first"
                 )
+
+    @property
+    def device_search(self) -> Any:
+        """The beam search that stays on the GPU, if every member has one installed."""
+        searches = [model.device_search for model in self.models]
+        return None if None in searches else searches[0]
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
         """Begin a decoding of at most `max_len` read tokens in every member."""

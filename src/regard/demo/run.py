@@ -16,7 +16,7 @@ from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.inspection import render
 from regard.models.base import LanguageModel
-from regard.nn.core import Trace
+from regard.nn.mask import Trace
 from regard.recipe.recipe import asked
 from regard.runs.session import Session, start_run
 from regard.runs.trained_model import TrainedModel

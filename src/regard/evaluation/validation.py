@@ -8,7 +8,6 @@ from regard.data.batching import Batching
 from regard.data.objectives import Classification, Objective, Translation
 from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
-from regard.decoding import device as searching
 from regard.decoding.length_limit import LengthLimit
 from regard.decoding.repetition import find_loop
 from regard.decoding.search import Search
@@ -16,6 +15,7 @@ from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.evaluation.loss import likelihood
 from regard.evaluation.significance import proportion_error, standard_error
+from regard.fast import beam_search as searching
 from regard.inference.text import Texts, classify
 from regard.models.base import Classifier, Generator, Model
 from regard.training.degenerate import REPEATING, UNFINISHED

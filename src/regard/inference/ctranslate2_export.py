@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from regard.errors import SpecError
-from regard.models.base import Inputs, Model, Tables
+from regard.models.base import Model
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
+from regard.models.embedding import Inputs, Tables
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.nn.attention import factor
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -23,7 +25,6 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
 from regard.nn.input import Tokens
-from regard.nn.kernels import factor
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.nn.position.additive import Learned, Sinusoidal

@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.batch import Batch
 from regard.errors import DataError
-from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec
+from regard.models.build import build
 from regard.models.encoder_only import MaskedLMModel
 from regard.nn.block import BlockModule
 from regard.nn.core import Branch
@@ -71,7 +72,8 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
         stack, _, place = name.partition(".blocks.")
         if isinstance(module, Branch) and not isinstance(module, ResidualBranch):
             stacks[stack] = None
-            yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(module).__name__.lstrip('_')).lower()}"
+            kind = type(module).__name__.removesuffix("Module")
+            yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', kind).lower()}"
         elif isinstance(module, BlockModule):
             yield name, f"{stack}.norms"
         elif place.count(".") == 1 and not isinstance(model.get_submodule(name.rpartition(".")[0]), BlockModule):

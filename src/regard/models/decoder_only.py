@@ -8,28 +8,17 @@ from torch import Tensor
 
 from regard.batch import Batch
 from regard.errors import DataError
-from regard.models.base import (
-    Decoding,
-    Inputs,
-    LanguageModel,
-    ModelSpec,
-    Tables,
-    check_sizes,
-    check_types,
-    check_vocab,
-    decoding_rows,
-    own_mask,
-    refuse,
-    site_of,
-)
+from regard.models.base import LanguageModel, ModelSpec, own_mask, refuse
+from regard.models.build import check_sizes, check_vocab, site_of
+from regard.models.decoding import Decoding
+from regard.models.embedding import Inputs, Tables, check_types
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Trace, View
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Trace, View
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -113,7 +102,7 @@ class DecoderOnlyModel(LanguageModel):
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         refuse(batch, "source", "types", "packed")
-        rows = decoding_rows(batch.target.shape[0], beams, batch.target.device, max_len, static)
+        rows = self.new_rows(batch.target.shape[0], beams, batch.target.device, max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, batch.target.device))
         return Decoding(rows, self.decoder.start(rows, nothing), beams)
 

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from regard.batch import Batch
 from regard.errors import DataError
-from regard.models.base import Decoding, decoding_rows, own_mask, refuse
+from regard.models.base import own_mask, refuse
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
-from regard.nn.core import Context, Trace, View
+from regard.models.decoding import Decoding
 from regard.nn.init import Init
+from regard.nn.mask import Context, Trace, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         if batch.packed:
             raise DataError("packed: a decoding has one source per row; give it a padded batch")
         source = source_of(batch).repeat_interleave(beams, 0)
-        rows = decoding_rows(source.shape[0] // beams, beams, source.device, source.shape[1] + max_len, static)
+        rows = self.new_rows(source.shape[0] // beams, beams, source.device, source.shape[1] + max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, source.device))
         decoding = Decoding(rows, self.decoder.start(rows, nothing), beams)
         seg = batch.source_seg

@@ -1,44 +1,31 @@
 """The encoder-decoder: Vaswani et al. 2017, and everything that keeps its shape."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import (
-    Decoding,
-    ModelSpec,
-    check_sizes,
-    check_types,
-    check_vocab,
-    decoding_rows,
-    own_mask,
-    padding_mask,
-    refuse,
-    site_of,
-)
+from regard.models.base import ModelSpec, own_mask, refuse
+from regard.models.build import check_sizes, check_vocab, site_of
+from regard.models.decoding import Decoding, padding_mask
+from regard.models.embedding import check_types
 from regard.models.sequence_to_sequence import TwoSided
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
-from regard.nn.core import Context, Memory, Trace, View
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Context, Memory, Trace, View
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
-
-TOGETHER = 8  # sources of about one length that are encoded together on a CPU: with more of them, more is padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +95,6 @@ class EncoderDecoderModel(TwoSided):
         ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
         return self.bridge(self.encoder(x, ctx, keep=self.keep_layers))
 
-    def encode_all(self, batch: Batch) -> Memory:
-        """The same for sources to be translated: on a CPU, those of about one length together, to compute no padding.
-
-        What is left of a source does not depend on its neighbours, so this changes nothing else.
-        """
-        source, seg = batch.source, batch.source_seg
-        if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
-            return self.encode(batch)
-        refuse(batch, "prefix", "types")
-        order = (seg != 0).sum(1).argsort(stable=True)
-        groups = [(group, max(1, int((seg[group] != 0).sum(1).max()))) for group in order.split(TOGETHER)]
-        if 8 * sum(len(group) * width for group, width in groups) > 7 * source.numel():
-            return self.encode(batch)
-        parts = [
-            Batch(batch.target[group, :1], source=source[group, :width], source_seg=seg[group, :width])
-            for group, width in groups
-        ]
-        return in_one([self.encode(part) for part in parts], order.argsort())
-
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
@@ -141,9 +109,12 @@ class EncoderDecoderModel(TwoSided):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         if batch.packed:
             raise DataError("packed: a decoding has one source per row; give it a padded batch")
-        memory = self.encode(batch) if static else self.encode_all(batch)  # a static one keeps its width
+        return self.decode_from(self.encode(batch), max_len, beams, static)
+
+    def decode_from(self, memory: Memory, max_len: int, beams: int, static: bool) -> Decoding:
+        """Begin a decoding of encoded sources."""
         sources, S, _ = memory.x[0].shape
-        rows = decoding_rows(sources, beams, memory.x[0].device, max_len, static)
+        rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
         ctx = Context(cross, cross, memory)  # a new decoding has no past of its own to view
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
@@ -158,16 +129,3 @@ class EncoderDecoderModel(TwoSided):
         x = self.embed("target", ids, own.mask, own.S)
         ctx = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.decoder(x, ctx, decoding.states).x
-
-
-def in_one(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
-    """Memories of some sources each as one of all of them, in this order; shorter ones are padded."""
-    S = max(part.x[0].shape[1] for part in parts)
-
-    def joined(pieces: Iterable[Tensor]) -> Tensor:
-        padded = [F.pad(piece, (0, 0) * (piece.dim() - 2) + (0, S - piece.shape[1])) for piece in pieces]
-        return torch.cat(padded).index_select(0, order)
-
-    layers = zip(*(part.x for part in parts), strict=True)
-    seg = (torch.ones(p.x[0].shape[:2], dtype=torch.int64) if p.seg is None else p.seg for p in parts)
-    return Memory(tuple(map(joined, layers)), joined(seg))

@@ -11,31 +11,20 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import (
-    Classifier,
-    Inputs,
-    Loss,
-    Model,
-    ModelSpec,
-    Tables,
-    check_sizes,
-    check_vocab,
-    label_weights,
-    last_real,
-    own_mask,
-    real_rows,
-    refuse,
-    site_of,
-    token_loss,
-)
+from regard.models.base import Classifier, Model, ModelSpec, own_mask, refuse
+from regard.models.build import check_sizes, check_vocab, site_of
+from regard.models.decoding import last_real
+from regard.models.embedding import Inputs, Tables
+from regard.models.loss import Loss, label_weights, real_rows, token_loss
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Site, Trace, View, drop, widen
+from regard.nn.core import Site, widen
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Context, Trace, View
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.stacks.base import StackOut, StackSpec
 from regard.nn.stacks.plain import Plain
@@ -301,7 +290,7 @@ class SentenceClassifierModel(Classifier):
 
     def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
         super().__init__()
-        self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
+        self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
         self.pool = Pool(task.pool, task.pooler, site)
         self.classes = site.linear(self.pool.width, {"head": task.classes}, bias=True)
         self.label_smoothing = task.label_smoothing
@@ -310,7 +299,7 @@ class SentenceClassifierModel(Classifier):
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B C"]:
         pooled = self.pool(self.encoder(batch, losses, trace), batch)
-        return self.classes(drop(pooled, self.dropout, self.training))
+        return self.classes(self.dropout(pooled))
 
     def loss(self, batch: Batch) -> Loss:
         if batch.labels is None or batch.labels.dim() != 1:
@@ -329,13 +318,13 @@ class TokenClassifierModel(Classifier):
 
     def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
         super().__init__()
-        self.spec, self.encoder, self.dropout = spec, encoder, site.dropout
+        self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
         self.classes = site.linear(spec.d_model, {"head": task.classes}, bias=True)
 
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T C"]:
-        return self.classes(drop(self.encoder(batch, losses, trace).x, self.dropout, self.training))
+        return self.classes(self.dropout(self.encoder(batch, losses, trace).x))
 
     def loss(self, batch: Batch) -> Loss:
         if batch.labels is None or batch.labels.shape != batch.target.shape:

@@ -6,7 +6,8 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.models.base import Inputs, LanguageModel, Tables
+from regard.models.base import LanguageModel
+from regard.models.embedding import Inputs, Tables
 from regard.nn.core import Site
 from regard.nn.init import Init
 from regard.nn.input import InputSpec

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.residual import PostNorm, Residual
 from regard.nn.state import Rows
 from regard.tree import Spec

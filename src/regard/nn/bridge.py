@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Memory, Site, drop, widen
+from regard.nn.core import Site, widen
+from regard.nn.mask import Memory
 from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.stacks.base import StackOut
 from regard.tree import Spec
@@ -32,10 +33,12 @@ class Last(Bridge):
     kind = "last"
 
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:  # noqa: ARG002
-        return _Last()
+        return LastModule()
 
 
-class _Last(nn.Module):
+class LastModule(nn.Module):
+    """The module that Last builds."""
+
     def forward(self, out: StackOut) -> Memory:
         return Memory((out.x,), out.seg)
 
@@ -52,7 +55,7 @@ class Transparent(Bridge):
     needs_layers = True
 
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
-        return _Transparent(NoNorm(), layers, calls, site)
+        return TransparentModule(NoNorm(), layers, calls, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +67,21 @@ class TransparentNormed(Bridge):
     norm: Norm = LayerNorm()
 
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
-        return _Transparent(self.norm, layers, calls, site)
+        return TransparentModule(self.norm, layers, calls, site)
 
 
-class _Transparent(nn.Module):
+class TransparentModule(nn.Module):
+    """The module that Transparent builds."""
+
     def __init__(self, norm: Norm, layers: int, calls: int, site: Site) -> None:
         super().__init__()
         self.norms = nn.ModuleList(norm.build(site.inside("norm")) for _ in range(layers))
         self.weight = nn.Parameter(torch.randn(layers, calls) * layers**-0.5)
         self.weight.projects = False  # type: ignore[reportAttributeAccessIssue]  # scores, not a projection
-        self.dropout, self.site = site.dropout, site
+        self.dropout, self.site = nn.Dropout(site.dropout), site
 
     def forward(self, out: StackOut) -> Memory:
-        shares = widen(drop(self.weight, self.dropout, self.training)).softmax(0)  # (layers, calls)
+        shares = widen(self.dropout(self.weight)).softmax(0)  # (layers, calls)
         kept = self.kept(out)
         return Memory(torch.einsum("lj,lbsd->jbsd", shares.to(kept.dtype), kept).unbind(0), out.seg)
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.core import Site, View
-from regard.nn.kernels import once
+from regard.nn.attention import once
+from regard.nn.core import Site
+from regard.nn.mask import View
 from regard.nn.state import ActivationCache, ConvolutionCache
 
 

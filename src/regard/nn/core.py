@@ -1,18 +1,17 @@
-"""The words that all parts share: Site, Terms, View, Context, Memory, Trace, Branch."""
+"""Shared by all parts: Site (where a part is built) and Branch (the interface of a residual branch)."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError, join
-from regard.nn.mask import Mask
+from regard.nn.mask import Context
 from regard.nn.state import Rows, State
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ Role = Literal[
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
-TRITON = find_spec("triton") is not None  # for kernels of our own; it comes with the CUDA builds of torch for Linux
 
 # What is built or run one after the other: a misprint of some more digits is refused instead of never ending.
 MOST_BLOCKS = 4096  # in a stack; DeepNet has 1,000
@@ -87,88 +85,6 @@ class Site:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What positions contribute to attention. Everything a position scheme does is one of these."""
-
-    rotation: tuple[Tensor, Tensor] | None = None  # cos, sin (b, 1, T, K): turns queries and keys
-    offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values
-    bias: Float[Tensor, "b H T S"] | None = None  # added to the scores, whatever the content
-    content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
-    context: Callable[[Tensor], Tensor] | None = None  # values that depend on distance: weights -> (B, H, T, V)
-
-    @property
-    def changes(self) -> bool:
-        """Whether queries, keys or values are no longer what was projected."""
-        return self.rotation is not None or self.offset is not None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One set of queries looking at one set of keys: the mask and the position terms.
-
-    `lowered` holds what kernels made of it, `shared` what they made of its mask alone. Both are filled on first use, so
-    the layers of a stack share one lowering; layers with position terms of their own still share that of the mask.
-    """
-
-    mask: Mask
-    T: int
-    S: int
-    device: torch.device
-    terms: Terms | None = None
-    lowered: dict[Any, Any] = field(default_factory=dict)
-    shared: dict[Any, Any] = field(default_factory=dict)
-    others: Mapping[int, "View"] = field(default_factory=dict)  # the same pairs for attentions of so many heads
-    beams: "View | None" = None  # the same where the beams of a source are one row, for a cache that they share
-
-    def with_terms(self, terms: Terms | None) -> "View":
-        """The same pairs with other position terms."""
-        return replace(self, terms=terms, lowered={}, others={})
-
-    def at(self, heads: int) -> "View":
-        """The view of an attention with so many heads."""
-        return self.others.get(heads, self)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a decoder sees of its encoder."""
-
-    x: tuple[Float[Tensor, "b S D"], ...]  # one for all blocks, or one per decoder call
-    seg: Int[Tensor, "b S"] | None = None
-
-
-class Trace:
-    """Attention weights recorded beside the fast path: `weights["decoder.cross"][n]` belongs to the n-th call.
-
-    In a decoding the calls of every step follow each other, each for the rows as they stood at that step.
-    """
-
-    def __init__(self) -> None:
-        self.weights: dict[str, list[Tensor]] = {}
-
-    def add(self, name: str, weights: Float[Tensor, "B H T S"]) -> None:
-        """Record one call."""
-        self.weights.setdefault(name, []).append(weights)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a forward pass knows beyond the stream. Built once per stack; five fields, no more."""
-
-    own: View
-    cross: View | None = None
-    memory: Memory | None = None
-    losses: list[Tensor] | None = None  # auxiliary losses: a list while training, else None
-    trace: Trace | None = None  # None costs nothing
-
-    def block(self, call: int) -> "Context":
-        """The context of one call; differs only if every block has a memory of its own."""
-        if self.memory is None or len(self.memory.x) == 1:
-            return self
-        return replace(self, memory=replace(self.memory, x=(self.memory.x[call],)))
-
-
 class Branch(nn.Module):
     """Abstract: a function on the stream, (B, T, D) -> (B, T, D)."""
 
@@ -207,54 +123,6 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALVES else x
 
 
-def stream(x: Tensor) -> Tensor:
-    """The stream as it is kept: where autocast makes products in bfloat16, in bfloat16 too.
-
-    Norms and sums take as long as what they read and write is large. float16 is too narrow for a sum of many branches.
-    """
-    if x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16:
-        return x.bfloat16()
-    return x
-
-
-def own_kernels(x: Tensor) -> bool:
-    """Whether kernels of our own are there for x: on a GPU, in bfloat16, and where gradients are wanted.
-
-    GPUs without bfloat16 are also without Triton. An operator of ours takes the host longer to call than one of
-    torch's, so steps of decoding do without.
-    """
-    return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
-
-
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast inside: for scores whose close calls decide where a token goes."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-def drop(x: Tensor, p: float, training: bool) -> Tensor:
-    """Dropout as a function: a module at p = 0 costs more than the composition of a whole block."""
-    if not training or p <= 0.0:
-        return x
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        kept = round((1 - p) * CHANCES)
-        if 0 < kept < CHANCES:
-            return x * _kept(x, kept)
-    return nn.functional.dropout(x, p, True)
-
-
-CHANCES = 2**16
-
-
-@torch.no_grad()
-def _kept(x: Tensor, kept: int) -> Tensor:
-    """For each element 1 / probability or 0, where the probability to be kept is `kept` in 65,536.
-
-    torch draws a float for every element, which takes a fifth of the time that a small model spends outside of matrix
-    products. Here 64 random bits decide about four elements. The probability is rounded to 1 / 65,536; the mean is
-    exact, because what is kept is divided by the rounded one.
-    """
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
-    bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
-    short = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    mask = torch.empty(x.shape, dtype=x.dtype)
-    return torch.lt(short, kept - CHANCES // 2, out=mask).mul_(CHANCES / kept)

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Branch, Context, Role, Site
+from regard.nn.core import Branch, Role, Site
 from regard.nn.init import Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
+from regard.nn.mask import Context
 from regard.nn.residual import Residual, ResidualBranch
 
 
@@ -26,20 +27,22 @@ class Fixup(Residual):
     kind = "fixup"
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _Fixup(branch, site.dropout)
+        return FixupModule(branch, site.dropout)
 
     def end(self, site: Site) -> nn.Module:
         return _End(scaled=site.side == "encoder")
 
 
-class _Fixup(ResidualBranch):
+class FixupModule(ResidualBranch):
+    """The module that Fixup builds."""
+
     def __init__(self, branch: Branch, dropout: float) -> None:
         super().__init__(branch, nn.Identity(), dropout)
         self.shift = nn.Parameter(torch.zeros(1))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return x + self.scale * self.read(x + self.shift, ctx, state)
+        return x + self.scale * self.dropout(self.branch(x + self.shift, ctx, state))
 
 
 class _End(nn.Module):

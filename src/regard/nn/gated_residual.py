@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Context, Site, drop
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.residual import Residual, ResidualBranch
 
@@ -27,13 +28,15 @@ class GatedRecurrent(Residual):
     norm: Norm = LayerNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _GatedRecurrent(branch, self.norm.build(site), self.norm.build(site), site)
+        return GatedRecurrentModule(branch, self.norm.build(site), self.norm.build(site), site)
 
     def end(self, site: Site) -> nn.Module:
         return self.norm.build(site)
 
 
-class _GatedRecurrent(ResidualBranch):
+class GatedRecurrentModule(ResidualBranch):
+    """The module that GatedRecurrent builds."""
+
     def __init__(self, branch: Branch, norm: nn.Module, gate_norm: nn.Module, site: Site) -> None:
         super().__init__(branch, norm, site.dropout)
         D = site.d_model
@@ -49,4 +52,4 @@ class _GatedRecurrent(ResidualBranch):
         z = self.update(torch.cat((normed_x, normed_y), -1)).sigmoid()
         r = self.reset(torch.cat((n(normed_x), n(normed_y)), -1)).sigmoid()
         c = self.candidate(torch.cat((n(r * x), normed_y), -1)).sigmoid()
-        return x + drop((1 - z) * y + z * c, self.dropout, self.training)
+        return x + self.dropout((1 - z) * y + z * c)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, drop, stream
+from regard.nn.core import Site
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.position.base import Additive
@@ -94,10 +94,12 @@ class Tokens(InputSpec):
         return width
 
     def build(self, site: Site) -> Input:
-        return _Tokens(self, site)
+        return TokensModule(self, site)
 
 
-class _Tokens(Input):
+class TokensModule(Input):
+    """The module that Tokens builds."""
+
     def __init__(self, spec: Tokens, site: Site) -> None:
         super().__init__()
         width = site.d_model if spec.join == "add" else spec.position_width or 0
@@ -105,7 +107,7 @@ class _Tokens(Input):
         self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
         self.norm = spec.norm.build(site.inside("norm"))
         self.factor = site.d_model**0.5 if spec.scaled else None
-        self.appended, self.dropout, self.site = spec.join == "concat", site.dropout, site
+        self.appended, self.dropout, self.site = spec.join == "concat", nn.Dropout(site.dropout), site
         self.word_dropout = spec.word_dropout
 
     def forward(
@@ -116,6 +118,17 @@ class _Tokens(Input):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
+        return self.dropout(self.embed(ids, table, positions, bound, types))
+
+    def embed(
+        self,
+        ids: Int[Tensor, "B T"],
+        table: Table,
+        positions: Int[Tensor, "b T"],
+        bound: int,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The sum of token, position and type embeddings, normalised."""
         x = table.embed(ids)
         if self.training and self.word_dropout > 0.0:
             dropped = torch.rand(ids.shape, dtype=torch.float32, device=ids.device) < self.word_dropout
@@ -130,4 +143,4 @@ class _Tokens(Input):
             x = x + (self.types[0] if types is None else nn.functional.embedding(types, self.types))
         elif types is not None:
             raise self.site.error("types", "this input does not tell kinds of tokens apart; drop them from the batch")
-        return drop(stream(self.norm(x)), self.dropout, self.training)
+        return self.norm(x)

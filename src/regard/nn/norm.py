@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, drop, own_kernels, widen
+from regard.nn.core import Site, widen
 from regard.tree import Spec
 
 WIDEST = 4096  # our own kernel holds whole vectors
@@ -48,39 +48,13 @@ class LayerNorm(Norm):
         width = width or site.d_model
         shape = {"vector": (width,), "scalar": (1,), "none": None}[self.gain]
         if self.root == "inside" and self.gain != "scalar":
-            return _PlainLayerNorm(width, self.eps, elementwise_affine=shape is not None, bias=self.bias)
-        return _LayerNorm(shape, self.bias, self.eps, self.root == "outside")
+            return nn.LayerNorm(width, self.eps, elementwise_affine=shape is not None, bias=self.bias)
+        return LayerNormModule(shape, self.bias, self.eps, self.root == "outside")
 
 
-class _PlainLayerNorm(nn.LayerNorm):
-    """torch's, but for training in half precision, where our own kernel takes less time."""
+class LayerNormModule(nn.Module):
+    """The module that LayerNorm builds."""
 
-    def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
-        return self.own(input) if self.takes(input) else super().forward(input)
-
-    def takes(self, x: Float[Tensor, "*n D"]) -> bool:
-        """Whether our own kernel computes it."""
-        return own_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
-
-    def own(
-        self, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"] | None = None, dropout: float = 0.0
-    ) -> Float[Tensor, "*n D"]:
-        """The norm of x, or of x + drop(added), by our own kernel."""
-        from regard.nn.layer_norm import layer_norm  # noqa: PLC0415  # needs Triton
-
-        return layer_norm(x, self.weight, self.bias, self.eps, added, dropout)
-
-
-def norm_of_sum(
-    norm: nn.Module, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"], dropout: float
-) -> Float[Tensor, "*n D"]:
-    """norm(x + drop(added)), in the type of x: where a GPU trains in half precision, without storing the sum."""
-    if isinstance(norm, _PlainLayerNorm) and norm.takes(x) and added.dtype == x.dtype:
-        return norm.own(x, added, dropout)
-    return norm(x + drop(added, dropout, training=True)).type_as(x)  # autocast makes norms in float32
-
-
-class _LayerNorm(nn.Module):
     def __init__(self, shape: tuple[int] | None, bias: bool, eps: float, outside: bool) -> None:
         super().__init__()
         self.weight = None if shape is None else nn.Parameter(torch.ones(shape))
@@ -128,10 +102,12 @@ class PartialRMSNorm(Norm):
             raise SpecError("fraction", f"must be above 0 and at most 1, not {self.fraction}")
 
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        return _PartialRMSNorm(width or site.d_model, self.fraction, self.eps)
+        return PartialRMSNormModule(width or site.d_model, self.fraction, self.eps)
 
 
-class _PartialRMSNorm(nn.Module):
+class PartialRMSNormModule(nn.Module):
+    """The module that PartialRMSNorm builds."""
+
     def __init__(self, width: int, fraction: float, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -154,10 +130,12 @@ class ScaleNorm(Norm):
         _check_eps(self.eps)
 
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        return _ScaleNorm(width or site.d_model, self.eps)
+        return ScaleNormModule(width or site.d_model, self.eps)
 
 
-class _ScaleNorm(nn.Module):
+class ScaleNormModule(nn.Module):
+    """The module that ScaleNorm builds."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((1,), math.sqrt(width)))

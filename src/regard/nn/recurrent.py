@@ -45,7 +45,7 @@ class Elman(Cell):
     activation: Literal["tanh", "relu"] = "tanh"
 
     def build(self, d_in: int, d_hidden: int, site: Site) -> "CellModule":
-        return _Elman(self.activation, d_in, d_hidden, site)
+        return ElmanModule(self.activation, d_in, d_hidden, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class GRU(Cell):
     kind = "gru"
 
     def build(self, d_in: int, d_hidden: int, site: Site) -> "CellModule":
-        return _GRU(3, d_in, d_hidden, site, hidden_bias=None)
+        return GRUModule(3, d_in, d_hidden, site, hidden_bias=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class LSTM(Cell):
     forget_bias: float = 1.0
 
     def build(self, d_in: int, d_hidden: int, site: Site) -> "CellModule":
-        return _LSTM(self.forget_bias, d_in, d_hidden, site)
+        return LSTMModule(self.forget_bias, d_in, d_hidden, site)
 
 
 class CellModule(nn.Module):
@@ -148,7 +148,9 @@ class _Single(CellModule):
         return y, (at_last(y, lengths),)
 
 
-class _Elman(_Single):
+class ElmanModule(_Single):
+    """The module that Elman builds."""
+
     def __init__(self, activation: Literal["tanh", "relu"], d_in: int, d_hidden: int, site: Site) -> None:
         super().__init__(1, d_in, d_hidden, site)
         self.activate = {"tanh": torch.tanh, "relu": torch.relu}[activation]
@@ -158,7 +160,9 @@ class _Elman(_Single):
         return (self.activate(self.input(x) + self.hidden(state[0])),)
 
 
-class _GRU(_Single):
+class GRUModule(_Single):
+    """The module that GRU builds."""
+
     kernel = staticmethod(torch.gru)
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
@@ -169,7 +173,9 @@ class _GRU(_Single):
         return (new + update * (h - new),)
 
 
-class _LSTM(CellModule):
+class LSTMModule(CellModule):
+    """The module that LSTM builds."""
+
     parts = 2
 
     def __init__(self, forget_bias: float, d_in: int, d_hidden: int, site: Site) -> None:
@@ -226,7 +232,7 @@ class ZeroStart(Start):
     kind = "zero_start"
 
     def build(self, parts: int, d_hidden: int, site: Site) -> "StartModule":  # noqa: ARG002
-        return _ZeroStart(parts, d_hidden)
+        return ZeroStartModule(parts, d_hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +242,7 @@ class LearnedStart(Start):
     kind = "learned_start"
 
     def build(self, parts: int, d_hidden: int, site: Site) -> "StartModule":
-        return _LearnedStart(parts, d_hidden, site)
+        return LearnedStartModule(parts, d_hidden, site)
 
 
 class StartModule(nn.Module):
@@ -247,7 +253,9 @@ class StartModule(nn.Module):
         """The state of so many rows, of the type and on the device of `like`."""
 
 
-class _ZeroStart(StartModule):
+class ZeroStartModule(StartModule):
+    """The module that ZeroStart builds."""
+
     def __init__(self, parts: int, d_hidden: int) -> None:
         super().__init__()
         self.parts, self.d_hidden = parts, d_hidden
@@ -256,7 +264,9 @@ class _ZeroStart(StartModule):
         return tuple(like.new_zeros(rows, self.d_hidden) for _ in range(self.parts))
 
 
-class _LearnedStart(StartModule):
+class LearnedStartModule(StartModule):
+    """The module that LearnedStart builds."""
+
     def __init__(self, parts: int, d_hidden: int, site: Site) -> None:
         super().__init__()
         self.state = site.parameter(parts, d_hidden, role="other")

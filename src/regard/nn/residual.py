@@ -1,4 +1,4 @@
-"""Residual slot: how a branch joins the stream."""
+"""Residual slot: how the output of a branch is combined with its input (post-norm, pre-norm, ...)."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -7,41 +7,38 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Context, Site, drop
-from regard.nn.norm import LayerNorm, NoNorm, Norm, norm_of_sum
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.state import Rows, State
 from regard.tree import Spec
 
 
 class Residual(Spec):
-    """Slot: a rule that makes a residual branch of a branch."""
+    """Slot: a rule that wraps a branch f into a residual branch, such as x + f(norm(x))."""
 
     __slots__ = ()
 
     @abstractmethod
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        """The branch, joined to the stream: a residual branch is a branch."""
+        """The residual branch around `branch`."""
 
     def end(self, site: Site) -> nn.Module:  # noqa: ARG002
-        """What closes the stream after the last block: a final norm, or nothing."""
+        """The module after the last block: a final norm, or nothing."""
         return nn.Identity()
 
 
 class ResidualBranch(Branch):
-    """Abstract: a branch with the norm that goes before or after it. Its state is the branch's."""
+    """Abstract: a branch f with a norm before or after it, and dropout. Its decoding state is the branch's."""
 
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__()
         self.branch = branch
         self.norm = norm
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
 
     def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:
         return self.branch.start(rows, ctx)
-
-    def read(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any) -> Float[Tensor, "B T D"]:
-        """drop(f(x))."""
-        return drop(self.branch(x, ctx, state), self.dropout, self.training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,17 @@ class PreNorm(Residual):
     norm: Norm = LayerNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _PreNorm(branch, self.norm.build(site), site.dropout)
+        return PreNormModule(branch, self.norm.build(site), site.dropout)
 
     def end(self, site: Site) -> nn.Module:
         return self.norm.build(site)
 
 
-class _PreNorm(ResidualBranch):
+class PreNormModule(ResidualBranch):
+    """The module that PreNorm builds."""
+
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return x + self.read(self.norm(x), ctx, state)
+        return x + self.dropout(self.branch(self.norm(x), ctx, state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,14 @@ class PostNorm(Residual):
     norm: Norm = LayerNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _PostNorm(branch, self.norm.build(site), site.dropout)
+        return PostNormModule(branch, self.norm.build(site), site.dropout)
 
 
-class _PostNorm(ResidualBranch):
+class PostNormModule(ResidualBranch):
+    """The module that PostNorm builds."""
+
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return norm_of_sum(self.norm, x, self.branch(x, ctx, state), self.dropout if self.training else 0.0)
+        return self.norm(x + self.dropout(self.branch(x, ctx, state)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +88,21 @@ class Sandwich(Residual):
     norm: Norm = LayerNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _Sandwich(branch, self.norm.build(site), self.norm.build(site), site.dropout)
+        return SandwichModule(branch, self.norm.build(site), self.norm.build(site), site.dropout)
 
     def end(self, site: Site) -> nn.Module:
         return self.norm.build(site)
 
 
-class _Sandwich(ResidualBranch):
+class SandwichModule(ResidualBranch):
+    """The module that Sandwich builds."""
+
     def __init__(self, branch: Branch, norm: nn.Module, after: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.after = after
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        y = self.after(self.branch(self.norm(x), ctx, state)).type_as(x)
-        return x + drop(y, self.dropout, self.training)
+        return x + self.dropout(self.after(self.branch(self.norm(x), ctx, state)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +122,33 @@ class DeepNorm(Residual):
             alpha = (2 * max(N, M)) ** 0.25
         else:
             alpha = 0.81 * (N**4 * M) ** (1 / 16) if site.side == "encoder" else (3 * M) ** 0.25
-        return _DeepNorm(branch, self.norm.build(site), site.dropout, alpha)
+        return DeepNormModule(branch, self.norm.build(site), site.dropout, alpha)
 
 
-class _DeepNorm(ResidualBranch):
+class DeepNormModule(ResidualBranch):
+    """The module that DeepNorm builds."""
+
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float, alpha: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = alpha
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.norm(self.alpha * x + self.read(x, ctx, state)).type_as(x)
+        return self.norm(self.alpha * x + self.dropout(self.branch(x, ctx, state)))
 
 
 @dataclass(frozen=True, slots=True)
 class NoResidual(Residual):
-    """f(norm(x)): the stream is replaced, not added to."""
+    """f(norm(x)): no residual connection."""
 
     kind = "no_residual"
     norm: Norm = NoNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _NoResidual(branch, self.norm.build(site), site.dropout)
+        return NoResidualModule(branch, self.norm.build(site), site.dropout)
 
 
-class _NoResidual(ResidualBranch):
+class NoResidualModule(ResidualBranch):
+    """The module that NoResidual builds."""
+
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.read(self.norm(x), ctx, state)
+        return self.dropout(self.branch(self.norm(x), ctx, state))

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Context, Site
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.residual import Residual, ResidualBranch
 
@@ -23,16 +24,18 @@ class ReZero(Residual):
     norm: Norm = NoNorm()
 
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        return _ReZero(branch, self.norm.build(site), site.dropout)
+        return ReZeroModule(branch, self.norm.build(site), site.dropout)
 
     def end(self, site: Site) -> nn.Module:
         return self.norm.build(site)
 
 
-class _ReZero(ResidualBranch):
+class ReZeroModule(ResidualBranch):
+    """The module that ReZero builds."""
+
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return x + self.alpha * self.read(self.norm(x), ctx, state)
+        return x + self.alpha * self.dropout(self.branch(self.norm(x), ctx, state))

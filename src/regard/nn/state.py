@@ -1,7 +1,6 @@
 """Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -9,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.beams import BeamAncestry
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, View
 
 
 @dataclass(slots=True)
@@ -23,13 +21,22 @@ class Rows:
 
     lengths: Int[Tensor, " B"]
     max_len: int
+    beams: int = 1  # rows of each source
     bound: int = 0
     uniform: bool = True  # every row is exactly at `bound`
     static: bool = False
     window: int | None = None  # of a static decoding; None: all of max_len
-    paths: BeamAncestry | None = None  # where there are several beams, so that they can share a cache
     counted: bool = False  # by the owner of `lengths`
     real: Int[Tensor, " B"] | None = None  # how many of the tokens that are read now are no padding; None: all
+
+    @staticmethod
+    def start(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> "Rows":
+        """Rows that have read nothing yet, `beams` for each source."""
+        for name, number in (("beams", beams), ("max_len", max_len)):
+            if number < 1:
+                raise SpecError(name, f"must be at least 1, not {number}")
+        lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
+        return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
         """Begin to read T tokens, `counts` of them real in each row (None: all). Refuse what there is no room for."""
@@ -56,32 +63,14 @@ class Rows:
             return Mask(causal=True, start=self.bound, prefix=shared)
         return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
 
-    def shared_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
-        """The same where the beams of a source are one row: beams * T queries, beams * S slots, each at its place."""
-        assert self.paths is not None
-        S, beams = self.reach(T), self.paths.beams
-        places = self.positions(T)
-        self.paths.enter(T, self.bound, places)
-        slots = self.paths.slots(S)
-        shared = None
-        if prefix is not None:  # of those who wrote the slots; it matters only while they are read for the first time
-            shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
-        return Mask(
-            causal=True,
-            q_pos=places[:beams].flatten()[None] if self.uniform else places.unflatten(0, (-1, beams)).flatten(1),
-            k_pos=slots,
-            prefix=shared,
-            longest=S,
-            shown=partial(self.paths.shown, T, S),
-            told=T == 1,
-        )
+    def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
+        """The view of the next T tokens."""
+        return View(self.mask(T, prefix), T, self.reach(T), self.lengths.device)
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
         """Note that T tokens were read, of which `counts` per row were real (None: all)."""
         if self.counted:
             return
-        if self.paths is not None:
-            self.paths.leave(T, self.bound, counts)
         self.lengths += T if counts is None else counts
         self.bound += T
         self.uniform = self.uniform and counts is None
@@ -90,14 +79,10 @@ class Rows:
         """Row i continues what row parent[i] has read."""
         if not self.counted:
             self.lengths.copy_(self.lengths.index_select(0, parent))
-        if self.paths is not None:
-            self.paths.reorder(parent, self.reach(0))
 
     def restart(self, rows: Int[Tensor, " n"]) -> None:
         """These rows have read nothing yet; what their caches hold is written over before it is looked at."""
         self.lengths.index_fill_(0, rows, 0)
-        if self.paths is not None:
-            self.paths.clear(rows)
 
     def follow(self, read: Int[Tensor, "b k"]) -> None:
         """From now on `read` is how much the beams of every source of a static decoding have read.
@@ -105,14 +90,10 @@ class Rows:
         Its owner counts, so that nothing has to be done here from step to step.
         """
         self.counted, self.lengths = True, read.view(-1)
-        if self.paths is not None:
-            self.paths.column = read[:, 0]
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Only these rows go on, in this order."""
         self.lengths = self.lengths.index_select(0, rows)
-        if self.paths is not None:
-            self.paths.keep(rows)
 
 
 @runtime_checkable
@@ -191,83 +172,6 @@ class KVCache(Rewritten):
         for cache in (self.keys, self.values):
             cache[:n, :, :live] = cache[:, :, :live].index_select(0, rows)
         self.keys, self.values = self.keys[:n], self.values[:n]
-
-
-class BeamCache(Rewritten):
-    """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
-
-    Nothing is ever moved: `Rows.paths` knows whose slots a beam may look at. A static decoding, in which every source
-    is in a column of its own, has keys and values of a slot side by side: both are written at once.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        assert rows.paths is not None
-        self.rows, self.beams = rows, rows.paths.beams
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.both: Tensor | None = None  # of a static decoding, (sources * slots, width)
-
-    def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store what every beam has read, beam after beam; return all slots that may be looked at so far."""
-        assert self.rows.paths is not None
-        self.rows.paths.hold(k.dtype)
-        T = k.shape[2] // self.beams
-        if T > 1:
-            k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
-        reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
-        if self.rows.static:
-            return self._beside(k, v, reach, room)
-        if self.keys is None or self.values is None:
-            self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
-            self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
-        at = self.rows.bound * self.beams
-        self.keys[:, :, at : at + k.shape[2]] = k
-        self.values[:, :, at : at + v.shape[2]] = v
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
-
-    def _beside(
-        self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int
-    ) -> tuple[Tensor, Tensor]:
-        assert self.rows.paths is not None
-        assert self.rows.paths.here is not None
-        new, widths = side_by_side(k, v), (k.shape[1] * k.shape[3], v.shape[1] * v.shape[3])
-        if self.both is None:
-            self.both = new.new_zeros(k.shape[0] * room, sum(widths))
-        self.both.index_copy_(0, self.rows.paths.here, new)
-        parts = self.both.unflatten(0, (-1, room))[:, :reach].split_with_sizes(widths, 2)
-        keys, values = (part.unflatten(2, (k.shape[1], -1)).transpose(1, 2) for part in parts)
-        return keys, values
-
-    def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
-        """What each beam looks at, by the place in its own text."""
-        at = slots[:, None, None].expand_as(weights)
-        by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
-        return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
-
-    def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Nothing to do: a beam's parent is of the same source, and `Rows` moves its path."""
-
-    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """The sources move to the front of the storage, of which only that part is used from now on."""
-        if self.keys is None or self.values is None:
-            return
-        n, live = sources.shape[0], self.rows.reach(0) * self.beams
-        for cache in (self.keys, self.values):
-            cache[:n, :, :live] = cache[:, :, :live].index_select(0, sources)
-        self.keys, self.values = self.keys[:n], self.values[:n]
-
-
-def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
-    """Keys and values of each token as one row. Fresh from a projection they lie like that already."""
-    flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
-    rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
-    there = (
-        flat_k.untyped_storage().data_ptr() == flat_v.untyped_storage().data_ptr()
-        and flat_k.storage_offset() + flat_k.shape[1] == flat_v.storage_offset()
-        and flat_k.stride() == flat_v.stride() == (step, 1)
-        and (step >= width or rows == 1)
-    )
-    return flat_k.as_strided((rows, width), (step, 1)) if there else torch.cat((flat_k, flat_v), -1)
 
 
 class ActivationCache(Rewritten):
@@ -405,7 +309,6 @@ class RecurrentState:
 
     def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
         """All beams of some sources begin as those of another decoding did."""
-        beams = 1 if self.rows.paths is None else self.rows.paths.beams
+        beams = (-1, self.rows.beams)
         for mine, its in zip(self.parts, fresh.parts, strict=True):
-            begun = its.unflatten(0, (-1, beams)).index_select(0, of)
-            mine.unflatten(0, (-1, beams)).index_copy_(0, at, begun)
+            mine.unflatten(0, beams).index_copy_(0, at, its.unflatten(0, beams).index_select(0, of))

@@ -19,7 +19,8 @@ from regard.catalogue import PARTS
 from regard.data import cache as cached
 from regard.errors import SpecError
 from regard.files import replace_text
-from regard.models.base import ModelSpec, build
+from regard.models.base import ModelSpec
+from regard.models.build import build
 from regard.training.optim import AdamW, muon_matrices
 from regard.tree import to_record
 

@@ -206,7 +206,8 @@ def _work() -> dict[Kind, Callable[[], Any]]:
     from regard.decoding.beam import Beam  # noqa: PLC0415
     from regard.decoding.hypothesis import Limits, SpecialTokens  # noqa: PLC0415
     from regard.decoding.search import find  # noqa: PLC0415
-    from regard.models.base import Generator, build  # noqa: PLC0415
+    from regard.models.base import Generator  # noqa: PLC0415
+    from regard.models.build import build  # noqa: PLC0415
     from regard.presets import preset  # noqa: PLC0415
 
     sizes = {"d_model": 256, "heads": 4, "encoder.depth": 2, "decoder.depth": 2}

@@ -28,7 +28,8 @@ from regard.evaluation import baselines, target_text
 from regard.evaluation.metrics import bleu_metric
 from regard.evaluation.validation import HeldOut, validate
 from regard.files import LOCK, TEMPORARY, clear, held
-from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec
+from regard.models.build import build
 from regard.planner import fit as fitting
 from regard.planner.speed import Hardware, hardware
 from regard.planner.threads import quiet

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard import fast
 from regard.batch import Batch
 from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
@@ -26,8 +27,8 @@ from regard.inference.ctranslate2 import NAME, CTranslate2, adapted
 from regard.inference.engine import Engine
 from regard.inference.export import Exported, Trained, engine, export, named
 from regard.inference.text import Constraints, Output, Prediction, ScoringInput, Texts, TextScore, Warn, classify, score
-from regard.models.base import Classifier, Generator, LanguageModel, Model, build
-from regard.nn.packed import lay_out
+from regard.models.base import Classifier, Generator, LanguageModel, Model
+from regard.models.build import build
 from regard.recipe.recipe import Recipe
 from regard.training.checkpoint import (
     FORMAT,
@@ -417,11 +418,13 @@ def load(
     step: int | None = None,
     trust_code: bool = False,
     mapped: bool = False,
+    plain: bool = False,
 ) -> TrainedModel:
     """A run from its folder: the final weights, those of a step, or the mean of the last `average` checkpoints.
 
     With `mapped` the weights stay in their file, which all processes that map it have in memory together; they are to
-    be used as they are (a change through `.data` may not be noticed).
+    be used as they are (a change through `.data` may not be noticed). `plain` loads the readable form of the model,
+    without the faster kernels of `regard.fast`.
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)
@@ -429,7 +432,8 @@ def load(
     model = build(recipe.model, init=False)
     load_weights(model, weights, folder.path, mapped)
     model.to(choose_device(device)).eval()
-    lay_out(model, frozen=mapped)
+    if not plain:
+        fast.install(model, fixed=True, mapped=mapped)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
     return TrainedModel(folder.path, recipe, model, tokenizers, max(steps), scores, folder.final.exists())
 

@@ -13,13 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from regard import fast
 from regard.batch import Batch
 from regard.catalogue import PARTS
 from regard.errors import DataError, KernelError, SpecError
-from regard.models.base import Classifier, LanguageModel, Model, ModelSpec, build, count
+from regard.fast import attention as kernels
+from regard.models.base import Classifier, LanguageModel, Model, ModelSpec
+from regard.models.build import build, count
 from regard.models.encoder_only import EncoderOnly, Pooled
-from regard.nn import kernels
-from regard.nn.core import Trace
+from regard.nn.mask import Trace
 from regard.testing import tiny
 from regard.tree import Spec, edit, leaves, read, to_record
 
@@ -382,7 +384,8 @@ def storage(subject: Subject) -> None:
 
 def kernels_law(subject: Subject) -> None:
     """sdpa = reference = flex, wherever a kernel does not refuse."""
-    model, rows = subject.model(torch.float32), subject.examples(2)
+    model, rows = subject.own_model(torch.float32), subject.examples(2)
+    fast.install(model)
     for packed in (False, True):
         try:
             batch = subject.collate(rows, packed=packed)
@@ -404,6 +407,54 @@ def kernels_law(subject: Subject) -> None:
                 mine, reference = said[real], reference[real]
             tolerance = 2e-5 * max(1.0, reference.abs().max().item())
             close(mine, reference, f"{name} against reference{' (packed)' if packed else ''}", tolerance)
+
+
+def fast_law(subject: Subject) -> None:
+    """The fast form of a model computes what the plain one does: outputs, gradients, every step of a beam search."""
+    plain, quick, rows = subject.own_model(), subject.own_model(), subject.examples(2)
+    fast.install(quick)
+    for packed in (False, True):
+        try:
+            batch = subject.collate(rows, packed=packed)
+            expected = answers(plain, batch)
+        except DataError:
+            continue
+        note = " (packed)" if packed else ""
+        real = slice(None) if expected.shape[:2] != batch.target.shape else batch.target_seg != 0
+        close(answers(quick, batch)[real], expected[real], f"fast output{note}")
+        for model in (plain, quick):
+            model.zero_grad()
+            loss(model, batch).backward()
+        for (name, mine), its in zip(plain.named_parameters(), quick.parameters(), strict=True):
+            if mine.grad is not None and its.grad is not None:
+                close(its.grad, mine.grad, f"fast gradient of {name}{note}", 1e-8)
+            elif (mine.grad is None) != (its.grad is None):
+                raise LawBroken(f"fast gradient of {name}{note}: there in one form only")
+    if isinstance(plain, LanguageModel) and isinstance(quick, LanguageModel):
+        batch = subject.collate(rows)
+        for static in (False, True):
+            for step, (mine, its) in enumerate(
+                zip(*(_beam_steps(m, batch, static) for m in (plain, quick)), strict=True)
+            ):
+                close(its, mine, f"fast decoding, step {step}{', static' if static else ''}")
+    fast.remove(quick)
+    if [type(module) for module in quick.modules()] != [type(module) for module in plain.modules()]:
+        raise LawBroken("fast.remove leaves modules of the fast form behind")
+
+
+def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor]:
+    """The log-probabilities of some steps of a decoding whose three beams are reordered at random."""
+    rng, width, steps = torch.Generator().manual_seed(5), 3, []
+    rows = batch.target.shape[0] * width
+    ids = batch.target[:, :2].repeat_interleave(width, 0)
+    with torch.no_grad():
+        decoding = model.start(batch, 6, beams=width, static=static)
+        for _ in range(3):
+            steps.append(model.advance(ids, decoding))
+            parent = torch.arange(rows) // width * width + torch.randint(0, width, (rows,), generator=rng)
+            decoding.reorder(parent)
+            ids = torch.randint(3, tiny.VOCAB, (rows, 1), generator=rng)
+    return steps
 
 
 def compile_law(subject: Subject) -> None:
@@ -481,6 +532,7 @@ LAWS: dict[str, Law] = {
         "parameters": parameters,
         "storage": storage,
         "kernels": kernels_law,
+        "fast": fast_law,
         "compile": compile_law,
         "build": build_law,
     }.items()

@@ -150,7 +150,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
     if not isinstance(part, BranchSpec) or isinstance(part, CrossAttention):
         return {}
     models = {name: _bare(families()[name]) for name in ("decoder_only", "masked_lm")}
-    if not part.looks:
+    if not part.attends:
         return {("none", name): _with_branch(model, part) for name, model in models.items()}
     models = {name: swap(model, SelfAttention, lambda _: part) for name, model in models.items()}
     alone = {("none", name): model for name, model in models.items()}

@@ -21,8 +21,9 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.data import cache
 from regard.errors import RegardError
-from regard.models.base import Loss, Model
-from regard.nn import graphs, operators
+from regard.fast import graphs, operators
+from regard.models.base import Model
+from regard.models.loss import Loss
 from regard.training.optim import Optimizer, clip
 
 RECENT = 8  # shapes that are remembered until one is met again

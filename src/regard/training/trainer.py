@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import fast
 from regard.data.loader import BatchLoader, Place, Prefetch
 from regard.data.objectives import Item
 from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, lacks_memory
@@ -157,12 +158,14 @@ class Trainer:
         flops_per_token: float | None = None,
         began: float | None = None,
         trained: bool = False,
+        plain: bool = False,
     ) -> None:
         """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
 
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
         `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
-        `trained` already are validated before the first step, and kept if no step improves them.
+        `trained` already are validated before the first step, and kept if no step improves them. `plain` trains the
+        model as it is, without the faster kernels of `regard.fast`.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
@@ -170,6 +173,8 @@ class Trainer:
         self.trained = trained
         self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
         self.device = next(model.parameters()).device
+        if not plain:
+            fast.install(model, self.device)
         self.budget = Budget(spec.time, began)
         if spec.optimizer is None:
             raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")

@@ -9,7 +9,8 @@ from typing import Any
 
 from regard.catalogue import PARTS
 from regard.errors import SpecError, nearest
-from regard.models.base import ModelSpec, count
+from regard.models.base import ModelSpec
+from regard.models.build import count
 from regard.nn.position.base import AtHeads
 from regard.nn.stacks.base import StackSpec
 from regard.tree import diff, plain, walk

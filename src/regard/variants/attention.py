@@ -61,7 +61,7 @@ def multi_query(m: Any) -> Any:
 def _check_attention(m: Any) -> None:
     """Refuse what would be changed in part: what looks at other tokens without queries and keys of this kind."""
     for part in walk(m):
-        if isinstance(part, BranchSpec) and part.looks and not isinstance(part, SelfAttention):
+        if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no queries and keys that could be changed")
 
 

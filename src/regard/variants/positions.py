@@ -32,7 +32,7 @@ def in_attention(make: Callable[[], Position]) -> Edit:
     """Positions in self-attention, shared by the layers of a stack, and none at the input."""
 
     def _seen(stack: Any) -> Any:
-        if not any(isinstance(part, BranchSpec) and part.looks for part in walk(stack)):
+        if not any(isinstance(part, BranchSpec) and part.attends for part in walk(stack)):
             raise SpecError("", "has no attention, to which alone such positions speak")
         return replace(_without_position(stack), position=make())
 

@@ -40,7 +40,7 @@ def one_head(m: Any) -> Any:
         return replace(attention, heads=None if attention.heads is None else 1, kv_heads=None, **own)
 
     for part in walk(m):
-        if isinstance(part, BranchSpec) and part.looks and not isinstance(part, SelfAttention):
+        if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no queries and keys whose heads could be one")
     found = swap(swap(m, SelfAttention, single), CrossAttention, single)
     if m.heads == 1:

@@ -20,9 +20,9 @@ from regard.batch import translation
 from regard.errors import SpecError
 from regard.evaluation.lengths import buckets
 from regard.evaluation.significance import Interval
-from regard.models.base import build, count
 from regard.models.baselines.attention_score import GeneralScore
 from regard.models.baselines.rnn import Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.build import build, count
 from regard.nn.recurrent import Elman
 from regard.presets import preset
 from regard.testing import tiny

@@ -23,7 +23,7 @@ from regard.data.text import TSV
 from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
 from regard.files import held
-from regard.models.base import count
+from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
 from regard.recipe.recipe import Recipe, RecipeRequest, asked

@@ -14,7 +14,7 @@ from regard.data.objectives import Classification, Item, LanguageModelling, Obje
 from regard.data.token_store import Table
 from regard.data.tokenizer import Bytes, train
 from regard.errors import DataError
-from regard.models.base import build
+from regard.models.build import build
 from regard.presets import preset
 
 BYTES = train(Bytes(), [])

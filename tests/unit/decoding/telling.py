@@ -10,8 +10,10 @@ from torch import Tensor
 
 from regard.batch import Batch, pad
 from regard.decoding.hypothesis import SpecialTokens
-from regard.models.base import Decoding, Generator, LanguageModel, build
+from regard.models.base import Generator, LanguageModel
+from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
+from regard.models.decoding import Decoding
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention

@@ -20,7 +20,7 @@ from regard.data.text import TSV, Labelled, Lines
 from regard.data.tokenizer import BPE
 from regard.decoding.beam import Beam
 from regard.decoding.search import Search
-from regard.models.base import build
+from regard.models.build import build
 from regard.recipe.recipe import Recipe
 from regard.training.checkpoint import FORMAT, RunFolder, write_json
 from regard.training.spec import TrainSpec

@@ -9,7 +9,7 @@ from regard.data.batching import Windows
 from regard.data.objectives import LanguageModelling
 from regard.data.token_store import Column, Table
 from regard.evaluation.loss import likelihood, stream_likelihood
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.nn.stacks.plain import Plain
 

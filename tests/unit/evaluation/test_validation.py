@@ -15,7 +15,7 @@ from regard.decoding.beam import Beam
 from regard.decoding.length_limit import LengthLimit, fit
 from regard.evaluation.validation import HeldOut, translated
 from regard.inference.text import Output, Texts
-from regard.models.base import build
+from regard.models.build import build
 from regard.recipe.recipe import asked
 from regard.runs.session import resolve
 

@@ -10,20 +10,14 @@ from jaxtyping import TypeCheckError
 from regard.batch import Batch, translation
 from regard.catalogue import edited
 from regard.errors import DataError, RegardError, SpecError
-from regard.models.base import (
-    LanguageModel,
-    Tables,
-    build,
-    count,
-    label_weights,
-    last_real,
-    padding_mask,
-    real_rows,
-    seeded,
-)
+from regard.models.base import LanguageModel
+from regard.models.build import build, count, seeded
 from regard.models.decoder_only import DecoderOnly
+from regard.models.decoding import last_real, padding_mask
+from regard.models.embedding import Tables
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly
+from regard.models.loss import label_weights, real_rows
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.init import Init, Normal, Xavier

@@ -11,7 +11,7 @@ from regard import preset, swap
 from regard.batch import Batch
 from regard.errors import DataError
 from regard.models import cost as costs
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.cost import cost
 from regard.models.encoder_only import MaskedLM, SentenceClassifier, TokenClassifier
 from regard.nn.branches.experts import MixtureOfExperts, Switch

@@ -7,11 +7,10 @@ import torch
 from regard.batch import Batch
 from regard.catalogue import edited
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
-from regard.nn.core import Context, Trace, View
 from regard.nn.input import Tokens
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Trace, View
 from regard.nn.position.additive import Sinusoidal
 
 Decoder = Callable[..., DecoderOnly]

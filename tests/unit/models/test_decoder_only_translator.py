@@ -10,7 +10,7 @@ from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.decoder_only_translator import DecoderOnlyTranslator, DecoderOnlyTranslatorModel, joined
 from regard.models.encoder_decoder import EncoderDecoder

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from regard.batch import Batch, pad, translation
 from regard.models import encoder_decoder
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.bridge import Transparent
-from regard.nn.core import Context, Memory, Trace, View
 from regard.nn.input import Tokens
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.position.additive import Learned, Sinusoidal
 from regard.nn.vocab.tables import Sharing
 from regard.testing import tiny

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from regard import from_record
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pool, Pooled, Pooling, SentenceClassifier, TokenClassifier
-from regard.nn.core import Context, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.base import StackOut
 from regard.testing import tiny

@@ -11,8 +11,8 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import NoNorm
 from regard.nn.residual import NoResidual, PostNorm, PreNorm
 from regard.nn.state import KVCache, Rows

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from regard.nn.causal_convolution import Taps, foreign, read
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, View
 from regard.nn.state import ActivationCache, Rows
 
 CPU = torch.device("cpu")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.nn.causal_convolution import Taps, receptive_field, windows
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, View
 from regard.nn.state import ConvolutionCache, Rows
 
 B, D = 3, 2

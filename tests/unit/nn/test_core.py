@@ -1,13 +1,11 @@
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from regard.nn.core import Context, Memory, Site, Terms, Trace, View, drop
+from regard.nn.core import Site
 from regard.nn.init import T5Init
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, Terms, Trace, View
 
 MakeSite = Callable[..., Site]
 VIEW = View(Mask(), 3, 3, torch.device("cpu"))
@@ -52,65 +50,3 @@ def test_a_trace_keeps_calls_in_order() -> None:
     trace.add("decoder.self", first)
     trace.add("decoder.self", second)
     assert [id(w) for w in trace.weights["decoder.self"]] == [id(first), id(second)]
-
-
-def test_drop() -> None:
-    x = torch.ones(10_000)
-    assert drop(x, 0.5, False) is x
-    assert drop(x, 0.0, True) is x
-    dropped = drop(x, 0.25, True)
-    assert set(dropped.unique().tolist()) == {0.0, 1 / 0.75}
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.03)
-
-
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9, 1 / 3])
-def test_every_place_is_dropped_as_often_as_it_should_be(p: float) -> None:
-    """Four places share a draw of 64 bits: each of the four must be kept at the same rate, independently."""
-    torch.manual_seed(1)
-    kept = drop(torch.ones(50_000, 4), p, True) != 0
-    error = 4 * math.sqrt(p * (1 - p) / 50_000)
-    assert kept.double().mean(0).tolist() == pytest.approx([1 - p] * 4, abs=error)
-    both = kept[:, :, None] & kept[:, None, :]
-    off = ~torch.eye(4, dtype=torch.bool)
-    assert both.double().mean(0)[off].tolist() == pytest.approx([(1 - p) ** 2] * 12, abs=error)
-    assert (kept[1:] & kept[:-1]).double().mean().item() == pytest.approx((1 - p) ** 2, abs=error)
-
-
-def test_what_is_kept_is_divided_by_the_rounded_probability() -> None:
-    """0.1 becomes 6,554 in 65,536, and the mean stays exact."""
-    values = drop(torch.ones(1000), 0.1, True).unique().tolist()
-    assert values == [0.0, 65536 / 58982]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(0,), (), (3,), (2, 5, 7), (4, 1)])
-def test_dropping_is_decided_by_the_seed_for_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = torch.randn(shape).to(dtype)
-    torch.manual_seed(7)
-    first, second = drop(x, 0.5, True), drop(x, 0.5, True)
-    torch.manual_seed(7)
-    again = drop(x, 0.5, True)
-    assert first.dtype == dtype
-    assert first.shape == x.shape
-    assert torch.equal(first, again)
-    assert x.numel() < 20 or not torch.equal(first, second)
-
-
-def test_the_gradient_of_dropping() -> None:
-    x = torch.randn(5, 6, requires_grad=True)
-
-    def dropped(x: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        return drop(x.transpose(0, 1), 0.4, True)
-
-    assert torch.autograd.gradcheck(dropped, (x,))
-    assert torch.autograd.gradgradcheck(dropped, (x,))
-
-
-@pytest.mark.parametrize("p", [1e-6, 1 - 1e-6])
-def test_probabilities_too_fine_for_sixteen_bits_are_left_to_torch(p: float) -> None:
-    x = torch.ones(1000)
-    torch.manual_seed(2)
-    expected = nn.functional.dropout(x, p)
-    torch.manual_seed(2)
-    assert torch.equal(drop(x, p, True), expected)

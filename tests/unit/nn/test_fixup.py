@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from regard.batch import Batch, translation
 from regard.errors import SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Role, Site, View
+from regard.nn.core import Branch, Role, Site
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.init import FanIn, Init, T5Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset

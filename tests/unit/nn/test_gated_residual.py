@@ -4,10 +4,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Context, Site, View
+from regard.nn.core import Branch, Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, RMSNorm
 
 MakeSite = Callable[..., Site]

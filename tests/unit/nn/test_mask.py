@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from regard.nn.mask import Mask
+from regard.fast.attention import cumulative_lengths, mask_mod
+from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 
 CPU = torch.device("cpu")
@@ -18,7 +19,7 @@ def test_dense_and_predicate_are_the_definition(
     case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
 ) -> None:
     mask, T, S = case
-    dense, predicate = mask.dense(T, S, CPU), mask.predicate(T, S, CPU)
+    dense, predicate = mask.dense(T, S, CPU), mask_mod(View(mask, T, S, CPU))
     for b in range(2):
         for i in range(T):
             for j in range(S):
@@ -35,7 +36,7 @@ def test_dense_and_predicate_are_the_definition(
 
 def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask, int, int, int], bool]) -> None:
     mask = Mask(causal=True, q_seg=SEG, k_seg=SEG)
-    assert mask.is_plain(5, 5)
+    assert mask.is_causal_only(5, 5)
     for b in range(2):
         for i in range(5):
             if SEG[b, i]:  # a real query: the flag alone says what the definition says
@@ -59,7 +60,7 @@ def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask,
     ],
 )
 def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
-    assert mask.is_plain(T, S) is plain
+    assert mask.is_causal_only(T, S) is plain
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,8 @@ def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
         (Mask(attention_pattern=Window(3)), False),
     ],
 )
-def test_sees_everything(mask: Mask, everything: bool) -> None:
-    assert mask.sees_everything(5) is everything
+def test_hides_nothing(mask: Mask, everything: bool) -> None:
+    assert mask.hides_nothing(5) is everything
     assert (mask.dense(1, 5, CPU) is None) is everything
 
 
@@ -94,7 +95,7 @@ def lengths_of(seg: list[list[int]], segments: int) -> list[int]:
 @pytest.mark.parametrize("segments", [3, 5])
 def test_lengths(segments: int) -> None:
     mask = Mask(causal=True, q_seg=PACKED, k_seg=SEG, packed=True, segments=segments)
-    q_ends, k_ends = mask.lengths(5, 5, 2, CPU)
+    q_ends, k_ends = cumulative_lengths(mask, 5, 5, 2, CPU)
     assert q_ends.tolist() == lengths_of(PACKED.tolist(), segments)
     assert k_ends.tolist() == lengths_of(SEG.tolist(), segments)
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -102,14 +103,14 @@ def test_lengths(segments: int) -> None:
 
 def test_no_sequence_is_longer_than_promised_not_even_padding() -> None:
     seg = torch.tensor([[1, 1, 2] + [0] * 5, [1] + [0] * 7])
-    ends = Mask(q_seg=seg, k_seg=seg, packed=True, segments=2, longest=3).lengths(8, 8, 2, CPU)[0]
+    ends = cumulative_lengths(Mask(q_seg=seg, k_seg=seg, packed=True, segments=2, longest=3), 8, 8, 2, CPU)[0]
     lengths = ends.diff().tolist()
     assert lengths == [2, 1, 3, 2, 0, 1, 0, 3, 3, 1]
     assert sum(lengths) == 16
 
 
 def test_lengths_without_segments_are_whole_rows() -> None:
-    q_ends, k_ends = Mask().lengths(2, 3, 4, CPU)
+    q_ends, k_ends = cumulative_lengths(Mask(), 2, 3, 4, CPU)
     assert q_ends.tolist() == [0, 2, 2, 4, 4, 6, 6, 8, 8]  # one segment, and no padding
     assert k_ends.tolist() == [0, 3, 3, 6, 6, 9, 9, 12, 12]
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Context, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
 from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
 from regard.nn.state import KVCache, Rows
@@ -36,7 +36,7 @@ class Affine(Branch):
 
 def norms(module: nn.Module) -> list[nn.Module]:
     """The norms of a residual branch, with weights that are not those of the identity."""
-    found = [m for name, m in module.named_children() if name != "branch"]
+    found = [m for name, m in module.named_children() if name not in ("branch", "dropout")]
     for norm in found:
         for parameter in norm.parameters():
             nn.init.normal_(parameter, 1.0)

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Site, View
+from regard.nn.core import Branch, Site
 from regard.nn.init import FanIn, GPT2Init, T5Init
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.nn.rezero import ReZero
 from regard.nn.state import KVCache, Rows

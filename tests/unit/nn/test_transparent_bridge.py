@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from regard.batch import Batch, pad
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.bridge import Last, Transparent, TransparentNormed
-from regard.nn.core import Context, Memory, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, Memory, View
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.residual import PreNorm, Residual
 from regard.nn.stacks.base import StackOut

@@ -8,7 +8,7 @@ from regard import planner
 from regard.data.batching import Buckets
 from regard.data.objectives import Classification
 from regard.data.prepare import Survey
-from regard.models.base import count
+from regard.models.build import count
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.planner.models import candidates, of_ngrams
 from regard.planner.speed import nominal

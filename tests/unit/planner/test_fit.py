@@ -7,7 +7,8 @@ import pytest
 from regard.catalogue import edited
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
-from regard.models.base import ModelSpec, build
+from regard.models.base import ModelSpec
+from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import SentenceClassifier
 from regard.planner import candidates

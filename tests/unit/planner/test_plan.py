@@ -9,7 +9,8 @@ from regard import planner
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import Survey
-from regard.models.base import ModelSpec, build, count
+from regard.models.base import ModelSpec
+from regard.models.build import build, count
 from regard.planner.models import Candidate, candidates, of_ngrams
 from regard.planner.plan import ROOM, bytes_needed, described
 from regard.planner.speed import Hardware, muon_share, nominal

@@ -7,7 +7,7 @@ import torch
 
 from regard.batch import Batch, translation
 from regard.errors import SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.testing import tiny
 from regard.tree import swap

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch, translation
-from regard.models.base import Model, build
+from regard.models.base import Model
+from regard.models.build import build
 from regard.presets import preset
 from regard.training import executor as program
 from regard.training import mfu

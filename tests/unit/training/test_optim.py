@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.batch import translation
 from regard.errors import DataError, SpecError
-from regard.models.base import Model, build
+from regard.models.base import Model
+from regard.models.build import build
 from regard.presets import preset
 from regard.training.checkpoint import read_tensors, write_tensors
 from regard.training.optim import (

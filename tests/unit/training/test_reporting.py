@@ -16,7 +16,8 @@ from torch import Tensor
 from regard.data.loader import BatchLoader, Place
 from regard.data.objectives import Item, Translation
 from regard.data.token_store import Table
-from regard.models.base import Model, build
+from regard.models.base import Model
+from regard.models.build import build
 from regard.presets import preset
 from regard.training.checkpoint import RunFolder
 from regard.training.console import TrainingConsole

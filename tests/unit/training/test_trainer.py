@@ -19,7 +19,9 @@ from regard.data.loader import BatchLoader, Examples, Place
 from regard.data.objectives import Item, Translation
 from regard.data.token_store import Table
 from regard.errors import DataError, OutOfMemoryError, SpecError
-from regard.models.base import Loss, Model, build
+from regard.models.base import Model
+from regard.models.build import build
+from regard.models.loss import Loss
 from regard.presets import preset
 from regard.training import trainer as loop
 from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest

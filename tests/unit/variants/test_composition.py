@@ -12,7 +12,8 @@ import torch
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import Generator, ModelSpec, build, count
+from regard.models.base import Generator, ModelSpec
+from regard.models.build import build, count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.nn.block import Block
 from regard.nn.branches.convolution import DynamicConv, SharedLightConv
 from regard.nn.branches.cross_attention import CrossAttention

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from regard.models.base import count
+from regard.models.build import count
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned

@@ -6,7 +6,8 @@ import pytest
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import ModelSpec, build, count
+from regard.models.base import ModelSpec
+from regard.models.build import build, count
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.branches.feedforward import FeedForward

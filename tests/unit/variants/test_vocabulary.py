@@ -7,7 +7,7 @@ import pytest
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.heads import Softmax

@@ -7,7 +7,7 @@ import torch
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import beams_apart, beams_together, merge_heads, split_heads
-from regard.nn.core import Site, View
-from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
+from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, mix, softmax, split_heads
+from regard.nn.branches.base import beams_apart, beams_together
+from regard.nn.core import Site
+from regard.nn.mask import View
 from regard.tree import Spec
 
 
@@ -180,7 +181,7 @@ class _Additive(AttentionScoreModule):
 
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
         with torch.no_grad():
-            return normalise(self.scores(q, k), view)
+            return softmax(self.scores(q, k), view)
 
 
 def look(

@@ -1,7 +1,7 @@
 """ByteNet: dilated convolutions, the decoder stacked on the encoder. Kalchbrenner et al. 2016."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,21 +11,17 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import (
-    Decoding,
-    ModelSpec,
-    check_types,
-    check_vocab,
-    decoding_rows,
-    refuse,
-)
+from regard.models.base import ModelSpec, refuse
+from regard.models.build import check_vocab
+from regard.models.decoding import Decoding
+from regard.models.embedding import check_types
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Memory, Site, Trace, View, check_count, drop
+from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Site, check_count
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, Memory, Trace, View
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.state import ConvolutionCache, Rows
 from regard.nn.vocab.base import HeadSpec
@@ -183,7 +179,7 @@ class ByteNetModel(TwoSided):
         memory = self.encode(batch)
         sources, device = memory.x[0].shape[0], memory.x[0].device
         # Every beam has rings of its own, so nobody needs to know whose past it shares.
-        rows = replace(decoding_rows(sources, beams, device, max_len, static), paths=None)
+        rows = self.new_rows(sources, beams, device, max_len, static)
         return Decoding(rows, self.decoder.start(rows), beams, memory)
 
     def step(
@@ -226,7 +222,7 @@ class _Block(nn.Module):
     def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:
         super().__init__()
         d, inner = site.d_model, site.d_model // 2
-        self.taps, self.dropout = taps(spec.kernel, site, dilation), site.dropout
+        self.taps, self.dropout = taps(spec.kernel, site, dilation), nn.Dropout(site.dropout)
         self.norms = nn.ModuleList(spec.norm.build(site.inside("norm"), width) for width in (d, inner, inner))
         self.narrow = site.linear(d, {"up": inner})
         self.convolution = site.linear(spec.kernel * inner, {"other": inner})
@@ -247,4 +243,4 @@ class _Block(nn.Module):
         y = self.narrow(first(x).relu())
         y = self.convolution(windows(second(y).relu(), self.taps, view, ring, counts))
         y = self.widen(third(y).relu())
-        return x + drop(y, self.dropout, self.training)
+        return x + self.dropout(y)

@@ -11,25 +11,19 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import (
-    Decoding,
-    ModelSpec,
-    check_types,
-    check_vocab,
-    decoding_rows,
-    own_mask,
-    padding_mask,
-    refuse,
-)
+from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
+from regard.models.build import check_vocab
+from regard.models.decoding import Decoding, padding_mask
+from regard.models.embedding import check_types
 from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.nn.attention import attend, attention_weights
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Context, Memory, Site, Trace, View, check_count, drop
+from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Site, check_count
 from regard.nn.init import ConvS2SInit, Init
 from regard.nn.input import InputSpec, Tokens
-from regard.nn.kernels import attend, attention_weights
 from regard.nn.linear import Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.position.additive import Learned
 from regard.nn.state import ConvolutionCache, Rows
 from regard.nn.vocab.base import HeadSpec
@@ -52,7 +46,7 @@ class ConvS2S(ModelSpec):
 
     where z is what the encoder leaves and h is projected wherever the width changes. The decoder's convolutions read
     what is to the left alone. The encoder's gradients are divided by twice the number of attentions. All layers are
-    weight-normalised.
+    weight-softmaxd.
     """
 
     kind = "convs2s"
@@ -145,7 +139,7 @@ class ConvS2SModel(TwoSided):
         memory = self.encode(batch)
         sources, S, _ = memory.x[0].shape
         # Every beam has rings of its own, so nobody needs to know whose past it shares.
-        rows = replace(decoding_rows(sources, beams, memory.x[0].device, max_len, static), paths=None)
+        rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
         return Decoding(rows, self.decoder.start(rows), beams, memory, cross)
 
@@ -205,7 +199,7 @@ class _Decoder(nn.Module):
             _DecoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(layers)
         )
         self.leave = bare.linear(last, {"other": d_out})
-        self.dropout = site.dropout
+        self.dropout = nn.Dropout(site.dropout)
 
     def start(self, rows: Rows) -> list[Any]:
         """What each layer remembers of its last inputs."""
@@ -222,7 +216,7 @@ class _Decoder(nn.Module):
         h = self.enter(e)
         for i, block in enumerate(self.blocks):
             h = block(h, e, ctx, lengths, None if states is None else states[i], counts)
-        return drop(self.leave(h), self.dropout, self.training)
+        return self.dropout(self.leave(h))
 
 
 class _Block(nn.Module):
@@ -234,7 +228,7 @@ class _Block(nn.Module):
         self.convolution = site.linear(kernel * d_in, {"up": width, "gate": width})
         bare = replace(site, dropout=0.0)
         self.match = None if d_in == width else bare.linear(d_in, {"other": width})
-        self.dropout = site.dropout
+        self.dropout = nn.Dropout(site.dropout)
 
     def gated(
         self,
@@ -244,7 +238,7 @@ class _Block(nn.Module):
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T W"]:
         """GLU(conv(drop(h)))."""
-        h = drop(h, self.dropout, self.training)
+        h = self.dropout(h)
         return F.glu(self.convolution(windows(h, self.taps, view, ring, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:

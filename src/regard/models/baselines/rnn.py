@@ -11,25 +11,19 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError, SpecError
-from regard.models.base import (
-    Decoding,
-    ModelSpec,
-    check_types,
-    check_vocab,
-    decoding_rows,
-    own_mask,
-    padding_mask,
-    refuse,
-)
+from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, look
+from regard.models.build import check_vocab
+from regard.models.decoding import Decoding, padding_mask
+from regard.models.embedding import check_types
 from regard.models.sequence_to_sequence import TwoSided, sides
-from regard.nn.core import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, Site, Trace, View, check_count, drop
+from regard.nn.core import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, Site, check_count
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, Trace, View
 from regard.nn.recurrent import LSTM, Cell, Direction, Layer, Start, ZeroStart, real_lengths
-from regard.nn.state import BeamCache, KVCache, RecurrentState, StaticKV
+from regard.nn.state import KVCache, RecurrentState, StaticKV
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
@@ -72,7 +66,7 @@ class EncoderState(InitialState):
     activation: Literal["tanh", "linear"] = "tanh"
 
     def build(self, layers: list[Shape], encoder: list[Shape], site: Site) -> "InitialStateModule":
-        return _EncoderState(self, layers, encoder, site)
+        return EncoderStateModule(self, layers, encoder, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class ConstantState(InitialState):
     start: Start = ZeroStart()
 
     def build(self, layers: list[Shape], encoder: list[Shape], site: Site) -> "InitialStateModule":  # noqa: ARG002
-        return _ConstantState(self, layers, site)
+        return ConstantStateModule(self, layers, site)
 
 
 class InitialStateModule(nn.Module):
@@ -94,7 +88,9 @@ class InitialStateModule(nn.Module):
         """The first state of every layer, from the last ones of the encoder's layers."""
 
 
-class _EncoderState(InitialStateModule):
+class EncoderStateModule(InitialStateModule):
+    """The module that EncoderState builds."""
+
     def __init__(self, spec: EncoderState, layers: list[Shape], encoder: list[Shape], site: Site) -> None:
         super().__init__()
         self.activate = {"tanh": torch.tanh, "linear": nn.Identity()}[spec.activation]
@@ -113,7 +109,9 @@ class _EncoderState(InitialStateModule):
         return opened
 
 
-class _ConstantState(InitialStateModule):
+class ConstantStateModule(InitialStateModule):
+    """The module that ConstantState builds."""
+
     def __init__(self, spec: ConstantState, layers: list[Shape], site: Site) -> None:
         super().__init__()
         made = [spec.start.build(layer.parts, layer.width, site.inside("start")) for layer in layers]
@@ -254,7 +252,7 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: RecurrentEncoder, site: Site) -> None:
         super().__init__()
-        self.dropout = site.dropout
+        self.dropout = nn.Dropout(site.dropout)
         hidden, width = spec.d_hidden or site.d_model, site.d_model
         layers = []
         for i in range(spec.depth):
@@ -278,7 +276,7 @@ class Encoder(nn.Module):
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
-            y = drop(y, self.dropout, self.training)
+            y = self.dropout(y)
             x = x + y if added else y
             last.append(state)
         return x, last
@@ -301,7 +299,7 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: RecurrentDecoder, memory: int, encoder: list[Shape], site: Site) -> None:
         super().__init__()
-        D, self.dropout, self.input_feeding = site.d_model, site.dropout, spec.input_feeding
+        D, self.dropout, self.input_feeding = site.d_model, nn.Dropout(site.dropout), spec.input_feeding
         self.cross = None if spec.attention is None else spec.attention.build(D, memory, site.inside("attention"))
         self.own = (
             None if spec.self_attention is None else spec.self_attention.build(D, D, site.inside("self_attention"))
@@ -394,7 +392,7 @@ class Decoder(nn.Module):
         for i in layers:
             cell: Any = self.cells[i]
             y, states[i] = cell(x if beside is None else torch.cat((x, beside), -1), states[i], lengths)
-            y = drop(y, self.dropout, self.training)
+            y = self.dropout(y)
             x = x + y if self.added[i] else y
         return x
 
@@ -402,7 +400,7 @@ class Decoder(nn.Module):
         """tanh(W [h; found]): Luong et al. 2015."""
         if self.joint is None or found is None:
             return h
-        return drop(self.joint(torch.cat((h, found), -1)).tanh(), self.dropout, self.training)
+        return self.dropout(self.joint(torch.cat((h, found), -1)).tanh())
 
 
 class Looks:
@@ -412,7 +410,7 @@ class Looks:
         self,
         source: StaticKV | None,
         cross: View | None,
-        own: "KVCache | BeamCache | Growing | None",
+        own: "KVCache | Growing | None",
         own_view: View | None,
         trace: Trace | None,
     ) -> None:
@@ -436,18 +434,6 @@ class Looks:
     def back(self, lookup: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """What they find in the states so far, of which they are the last."""
         assert self.own is not None
-        if isinstance(self.own, BeamCache):
-            # The beams of one source ask as if they were more tokens of one row, so its keys are never copied.
-            assert self.own_view is not None
-            view = self.own_view.beams
-            assert view is not None
-            together = h.unflatten(0, (-1, self.own.beams)).flatten(1, 2)
-            weighed = [] if self.trace is not None else None
-            found = look(lookup, together, *self.own.append(*lookup.table(together)), view, weighed)
-            if weighed:
-                assert view.mask.k_pos is not None
-                self.weighed[OWN].append(self.own.apart(weighed[0], view.mask.k_pos))
-            return found.reshape(*h.shape[:2], -1)
         k, v = self.own.append(*lookup.table(h))
         view, T, S = self.own_view, h.shape[1], k.shape[2]
         if view is None:
@@ -525,12 +511,10 @@ class RecurrentModel(TwoSided):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         memory, last = self.encode(batch)
         sources, S, _ = memory.shape
-        rows = decoding_rows(sources, beams, memory.device, max_len, static)
+        rows = self.new_rows(sources, beams, memory.device, max_len, static)
         carried = self.decoder.open(last)
         opened = [RecurrentState(rows, _for_beams(state, beams)) for state in (*carried.states, (carried.fed,))]
-        own = None
-        if self.decoder.own is not None:
-            own = KVCache(rows) if rows.paths is None else BeamCache(rows)
+        own = None if self.decoder.own is None else KVCache(rows)
         cross = View(padding_mask(batch.source_seg, static), beams, S, memory.device)
         return Decoding(rows, [*opened, self.decoder.table(memory), own], beams, cross=cross)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,7 @@ class NormedEmbeddings(TableSpec):
     def build(self, vocab: int, width: int, site: Site) -> Table:
         direction = torch.empty(vocab, width)
         site.init_.draw(direction, "head", site)
-        return _NormedEmbeddings(NormedRows(direction, site))
+        return NormedEmbeddingsModule(NormedRows(direction, site))
 
 
 class NormedRows(nn.Module):
@@ -56,48 +55,9 @@ class NormedRows(nn.Module):
         if not isinstance(site.init_, Uninitialized) and bool((length == 0).any()):
             raise site.error("kind", f"a row that {site.init_.kind!r} draws as zero has no direction; use 'dense'")
         self.direction, self.length = nn.Parameter(direction), nn.Parameter(length)
-        self.made = Made()
 
     def forward(self) -> Float[Tensor, "o i"]:
-        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled() and self.direction.is_cpu:
-            return self.made.get(self)
-        return self.product()
-
-    def product(self) -> Float[Tensor, "o i"]:
-        """W."""
         return self.direction * (self.length / self.direction.norm(dim=1))[:, None]
-
-    def train(self, mode: bool = True) -> "NormedRows":
-        self.made = Made()  # what is trained may be written to in ways that leave no mark
-        return super().train(mode)
-
-
-class Made:
-    """A product of rows, kept from step to step of a decoding and made anew whenever they have changed.
-
-    No tensor of the model: it is neither stored nor trained. A GPU makes it anew in less time than a step takes, and a
-    captured step that reads it would not notice that it is old.
-    """
-
-    def __init__(self) -> None:
-        self.of: tuple[int, ...] = ()
-        self.weight: Tensor | None = None
-
-    def get(self, rows: NormedRows) -> Float[Tensor, "o i"]:
-        """The product for these rows."""
-        parts = (rows.direction, rows.length)
-        if any(part.is_inference() for part in parts):  # whose changes nobody counts
-            return rows.product()
-        of = tuple(number for part in parts for number in (part.data_ptr(), part._version))
-        if self.weight is None or of != self.of:
-            self.of, self.weight = of, rows.product()
-        return self.weight
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Made":
-        return Made()
-
-    def __reduce__(self) -> tuple[type["Made"], tuple[()]]:
-        return Made, ()
 
 
 class _Projection(nn.Module):
@@ -110,7 +70,9 @@ class _Projection(nn.Module):
         return F.linear(x, self.rows(), self.bias)
 
 
-class _NormedEmbeddings(Table):
+class NormedEmbeddingsModule(Table):
+    """The module that NormedEmbeddings builds."""
+
     def __init__(self, rows: NormedRows) -> None:
         super().__init__()
         self.rows = rows

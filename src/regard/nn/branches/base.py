@@ -1,4 +1,4 @@
-"""Branch slot, and what self- and cross-attention have in common."""
+"""Branch slot, and the sizes of self- and cross-attention."""
 
 from abc import abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
@@ -14,11 +14,9 @@ class BranchSpec(Spec):
     """Slot: describes a branch."""
 
     __slots__ = ()
-    looks: ClassVar[bool] = False  # at other tokens of its stream, by score: a stack's position and sight mean it
-    packs: ClassVar[bool] = True  # several texts may stand in one row without being mixed
-    ordered: ClassVar[bool] = (
-        False  # depends on the order of tokens by itself: convolution, recurrence, scores by place
-    )
+    attends: ClassVar[bool] = False  # by scores to other tokens of x: a stack's position and pattern apply to it
+    packs: ClassVar[bool] = True  # works on packed rows without mixing their segments
+    ordered: ClassVar[bool] = False  # depends on the order of tokens by itself: convolution, recurrence
 
     @abstractmethod
     def build(self, site: Site) -> Branch:
@@ -81,19 +79,8 @@ def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
     return nn.Identity()
 
 
-def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
-    """(B, T, H * K) -> (B, H, T, K)."""
-    B, T, W = x.shape
-    return x.view(B, T, heads, W // heads).transpose(1, 2)
-
-
-def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T W"]:
-    """(B, H, T, K) -> (B, T, H * K)."""
-    return x.transpose(1, 2).flatten(2)
-
-
 def beams_together(q: Float[Tensor, "B H T K"], beams: int) -> Float[Tensor, "b H N K"]:
-    """The beams of one source row ask as if they were more queries of it, so its keys are never copied."""
+    """Queries of all beams of a source as queries of one row, so that its keys need not be copied."""
     return q if beams == 1 else q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import convolve, foreign, read, taps
-from regard.nn.core import MOST_HEADS, MOST_TAPS, Branch, Context, Site, check_count, drop, widen
+from regard.nn.core import MOST_HEADS, MOST_TAPS, Branch, Site, check_count, widen
+from regard.nn.mask import Context
 from regard.nn.state import ActivationCache, Rows
 
 
@@ -128,15 +129,15 @@ class _Convolution(Branch):
         self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
         self.filters = filters
         self.output = output
-        self.dropout = site.attention_dropout
+        self.dropout = nn.Dropout(site.attention_dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: ActivationCache | None = None
     ) -> Float[Tensor, "B T D"]:
         g = F.glu(self.gated(x), -1)
         weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
-        if self.training and self.dropout > 0.0:  # a filter that is the same everywhere is dropped anew everywhere
-            weights = drop(weights.expand(*g.shape[:2], -1, -1), self.dropout, self.training)
+        if self.training and self.dropout.p > 0.0:  # a filter that is the same everywhere is dropped anew everywhere
+            weights = self.dropout(weights.expand(*g.shape[:2], -1, -1))
         stream = read(g, self.taps, ctx.own, state)
         return self.output(convolve(stream, weights, foreign(self.taps, ctx.own)))
 

@@ -5,27 +5,26 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, split_heads
 from regard.nn.branches.base import (
     BranchSpec,
     attention_site,
     beams_apart,
     beams_together,
     check_sizes,
-    merge_heads,
     output_projection,
-    split_heads,
 )
-from regard.nn.core import Branch, Context, Site
-from regard.nn.kernels import Scale, attend, attention_weights, factor
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.state import Rows, StaticKV
 
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention(BranchSpec):
-    """Attention to the memory: queries from the stream, keys and values from what the encoder left.
+    """Attention to the encoder's output (the memory): queries from x, keys and values from the memory.
 
-    Differs from self-attention in where keys come from, in its view, in its static state; and it has no positions.
+    It has no positions, and its keys and values are computed once per decoding.
     """
 
     kind = "cross_attention"
@@ -44,19 +43,23 @@ class CrossAttention(BranchSpec):
     def build(self, site: Site) -> Branch:
         if site.side != "decoder" or not site.encoder_depth:
             raise site.error(
-                "kind", "cross-attention needs an encoder to look at; use it in an encoder-decoder's decoder"
+                "kind", "cross-attention needs an encoder to attend to; use it in an encoder-decoder's decoder"
             )
-        return _CrossAttention(self, *attention_site(self, site))
+        return CrossAttentionModule(self, *attention_site(self, site))
 
 
-class _CrossAttention(Branch):
-    def __init__(self, spec: CrossAttention, site: Site, groups: int) -> None:
+class CrossAttentionModule(Branch):
+    """Multi-head cross-attention. `kv.weight` holds the rows of W_k, then of W_v, head after head."""
+
+    attend = staticmethod(attend)  # regard.fast installs faster kernels here
+
+    def __init__(self, spec: CrossAttention, site: Site, kv_heads: int) -> None:
         super().__init__()
         H, K, V = site.heads, site.d_head, site.d_value
-        self.heads, self.groups = H, groups
-        self.widths = (groups * K, groups * V)
+        self.heads, self.kv_heads = H, kv_heads
+        self.widths = (kv_heads * K, kv_heads * V)
         self.query = site.linear(site.d_model, {"query": H * K}, bias=spec.bias)
-        self.kv = site.linear(site.d_model, {"key": groups * K, "value": groups * V}, bias=spec.bias)
+        self.kv = site.linear(site.d_model, {"key": kv_heads * K, "value": kv_heads * V}, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.output = output_projection(site, spec.output, spec.bias)
@@ -73,14 +76,14 @@ class _CrossAttention(Branch):
         if ctx.trace is not None:
             weights = attention_weights(q, k, ctx.cross, self.scale)
             ctx.trace.add(self.name, beams_apart(weights, beams, T))
-        y = attend(q, k, v, ctx.cross, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        y = self.attend(q, k, v, ctx.cross, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
         """The memory as keys and values."""
         assert ctx.memory is not None
         k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
-        return self.key_norm(split_heads(k, self.groups)), split_heads(v, self.groups)
+        return self.key_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)
 
     def start(self, rows: Rows, ctx: Context) -> StaticKV:  # noqa: ARG002
         return StaticKV(*self.keys_and_values(ctx))

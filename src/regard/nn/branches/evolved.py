@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import Taps, convolve, foreign, read, taps
-from regard.nn.core import Branch, Context, Role, Site, drop
+from regard.nn.core import Branch, Role, Site
+from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.state import ActivationCache, Rows
 
@@ -23,10 +24,12 @@ class GatedLinear(BranchSpec):
     bias: bool | None = None  # None: as the model's linear slot says
 
     def build(self, site: Site) -> Branch:
-        return _GatedLinear(self.bias, site)
+        return GatedLinearModule(self.bias, site)
 
 
-class _GatedLinear(Branch):
+class GatedLinearModule(Branch):
+    """The module that GatedLinear builds."""
+
     def __init__(self, bias: bool | None, site: Site) -> None:
         super().__init__()
         self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
@@ -92,19 +95,19 @@ class _EncoderConv(_TwoConvolutions):
         self.norm = spec.norm.build(site.inside("norm"), 4 * D)
         self.output = _Separable(4 * D, 9, "down", half, site)
         self.rest = (4 * D - half, D - half)
-        self.dropout = site.activation_dropout
+        self.dropout = nn.Dropout(site.activation_dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
         before, after = (None, None) if state is None else state
-        left = drop(F.relu(self.left(x)), self.dropout, self.training)
+        left = self.dropout(F.relu(self.left(x)))
         stream, T = read(x, self.first, ctx.own, before), x.shape[1]
         near = [stream[:, i : i + T] for i in range(3)]
         others = foreign(self.first, ctx.own)
         if others is not None:
             near = [tap.masked_fill(other[:, :, None], 0.0) for tap, other in zip(near, others, strict=True)]
-        right = drop(F.relu(self.right(torch.cat(near, -1))), self.dropout, self.training)
+        right = self.dropout(F.relu(self.right(torch.cat(near, -1))))
         h = self.norm(left + F.pad(right, (0, self.rest[0])))
         y = self.output(read(h, self.second, ctx.own, after), foreign(self.second, ctx.own))
         return F.pad(y, (0, self.rest[1]))
@@ -120,16 +123,16 @@ class _DecoderConv(_TwoConvolutions):
         self.norm = spec.norm.build(site.inside("norm"), 2 * D)
         self.output = _Separable(2 * D, 7, "down", D, site)
         self.rest = 2 * D - half
-        self.dropout = site.activation_dropout
+        self.dropout = nn.Dropout(site.activation_dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
         before, after = (None, None) if state is None else state
         stream = read(x, self.wide, ctx.own, before)
-        left = drop(F.relu(self.left(stream, foreign(self.wide, ctx.own))), self.dropout, self.training)
+        left = self.dropout(F.relu(self.left(stream, foreign(self.wide, ctx.own))))
         right = self.right(_within(stream, self.wide, self.narrow), foreign(self.narrow, ctx.own))
-        h = self.norm(left + F.pad(drop(right, self.dropout, self.training), (0, self.rest)))
+        h = self.norm(left + F.pad(self.dropout(right), (0, self.rest)))
         return self.output(read(h, self.narrow, ctx.own, after), foreign(self.narrow, ctx.own))
 
 

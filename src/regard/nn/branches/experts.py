@@ -12,17 +12,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import (
-    MOST_EXPERTS,
-    Branch,
-    Context,
-    Role,
-    Site,
-    check_count,
-    drop,
-    full_precision,
-    widen,
-)
+from regard.nn.core import MOST_EXPERTS, Branch, Role, Site, check_count, full_precision, widen
+from regard.nn.mask import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +43,7 @@ class MixtureOfExperts(BranchSpec):
             raise SpecError("threshold", f"must not be negative, not {self.threshold}")
 
     def build(self, site: Site) -> Branch:
-        return _MixtureOfExperts(self, self.d_hidden or 2 * site.d_model, site)
+        return MixtureOfExpertsModule(self, self.d_hidden or 2 * site.d_model, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +71,7 @@ class Switch(BranchSpec):
             raise SpecError("jitter", f"must lie in [0, 1), not {self.jitter}")
 
     def build(self, site: Site) -> Branch:
-        return _Switch(self, self.d_hidden or 4 * site.d_model, site)
+        return SwitchModule(self, self.d_hidden or 4 * site.d_model, site)
 
 
 def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
@@ -123,7 +114,7 @@ class _Experts(Branch):
         self.router = site.parameter(spec.experts, site.d_model, role="router")
         self.up = _stacked(spec.experts, d_hidden, site.d_model, "up", site)
         self.down = _stacked(spec.experts, site.d_model, d_hidden, "down", site)
-        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
         self.capacity, self.group, self.balance = spec.capacity, spec.group, spec.balance
         # Counts for the log, which a checkpoint does not need.
         self.dropped: Tensor
@@ -181,11 +172,13 @@ class _Experts(Branch):
         laid = laid.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
         up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
         hidden = self.activate(laid.unflatten(0, (places.rows, places.width)) @ up.mT)
-        out = (drop(hidden, self.dropout, self.training) @ down.mT).flatten(0, 1)
+        out = (self.dropout(hidden) @ down.mT).flatten(0, 1)
         return F.pad(out, (0, 0, 0, 1)).index_select(0, at).unflatten(0, (N, K))
 
 
-class _MixtureOfExperts(_Experts):
+class MixtureOfExpertsModule(_Experts):
+    """The module that MixtureOfExperts builds."""
+
     used = 2
 
     def __init__(self, spec: MixtureOfExperts, d_hidden: int, site: Site) -> None:
@@ -203,7 +196,9 @@ class _MixtureOfExperts(_Experts):
         return _Choice(expert, gate, torch.stack((real, second), 1), probability)
 
 
-class _Switch(_Experts):
+class SwitchModule(_Experts):
+    """The module that Switch builds."""
+
     used = 1
 
     def __init__(self, spec: Switch, d_hidden: int, site: Site) -> None:

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site, drop
-from regard.nn.linear import rectified
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,33 @@ class FeedForward(BranchSpec):
             raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
 
     def build(self, site: Site) -> Branch:
-        return (_Gated if self.gated else _FeedForward)(self, site)
+        return (GatedFeedForwardModule if self.gated else FeedForwardModule)(self, site)
 
 
-class _FeedForward(Branch):
+class FeedForwardModule(Branch):
+    """The module that FeedForward builds."""
+
     def __init__(self, spec: FeedForward, site: Site) -> None:
         super().__init__()
         F = spec.d_hidden or 4 * site.d_model
         self.up = site.linear(site.d_model, {"up": F}, bias=spec.bias)
         self.down = site.linear(F, {"down": site.d_model}, bias=spec.bias)
-        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
-        self.rectifies = spec.activation == "relu"
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
-        hidden = rectified(self.up, x) if self.rectifies else self.activate(self.up(x))
-        return self.down(drop(hidden, self.dropout, self.training))
+        return self.down(self.dropout(self.activate(self.up(x))))
 
 
-class _Gated(Branch):
+class GatedFeedForwardModule(Branch):
+    """The module that GatedFeedForward builds."""
+
     def __init__(self, spec: FeedForward, site: Site) -> None:
         super().__init__()
         F = spec.d_hidden or 4 * site.d_model
         self.gate_up = site.linear(site.d_model, {"gate": F, "up": F}, bias=spec.bias)
         self.down = site.linear(F, {"down": site.d_model}, bias=spec.bias)
-        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(drop(self.activate(gate) * up, self.dropout, self.training))
+        return self.down(self.dropout(self.activate(gate) * up))

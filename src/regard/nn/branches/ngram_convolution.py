@@ -10,7 +10,8 @@ from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import foreign, read, taps
-from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Branch, Context, Site, check_count, drop
+from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Branch, Site, check_count
+from regard.nn.mask import Context
 from regard.nn.state import ActivationCache, Rows
 
 
@@ -41,10 +42,12 @@ class NGramConvolution(BranchSpec):
             check_count("filters", self.filters, MOST_CHANNELS)
 
     def build(self, site: Site) -> Branch:
-        return _NGramConvolution(self, site)
+        return NGramConvolutionModule(self, site)
 
 
-class _NGramConvolution(Branch):
+class NGramConvolutionModule(Branch):
+    """The module that NGramConvolution builds."""
+
     def __init__(self, spec: NGramConvolution, site: Site) -> None:
         super().__init__()
         D, N = site.d_model, len(spec.widths)
@@ -66,7 +69,7 @@ class _NGramConvolution(Branch):
         first = [self.widest.before - taps(width, site).before for width in spec.widths]
         self.columns = [slice(i * D, (i + width) * D) for i, width in zip(first, spec.widths, strict=True)]
         self.output = site.linear(sum(filters), {"down": D}, bias=spec.bias) if spec.output else nn.Identity()
-        self.activate, self.dropout = ACTIVATIONS[spec.activation], site.activation_dropout
+        self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: ActivationCache | None = None
@@ -78,7 +81,7 @@ class _NGramConvolution(Branch):
             near = [tap.masked_fill(other[:, :, None], 0.0) for tap, other in zip(near, others, strict=True)]
         window = torch.cat(near, -1)
         filtered = [ngram(window[..., columns]) for ngram, columns in zip(self.ngrams, self.columns, strict=True)]
-        return self.output(drop(self.activate(torch.cat(filtered, -1)), self.dropout, self.training))
+        return self.output(self.dropout(self.activate(torch.cat(filtered, -1))))
 
     def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
         return ActivationCache(rows)

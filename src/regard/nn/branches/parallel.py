@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.state import Rows
 
 
@@ -28,10 +29,12 @@ class Parallel(BranchSpec):
             raise SpecError("branches", "needs at least one branch")
 
     def build(self, site: Site) -> Branch:
-        return _Parallel([branch.build(site.inside(f"branches[{i}]")) for i, branch in enumerate(self.branches)])
+        return ParallelModule([branch.build(site.inside(f"branches[{i}]")) for i, branch in enumerate(self.branches)])
 
 
-class _Parallel(Branch):
+class ParallelModule(Branch):
+    """The module that Parallel builds."""
+
     def __init__(self, branches: list[Branch]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

@@ -9,16 +9,8 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    Branch,
-    Context,
-    Site,
-    check_count,
-    full_precision,
-    widen,
-)
+from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Branch, Site, check_count, full_precision, widen
+from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm
 
 
@@ -48,10 +40,12 @@ class ProductKeyMemory(BranchSpec):
             raise SpecError("knn", f"{self.knn} of {self.keys} keys cannot be found; choose at most {self.keys}")
 
     def build(self, site: Site) -> Branch:
-        return _ProductKeyMemory(self, site)
+        return ProductKeyMemoryModule(self, site)
 
 
-class _ProductKeyMemory(Branch):
+class ProductKeyMemoryModule(Branch):
+    """The module that ProductKeyMemory builds."""
+
     def __init__(self, spec: ProductKeyMemory, site: Site) -> None:
         super().__init__()
         H, n, half = spec.heads, spec.keys, spec.d_key // 2

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Context, Site
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_lengths
 from regard.nn.state import RecurrentState, Rows
 
@@ -44,10 +45,12 @@ class Recurrence(BranchSpec):
                 "output",
                 f"without it the states must make up the stream: {ways} x {d_hidden} is not d_model {site.d_model}",
             )
-        return _Recurrence(self, d_hidden, site)
+        return RecurrenceModule(self, d_hidden, site)
 
 
-class _Recurrence(Branch):
+class RecurrenceModule(Branch):
+    """The module that Recurrence builds."""
+
     def __init__(self, spec: Recurrence, d_hidden: int, site: Site) -> None:
         super().__init__()
         direction = "both" if spec.bidirectional else "forwards"

@@ -9,20 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import BranchSpec, merge_heads, output_projection, split_heads
-from regard.nn.core import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    Branch,
-    Context,
-    Role,
-    Site,
-    Terms,
-    View,
-    check_count,
-)
-from regard.nn.kernels import Scale, attend, attention_weights, factor, mix, normalise
-from regard.nn.position.base import Position, places
+from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, mix, softmax, split_heads
+from regard.nn.branches.base import BranchSpec, output_projection
+from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Branch, Role, Site, check_count
+from regard.nn.mask import Context, Terms, View
+from regard.nn.position.base import Position
 from regard.nn.state import ActivationCache, KVCache, Rows
 from regard.tree import Spec
 
@@ -60,10 +51,12 @@ class DenseScores(Scores):
     reads_query = True
 
     def build(self, max_len: int, site: Site) -> ScoresModule:
-        return _DenseScores(max_len, site)
+        return DenseScoresModule(max_len, site)
 
 
-class _DenseScores(ScoresModule):
+class DenseScoresModule(ScoresModule):
+    """The module that DenseScores builds."""
+
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(max_len, site.d_head, role="key")
@@ -85,10 +78,12 @@ class TwoLayerScores(Scores):
     kind = "two_layer_scores"
 
     def build(self, max_len: int, site: Site) -> ScoresModule:
-        return _TwoLayerScores(max_len, site)
+        return TwoLayerScoresModule(max_len, site)
 
 
-class _TwoLayerScores(ScoresModule):
+class TwoLayerScoresModule(ScoresModule):
+    """The module that TwoLayerScores builds."""
+
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.heads = site.heads
@@ -115,10 +110,12 @@ class RandomScores(Scores):
     kind = "random_scores"
 
     def build(self, max_len: int, site: Site) -> ScoresModule:
-        return _RandomScores(max_len, site)
+        return RandomScoresModule(max_len, site)
 
 
-class _RandomScores(ScoresModule):
+class RandomScoresModule(ScoresModule):
+    """The module that RandomScores builds."""
+
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(site.heads, max_len, max_len, role="position")
@@ -148,10 +145,12 @@ class FactorisedScores(Scores):
             raise SpecError("rank", f"must be at least 1, not {self.rank}")
 
     def build(self, max_len: int, site: Site) -> ScoresModule:
-        return _FactorisedScores(max_len, self.rank, site)
+        return FactorisedScoresModule(max_len, self.rank, site)
 
 
-class _FactorisedScores(ScoresModule):
+class FactorisedScoresModule(ScoresModule):
+    """The module that FactorisedScores builds."""
+
     def __init__(self, max_len: int, rank: int, site: Site) -> None:
         super().__init__()
         self.queries = site.parameter(site.heads, max_len, rank, role="position")
@@ -197,7 +196,7 @@ class Synthesizer(BranchSpec):
     """
 
     kind = "synthesizer"
-    looks = True
+    attends = True
     ordered = True
     scores: Scores = DenseScores()
     mix: Literal["alone", "plus", "alpha"] = "alone"
@@ -228,7 +227,7 @@ class Synthesizer(BranchSpec):
                     "give this attention a position of its own or the stack one for so many heads",
                 )
         own = site.inside("", heads=heads, d_head=d_head, d_value=d_head)
-        return (_Synthesizer if self.mix == "alone" else _SynthesizerPlus)(self, own)
+        return (SynthesizerModule if self.mix == "alone" else _SynthesizerPlus)(self, own)
 
 
 def check_position(position: Position | None, path: str = "") -> None:
@@ -256,7 +255,7 @@ class _Synthesizing(Branch):
     def view(self, ctx: Context) -> View:
         """Who sees whom here, with the bias of this layer or of the stack."""
         stack = ctx.own
-        view = stack.at(self.heads) if self.position is None else stack.with_terms(self.position(places(stack)))
+        view = stack.at(self.heads) if self.position is None else stack.with_terms(self.position(stack))
         if _bound(view) > self.max_len:
             raise self.site.error(
                 "max_len", f"a sequence of {_bound(view)} tokens is longer than the {self.max_len} that are scored"
@@ -264,7 +263,9 @@ class _Synthesizing(Branch):
         return view
 
 
-class _Synthesizer(_Synthesizing):
+class SynthesizerModule(_Synthesizing):
+    """The module that Synthesizer builds."""
+
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__(spec, site)
         width = site.heads * site.d_head
@@ -282,7 +283,7 @@ class _Synthesizer(_Synthesizing):
         scores = scores.expand(x.shape[0], -1, -1, -1)  # rows that score alike still have their own mask and dropout
         v = split_heads(v if state is None else state.append(v), self.heads)
         if ctx.trace is not None:
-            ctx.trace.add(self.name, normalise(scores.detach(), view).detach())
+            ctx.trace.add(self.name, softmax(scores.detach(), view).detach())
         y = mix(scores, v, view, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(y))
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec, Heads, attention_site
-from regard.nn.core import Branch, Context, Site
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context
 from regard.nn.state import Rows, State
 
 
@@ -38,7 +39,7 @@ class Weighted(BranchSpec):
         _check(self)
 
     def build(self, site: Site) -> Branch:
-        return _Weighted(self, site)
+        return WeightedModule(self, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class WeightedSimplex(BranchSpec):
         _check(self)
 
     def build(self, site: Site) -> Branch:
-        return _WeightedSimplex(self, site)
+        return WeightedSimplexModule(self, site)
 
 
 def _check(spec: Weighted | WeightedSimplex) -> None:
@@ -99,7 +100,9 @@ class _Branched(Branch):
         return self.attention.start(rows, ctx)
 
 
-class _Weighted(_Branched):
+class WeightedModule(_Branched):
+    """The module that Weighted builds."""
+
     def __init__(self, spec: Weighted, site: Site) -> None:
         super().__init__(spec, site)
         self.feedforward = spec.feedforward.build(site.inside("feedforward"))
@@ -112,7 +115,9 @@ class _Weighted(_Branched):
         return self.feedforward(branches.flatten(0, 1), ctx).unflatten(0, (-1, self.heads))
 
 
-class _WeightedSimplex(_Branched):
+class WeightedSimplexModule(_Branched):
+    """The module that WeightedSimplex builds."""
+
     def __init__(self, spec: WeightedSimplex, site: Site) -> None:
         super().__init__(spec, site)
         self.feedforwards = nn.ModuleList(spec.feedforward.build(site.inside("feedforward")) for _ in range(self.heads))

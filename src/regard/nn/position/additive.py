@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, Terms
-from regard.nn.position.base import Additive, AdditiveTable, Places, Position, PositionTerms
+from regard.nn.core import Site
+from regard.nn.mask import Terms, View
+from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Sinusoidal(Additive):
     def build(self, site: Site, width: int) -> AdditiveTable:
         if width % 2:
             raise site.error("kind", f"sinusoids come in pairs and need an even width, not {width}")
-        return _Sinusoidal(self, width)
+        return SinusoidalModule(self, width)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
         """w_k in float64: the float32 product of a large position and a rounded frequency drifts."""
@@ -52,7 +53,9 @@ class Sinusoidal(Additive):
         return torch.stack(waves, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(waves, -1)
 
 
-class _Sinusoidal(AdditiveTable):
+class SinusoidalModule(AdditiveTable):
+    """The module that Sinusoidal builds."""
+
     table: Tensor
 
     def __init__(self, spec: Sinusoidal, width: int) -> None:
@@ -82,10 +85,12 @@ class Learned(Additive):
             raise SpecError("max_len", f"must be at least 1, not {self.max_len}")
 
     def build(self, site: Site, width: int) -> AdditiveTable:
-        return _Learned(self.max_len, width, site)
+        return LearnedModule(self.max_len, width, site)
 
 
-class _Learned(AdditiveTable):
+class LearnedModule(AdditiveTable):
+    """The module that Learned builds."""
+
     def __init__(self, max_len: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(max_len, width, role="position")
@@ -116,13 +121,16 @@ class Injected(Position):
             raise site.error(
                 "kind", f"the same vector joins keys and values, but d_head is {site.d_head} and d_value {site.d_value}"
             )
-        return _Injected(self.table.build(site.inside("table"), site.heads * site.d_head))
+        return InjectedModule(self.table.build(site.inside("table"), site.heads * site.d_head))
 
 
-class _Injected(PositionTerms):
+class InjectedModule(PositionTerms):
+    """The module that Injected builds."""
+
     def __init__(self, table: AdditiveTable) -> None:
         super().__init__()
         self.table = table
 
-    def forward(self, places: Places) -> Terms:
-        return Terms(offset=self.table(places.q, places.bound))
+    def forward(self, view: View) -> Terms:
+        at = places(view)
+        return Terms(offset=self.table(at.q, at.bound))

@@ -7,7 +7,8 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.core import MOST_HEADS, Site, Terms, View, check_count
+from regard.nn.core import MOST_HEADS, Site, check_count
+from regard.nn.mask import Terms, View
 from regard.tree import Spec
 
 
@@ -32,15 +33,15 @@ class Position(Spec):
 
     @abstractmethod
     def build(self, site: Site) -> "PositionTerms":
-        """A module from Places to Terms."""
+        """A module from a View to Terms."""
 
 
 class PositionTerms(nn.Module):
     """Abstract: the module a Position builds."""
 
     @abstractmethod
-    def forward(self, places: Places) -> Terms:
-        """The terms at these places."""
+    def forward(self, view: View) -> Terms:
+        """The terms of the queries and keys of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,29 @@ class AdditiveTable(nn.Module):
 def places(view: View) -> Places:
     """Where the queries and keys of this view are."""
     return Places(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
+
+
+def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
+    """Refuse an attention whose sizes do not fit its position: its own (`position`), or else the one of its stack.
+
+    `site` has the sizes of the stack, `own` those of the attention.
+    """
+    if position is not None:
+        if "kv_heads" in position.shaped_by and kv_heads != own.heads:
+            raise site.error(
+                "kv_heads", f"{position.kind!r} treats queries and keys alike, but {kv_heads} is not {own.heads}"
+            )
+        return
+    shared = site.positions.get(own.heads, site.position)
+    if shared is None:
+        return
+    sizes = {"heads": own.heads, "kv_heads": kv_heads, "d_head": own.d_head, "d_value": own.d_value}
+    heads = own.heads if own.heads in site.positions else site.heads
+    stack = {"heads": heads, "kv_heads": heads, "d_head": site.d_head, "d_value": site.d_value}
+    for name in shared.shaped_by:
+        if sizes[name] != stack[name]:
+            raise site.error(
+                name,
+                f"{sizes[name]} differs from the stack's {stack[name]}, for which its {shared.kind!r} position "
+                "is made; give this attention a position of its own or none to the stack",
+            )

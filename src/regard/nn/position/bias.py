@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.core import Site, Terms
-from regard.nn.position.base import Places, Position, PositionTerms
+from regard.nn.core import Site
+from regard.nn.mask import Terms, View
+from regard.nn.position.base import Position, PositionTerms, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,19 @@ class DistanceBias(Position):
         _check_positive("max_distance", self.max_distance)
 
     def build(self, site: Site) -> PositionTerms:
-        return _DistanceBias(self.max_distance, site)
+        return DistanceBiasModule(self.max_distance, site)
 
 
-class _DistanceBias(PositionTerms):
+class DistanceBiasModule(PositionTerms):
+    """The module that DistanceBias builds."""
+
     def __init__(self, max_distance: int, site: Site) -> None:
         super().__init__()
         self.max_distance = max_distance
         self.weight = site.parameter(site.heads, 2 * max_distance + 1, role="position")
 
-    def forward(self, places: Places) -> Terms:
-        index = places.distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+    def forward(self, view: View) -> Terms:
+        index = places(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
         return Terms(bias=_by_head(self.weight, index))
 
 
@@ -55,7 +58,7 @@ class T5Bias(Position):
             raise SpecError("max_distance", f"must exceed half of the {self.buckets} buckets, not {self.max_distance}")
 
     def build(self, site: Site) -> PositionTerms:
-        return _T5Bias(self, site)
+        return T5BiasModule(self, site)
 
     def bucket(self, distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
         """The bucket of j - i."""
@@ -71,14 +74,16 @@ class T5Bias(Position):
         return first + torch.where(far < exact, far, coarse.clamp(max=buckets - 1))
 
 
-class _T5Bias(PositionTerms):
+class T5BiasModule(PositionTerms):
+    """The module that T5Bias builds."""
+
     def __init__(self, spec: T5Bias, site: Site) -> None:
         super().__init__()
         self.spec, self.causal = spec, site.causal and not site.sees_ahead
         self.weight = site.parameter(site.heads, spec.buckets, role="position")
 
-    def forward(self, places: Places) -> Terms:
-        return Terms(bias=_by_head(self.weight, self.spec.bucket(places.distances(), self.causal)))
+    def forward(self, view: View) -> Terms:
+        return Terms(bias=_by_head(self.weight, self.spec.bucket(places(view).distances(), self.causal)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +97,20 @@ class ALiBi(Position):
     kind = "alibi"
 
     def build(self, site: Site) -> PositionTerms:
-        return _ALiBi(site.heads)
+        return ALiBiModule(site.heads)
 
 
-class _ALiBi(PositionTerms):
+class ALiBiModule(PositionTerms):
+    """The module that ALiBi builds."""
+
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
 
-    def forward(self, places: Places) -> Terms:
-        distance = places.distances().abs()[:, None]  # (b, 1, T, S)
+    def forward(self, view: View) -> Terms:
+        distance = places(view).distances().abs()[:, None]  # (b, 1, T, S)
         return Terms(bias=-self.slopes[:, None, None] * distance)
 
 

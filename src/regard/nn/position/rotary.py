@@ -1,13 +1,15 @@
 """Rotary positions."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.core import Site, Terms
-from regard.nn.position.base import Places, Position, PositionTerms
+from regard.nn.core import Site
+from regard.nn.mask import Terms, View
+from regard.nn.position.base import Position, PositionTerms, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,12 @@ class Rotary(Position):
     def build(self, site: Site) -> PositionTerms:
         if site.d_head % 2:
             raise site.error("kind", f"rotary turns pairs of channels and needs an even d_head, not {site.d_head}")
-        return _Rotary(site.d_head, self.base)
+        return RotaryModule(site.d_head, self.base)
 
 
-class _Rotary(PositionTerms):
+class RotaryModule(PositionTerms):
+    """The module that Rotary builds."""
+
     bits: Tensor
 
     def __init__(self, d_head: int, base: float) -> None:
@@ -42,15 +46,14 @@ class _Rotary(PositionTerms):
         bits = (base**-exponents).to(self.dtype).view(torch.int64 if self.dtype == torch.float64 else torch.int32)
         self.register_buffer("bits", bits, persistent=False)
 
-    def forward(self, places: Places) -> Terms:
+    def forward(self, view: View) -> Terms:
         frequencies = self.bits.view(self.dtype)
-        angles = places.q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
+        angles = places(view).q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
         angles = torch.cat((angles, angles), -1)
-        return Terms(rotation=(angles.cos(), angles.sin()))
+        return Terms(rotation=partial(rotate, cos=angles.cos(), sin=angles.sin()))
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (x_k, x_{k + d/2}) by their angles."""
-    cos, sin = rotation
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x_k, x_{k + d/2}) by their angles."""
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).type_as(x)

@@ -7,8 +7,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, Terms
-from regard.nn.position.base import Places, Position, PositionTerms
+from regard.nn.core import Site
+from regard.nn.mask import Terms, View
+from regard.nn.position.base import Position, PositionTerms, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,12 @@ class Shaw(Position):
             raise SpecError("max_distance", f"must be at least 1, not {self.max_distance}")
 
     def build(self, site: Site) -> PositionTerms:
-        return _Shaw(self, site)
+        return ShawModule(self, site)
 
 
-class _Shaw(PositionTerms):
+class ShawModule(PositionTerms):
+    """The module that Shaw builds."""
+
     def __init__(self, spec: Shaw, site: Site) -> None:
         super().__init__()
         self.max_distance = spec.max_distance
@@ -41,8 +44,8 @@ class _Shaw(PositionTerms):
         self.keys = site.parameter(rows, site.d_head, role="position")
         self.values: nn.Parameter | None = site.parameter(rows, site.d_value, role="position") if spec.values else None
 
-    def forward(self, places: Places) -> Terms:
-        index = places.distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+    def forward(self, view: View) -> Terms:
+        index = places(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
         rows = self.keys.shape[0]
 
         def content(q: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, S), never T x S x K

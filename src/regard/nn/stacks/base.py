@@ -1,8 +1,7 @@
 """Stack slot: one side of a model."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Float, Int
@@ -10,20 +9,22 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Context, Site, View
-from regard.nn.pattern import AttentionPattern
-from regard.nn.position.base import AtHeads, Position, PositionTerms, places
+from regard.nn.core import Site
+from regard.nn.mask import Context, View
+from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.state import Rows
 from regard.tree import Spec, walk
 
 
 def check_seen(spec: Spec) -> None:
-    """Refuse a position, a sight or strictness where no branch looks at other tokens: it would be ignored."""
-    if any(isinstance(part, BranchSpec) and part.looks for part in walk(spec)):
+    """Refuse a position, an attention pattern or strictness where no branch attends to other tokens."""
+    if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
         if getattr(spec, name, None):
-            raise SpecError(name, "no branch of this stack looks at other tokens, so it would be ignored; leave it out")
+            raise SpecError(
+                name, "no branch of this stack attends to other tokens, so it would be ignored; leave it out"
+            )
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
@@ -34,7 +35,7 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
     takers = {
         getattr(part, "heads", None) or site.heads
         for part in walk(spec)
-        if isinstance(part, BranchSpec) and part.looks and getattr(part, "position", None) is None
+        if isinstance(part, BranchSpec) and part.attends and getattr(part, "position", None) is None
     }
     shown = ", ".join(map(str, sorted(takers))) or "none without a position of its own"
     for i, other in enumerate(positions):
@@ -81,7 +82,10 @@ class StackSpec(Spec):
 
 
 class Stack(nn.Module):
-    """Abstract: runs blocks over the stream."""
+    """Abstract: runs blocks one after the other. `positions` are those for attentions of another number of heads."""
+
+    position: PositionTerms | None
+    positions: nn.ModuleDict
 
     if TYPE_CHECKING:
 
@@ -97,28 +101,10 @@ class Stack(nn.Module):
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
         """A state for every call in a new decoding."""
 
-
-def prepare(
-    view: View,
-    position: PositionTerms | None,
-    attention_pattern: AttentionPattern | None = None,
-    strict: bool = False,
-    others: Mapping[int, PositionTerms] | None = None,
-) -> View:
-    """The view of a stack's layers: the mask with the stack's sight, and its position terms. Once per forward pass.
-
-    `others` are positions for attentions of another number of heads than the model's.
-    """
-    if view.beams is not None:
-        view = replace(view, beams=prepare(view.beams, position, attention_pattern, strict, others))
-    if attention_pattern is not None or strict:
-        view = replace(
-            view, mask=replace(view.mask, attention_pattern=attention_pattern, strict=strict), lowered={}, shared={}
-        )
-    main = view if position is None else view.with_terms(position(places(view)))
-    if not others:
-        return main
-    return replace(main, others={heads: view.with_terms(other(places(view))) for heads, other in others.items()})
+    def with_positions(self, view: View) -> View:
+        """The view with the terms of the stack's positions, computed once for all its layers."""
+        positions: Any = {int(heads): position for heads, position in self.positions.items()}
+        return view.with_positions(self.position, positions)
 
 
 def shared_positions(

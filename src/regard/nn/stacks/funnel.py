@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import MOST_BLOCKS, Context, Site, View, check_count
-from regard.nn.mask import Mask
+from regard.nn.core import MOST_BLOCKS, Site, check_count
+from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
 from regard.nn.state import Rows
 from regard.tree import walk
 
@@ -46,7 +46,7 @@ class Funnel(StackSpec):
         if len({other.heads for other in self.positions}) < len(self.positions):
             raise SpecError("positions", "two of them are for the same number of heads; keep one")
         for i, block in enumerate(self.pattern):
-            if not any(isinstance(part, BranchSpec) and part.looks for part in walk(block.branches[0])):
+            if not any(isinstance(part, BranchSpec) and part.attends for part in walk(block.branches[0])):
                 raise SpecError(
                     f"pattern[{i}].branches", "a funnel halves the stream after self-attention, which must come first"
                 )
@@ -69,10 +69,12 @@ class Funnel(StackSpec):
             )
         check_shared(self.position, self.positions, self, site)
         others = {other.heads: other.position for other in self.positions}
-        return _Funnel(self, replace(site, depth=self.blocks(), position=self.position, positions=others))
+        return FunnelModule(self, replace(site, depth=self.blocks(), position=self.position, positions=others))
 
 
-class _Funnel(Stack):
+class FunnelModule(Stack):
+    """The module that Funnel builds."""
+
     def __init__(self, spec: Funnel, site: Site) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
@@ -111,9 +113,8 @@ class _Funnel(Stack):
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
     def viewed(self, view: View) -> View:
-        """The view with the stack's sight and position terms."""
-        others: Any = {int(heads): position for heads, position in self.positions.items()}
-        return prepare(view, self.position, self.attention_pattern, others=others)
+        """The view with the stack's attention pattern and position terms."""
+        return self.with_positions(view.with_mask(attention_pattern=self.attention_pattern))
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:  # noqa: ARG002
         raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")

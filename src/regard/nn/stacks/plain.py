@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block
-from regard.nn.core import MOST_BLOCKS, Context, Site, check_count
+from regard.nn.core import MOST_BLOCKS, Site, check_count
+from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position, PositionTerms
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
 from regard.nn.state import Rows
 
 
@@ -70,10 +71,12 @@ class Plain(StackSpec):
             blocks.append(self.block(i).build(site.inside(where, layer=i)))
         last = self.block(self.depth - 1).rules()[-1]
         shared = shared_positions(self.position, self.positions, site)
-        return _Plain(self, blocks, *shared, last.end(site.inside("pattern[-1].residual")))
+        return PlainModule(self, blocks, *shared, last.end(site.inside("pattern[-1].residual")))
 
 
-class _Plain(Stack):
+class PlainModule(Stack):
+    """The module that Plain builds."""
+
     def __init__(
         self,
         spec: Plain,
@@ -93,8 +96,8 @@ class _Plain(Stack):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        others: Any = {int(heads): position for heads, position in self.positions.items()}
-        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.attention_pattern, self.strict, others))
+        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
+        ctx = replace(ctx, own=self.with_positions(view))
         layers = [x]
         for call, block in enumerate(self.plan):
             x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])

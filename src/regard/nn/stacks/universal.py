@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
-from regard.nn.core import MOST_BLOCKS, Context, Site, check_count, widen
+from regard.nn.core import MOST_BLOCKS, Site, check_count, widen
+from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, prepare, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
 from regard.nn.state import Rows, StaticKV
 
 
@@ -107,7 +108,7 @@ def _site(spec: Universal | UniversalACT, site: Site) -> Site:
     return replace(site, depth=spec.blocks(), layer=0, position=spec.position, positions=others)
 
 
-class _Universal(Stack):
+class UniversalModule(Stack):
     """Abstract: all but what happens in the recurrent steps."""
 
     def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
@@ -123,8 +124,8 @@ class _Universal(Stack):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        others: Any = {int(heads): position for heads, position in self.positions.items()}
-        ctx = replace(ctx, own=prepare(ctx.own, self.position, self.attention_pattern, self.strict, others))
+        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
+        ctx = replace(ctx, own=self.with_positions(view))
         layers = [x] if keep else None
         for call in range(self.first):
             x = self.call(x, call, ctx, state)
@@ -177,7 +178,7 @@ class _Steps(nn.Module):
         return self.factor * self.position[n]
 
 
-class _Fixed(_Universal):
+class _Fixed(UniversalModule):
     def recur(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
     ) -> Float[Tensor, "B T D"]:
@@ -187,7 +188,7 @@ class _Fixed(_Universal):
         return x
 
 
-class _Adaptive(_Universal):
+class _Adaptive(UniversalModule):
     def __init__(self, spec: UniversalACT, site: Site) -> None:
         super().__init__(spec, site)
         self.halt = site.parameter(1, site.d_model, role="other")

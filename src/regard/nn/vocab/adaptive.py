@@ -46,10 +46,12 @@ class AdaptiveTable(TableSpec):
     def build(self, vocab: int, width: int, site: Site) -> Table:
         if vocab < len(self.parts):
             raise site.error("parts", f"{vocab} ids are too few for {len(self.parts)} clusters; choose fewer")
-        return _AdaptiveTable(self, vocab, width, site)
+        return AdaptiveTableModule(self, vocab, width, site)
 
 
-class _AdaptiveTable(Table):
+class AdaptiveTableModule(Table):
+    """The module that AdaptiveTable builds."""
+
     def __init__(self, spec: AdaptiveTable, vocab: int, width: int, site: Site) -> None:
         super().__init__()
         self.cuts = spec.cuts(vocab)
@@ -124,10 +126,12 @@ class AdaptiveSoftmax(HeadSpec):
             raise SpecError("head.tails", f"is {self.tails}, but the table has {tails} clusters after the first")
 
     def build(self, vocab: int, site: Site) -> Head:  # noqa: ARG002
-        return _AdaptiveSoftmax(self, site)
+        return AdaptiveSoftmaxModule(self, site)
 
 
-class _AdaptiveSoftmax(Head):
+class AdaptiveSoftmaxModule(Head):
+    """The module that AdaptiveSoftmax builds."""
+
     def __init__(self, spec: AdaptiveSoftmax, site: Site) -> None:
         super().__init__()
         self.tails = site.parameter(spec.tails, site.d_model, role="embedding")
@@ -135,7 +139,7 @@ class _AdaptiveSoftmax(Head):
         self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
-        assert isinstance(table, _AdaptiveTable)
+        assert isinstance(table, AdaptiveTableModule)
         h = h if self.factor is None else h * self.factor
         first = table.cluster(0).logits(h)
         first = widen(torch.cat((first, h @ self.tails.T), -1)).log_softmax(-1)
@@ -146,7 +150,7 @@ class _AdaptiveSoftmax(Head):
     def score(
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
-        assert isinstance(table, _AdaptiveTable)
+        assert isinstance(table, AdaptiveTableModule)
         h = h if self.factor is None else h * self.factor
         loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         first, tails = labels, []

@@ -37,6 +37,10 @@ class HeadSpec(Spec):
 class Head(nn.Module):
     """Abstract: a normalised distribution over ids."""
 
+    def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
+        """Unnormalised log-probabilities of every id; of a head that is not one softmax, the normalised ones."""
+        return self.log_probs(h, table)
+
     @abstractmethod
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         """log p of every id, at least in float32. `table` is None for a head that brings its own."""

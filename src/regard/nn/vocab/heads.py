@@ -33,21 +33,25 @@ class Softmax(HeadSpec):
             raise SpecError("z_loss", f"must not be negative, not {self.z_loss}")
 
     def build(self, vocab: int, site: Site) -> Head:
-        return _Softmax(self, vocab, site.d_model)
+        return SoftmaxModule(self, vocab, site.d_model)
 
 
-class _Softmax(Head):
+class SoftmaxModule(Head):
+    """The module that Softmax builds."""
+
     def __init__(self, spec: Softmax, vocab: int, d_model: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
         self.factor = d_model**-0.5 if spec.scaled else None
         self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
-    def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
+    def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         assert table is not None
-        logits = table.logits(h if self.factor is None else h * self.factor)
-        logits = widen(logits)
-        return (logits if self.bias is None else logits + self.bias).log_softmax(-1)
+        logits = widen(table.logits(h if self.factor is None else h * self.factor))
+        return logits if self.bias is None else logits + self.bias
+
+    def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
+        return self.logits(h, table).log_softmax(-1)
 
     def score(
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None

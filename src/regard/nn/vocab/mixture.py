@@ -33,10 +33,12 @@ class MixtureOfSoftmaxes(HeadSpec):
             raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
 
     def build(self, vocab: int, site: Site) -> Head:
-        return _MixtureOfSoftmaxes(self, vocab, site)
+        return MixtureOfSoftmaxesModule(self, vocab, site)
 
 
-class _MixtureOfSoftmaxes(Head):
+class MixtureOfSoftmaxesModule(Head):
+    """The module that MixtureOfSoftmaxes builds."""
+
     def __init__(self, spec: MixtureOfSoftmaxes, vocab: int, site: Site) -> None:
         super().__init__()
         self.prior = site.linear(site.d_model, {"other": spec.components}, bias=False)
@@ -44,7 +46,7 @@ class _MixtureOfSoftmaxes(Head):
             site.linear(site.d_model, {"other": site.d_model}, bias=False) for _ in range(spec.components)
         )
         self.factor = site.d_model**-0.5 if spec.scaled else None
-        self.label_smoothing, self.logits = spec.label_smoothing, vocab * spec.components  # a row's
+        self.label_smoothing, self.row_logits = spec.label_smoothing, vocab * spec.components  # a row's
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
         """log pi and c."""
@@ -56,7 +58,7 @@ class _MixtureOfSoftmaxes(Head):
         assert table is not None
         rows = h.reshape(-1, h.shape[-1])
         found = []
-        for some in rows.split(max(1, chunk_rows(rows.shape[0], self.logits, h.device))):
+        for some in rows.split(max(1, chunk_rows(rows.shape[0], self.row_logits, h.device))):
             prior, contexts = self.components(some)
             found.append((widen(table.logits(contexts)).log_softmax(-1) + prior[..., None]).logsumexp(-2))
         return torch.cat(found).unflatten(0, h.shape[:-1])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.packed import PrepackableLinear
 from regard.tree import Spec
 
 
@@ -47,10 +46,12 @@ class Embeddings(TableSpec):
     kind = "embeddings"
 
     def build(self, vocab: int, width: int, site: Site) -> Table:
-        return _Embeddings(vocab, width, site)
+        return EmbeddingsModule(vocab, width, site)
 
 
-class _Embeddings(Table, PrepackableLinear):
+class EmbeddingsModule(Table):
+    """The table of an Embeddings: `weight` has one row per id."""
+
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(vocab, width, role="embedding")
@@ -60,9 +61,6 @@ class _Embeddings(Table, PrepackableLinear):
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
         return h, self.weight
-
-    def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
-        return self.product(h, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,12 @@ class Factorised(TableSpec):
             raise SpecError("width", f"must be at least 1, not {self.width}")
 
     def build(self, vocab: int, width: int, site: Site) -> Table:
-        return _Factorised(vocab, self.width, width, site)
+        return FactorisedModule(vocab, self.width, width, site)
 
 
-class _Factorised(Table):
+class FactorisedModule(Table):
+    """The module that Factorised builds."""
+
     def __init__(self, vocab: int, narrow: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(vocab, narrow, role="embedding")

@@ -14,11 +14,10 @@ from torch import Tensor
 from regard.batch import Batch, translation
 from regard.data.objectives import Translation
 from regard.errors import DataError, SpecError
-from regard.models.base import build
 from regard.models.baselines.bytenet import ByteNet
+from regard.models.build import build
 from regard.nn.causal_convolution import windows
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, View
 from regard.planner.fit import packs
 from regard.testing import tiny
 from tests.learning import Learned, copying, wrong_tokens

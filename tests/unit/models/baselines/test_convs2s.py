@@ -11,12 +11,11 @@ from torch import Tensor
 
 from regard.batch import Batch, translation
 from regard.errors import DataError, SpecError
-from regard.models.base import build
 from regard.models.baselines.convs2s import ConvS2S
-from regard.nn.core import Trace, View
+from regard.models.build import build
 from regard.nn.init import Xavier
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, Trace, View
 from regard.nn.vocab.tables import Sharing
 from regard.testing import tiny
 from tests.learning import Learned, reversing, wrong_tokens

@@ -10,12 +10,12 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.data.objectives import Translation
 from regard.errors import DataError, SpecError
-from regard.models.base import build, count
 from regard.models.baselines.attention_score import AdditiveScore, BilinearScore, DotScore, GeneralScore
 from regard.models.baselines.rnn import ConstantState, EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
+from regard.models.build import build, count
 from regard.models.cost import cost
-from regard.nn.core import Trace
 from regard.nn.input import Tokens
+from regard.nn.mask import Trace
 from regard.nn.recurrent import GRU, LSTM, Elman, LearnedStart
 from regard.nn.vocab.tables import Sharing
 from regard.planner.fit import fitted, packs

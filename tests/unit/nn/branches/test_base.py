@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from regard.errors import SpecError
-from regard.nn.branches.base import attention_site, merge_heads, split_heads
+from regard.nn.attention import merge_heads, split_heads
+from regard.nn.branches.base import attention_site
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 

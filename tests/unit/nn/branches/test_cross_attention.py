@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import beams_apart
 from regard.nn.branches.cross_attention import CrossAttention
-from regard.nn.core import Branch, Context, Memory, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.norm import RMSNorm
 from regard.nn.state import Rows, StaticKV
 
@@ -48,7 +48,7 @@ def test_by_formula(spec: CrossAttention, site: MakeSite, naive: Naive) -> None:
     """C50: queries from the stream, keys and values from the memory."""
     branch: Any = branch_of(spec, site())
     x, memory = torch.randn(2, T, 12), torch.randn(2, S, 12)
-    G, H = branch.groups, branch.heads
+    G, H = branch.kv_heads, branch.heads
     K, V = branch.widths[0] // G, branch.widths[1] // G
 
     def heads(y: Tensor, count: int, width: int, norm: Any = None) -> Tensor:
@@ -115,7 +115,9 @@ def test_beams_come_back_as_rows() -> None:
 
 def test_an_encoder_to_look_at_is_needed(site: MakeSite) -> None:
     for changes in ({"side": "encoder"}, {"encoder_depth": 0}):
-        with pytest.raises(SpecError, match=r"^stack\.pattern\[0\]\.kind: cross-attention needs an encoder to look at"):
+        with pytest.raises(
+            SpecError, match=r"^stack\.pattern\[0\]\.kind: cross-attention needs an encoder to attend to"
+        ):
             CrossAttention().build(site(path="stack.pattern[0]", **changes))
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
-from regard.nn.core import Context, Reporting, Site, View
+from regard.nn.core import Reporting, Site
 from regard.nn.init import T5Init
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset

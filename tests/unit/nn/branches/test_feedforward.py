@@ -8,9 +8,9 @@ from torch import nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.branches.feedforward import FeedForward
-from regard.nn.core import Branch, Context, Site, View
+from regard.nn.core import Branch, Site
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 4, 4, torch.device("cpu")))

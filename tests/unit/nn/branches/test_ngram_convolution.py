@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.ngram_convolution import NGramConvolution
-from regard.nn.core import Context, Site, View
+from regard.nn.core import Site
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.nn.state import ActivationCache, Rows
 
 MakeSite = Callable[..., Site]

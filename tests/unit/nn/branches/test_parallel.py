@@ -13,8 +13,8 @@ from regard.nn.branches.evolved import EvolvedDecoderConv
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Memory, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.residual import PreNorm
 from regard.nn.state import KVCache, Rows, StaticKV
 

@@ -11,9 +11,9 @@ from torch import nn
 from regard.errors import SpecError
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.product_key import ProductKeyMemory, product_top
-from regard.nn.core import Context, Site, View
+from regard.nn.core import Site
 from regard.nn.init import T5Init
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, View
 from regard.presets import preset
 from regard.training.optim import is_table
 from regard.variants import apply

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from regard.errors import DataError, SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.nn.branches.recurrent import Recurrence
-from regard.nn.core import Context, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.recurrent import Elman, LearnedStart
 from regard.presets import preset
 from regard.testing import tiny

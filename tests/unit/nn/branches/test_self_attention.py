@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, Trace, View
 from regard.nn.norm import RMSNorm
 from regard.nn.position.additive import Injected
-from regard.nn.position.base import places
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
@@ -43,7 +42,7 @@ def by_hand(
     branch: Any, spec: SelfAttention, x: Tensor, mask: Mask, naive: Naive, bias: Tensor | None = None
 ) -> Tensor:
     """concat_h(softmax(scale q_h k_g') v_g) W_o, head by head, g = h // (H / G)."""
-    H, G = branch.heads, branch.groups
+    H, G = branch.heads, branch.kv_heads
     K, V = branch.widths[0] // H, branch.widths[2] // G
     W, b = branch.qkv.weight, branch.qkv.bias
     b = torch.zeros(len(W)) if b is None else b
@@ -94,7 +93,7 @@ def test_by_formula(spec: SelfAttention, mask: Mask, site: MakeSite, naive: Naiv
 def test_parameters(spec: SelfAttention, site: MakeSite) -> None:
     """C4: three projections, and W_o if there is one."""
     branch: Any = spec.build(site())
-    H, G = branch.heads, branch.groups
+    H, G = branch.heads, branch.kv_heads
     K, V, bias = branch.widths[0] // H, branch.widths[2] // G, spec.bias is not False
     projections = (12 + bias) * (H * K + G * K + G * V) + spec.output * (H * V + bias) * 12
     norms = 0 if spec.query_key_norm.kind == "no_norm" else 2 * K
@@ -104,7 +103,7 @@ def test_parameters(spec: SelfAttention, site: MakeSite) -> None:
 def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
     branch, x = branch_of(SelfAttention(), site()), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    view = view.with_terms(T5Bias(8, 9).build(site())(places(view)))
+    view = view.with_terms(T5Bias(8, 9).build(site())(view))
     assert view.terms is not None
     expected = by_hand(branch, SelfAttention(), x, view.mask, naive, view.terms.bias)
     torch.testing.assert_close(branch(x, Context(view)), expected, rtol=0, atol=1e-12)
@@ -114,8 +113,8 @@ def test_a_position_of_its_own_replaces_the_stacks(site: MakeSite, naive: Naive)
     spec = SelfAttention(position=ALiBi())
     branch, x = branch_of(spec, site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    own = ALiBi().build(site())(places(view)).bias
-    loud = view.with_terms(T5Bias(8, 9).build(site())(places(view)))
+    own = ALiBi().build(site())(view).bias
+    loud = view.with_terms(T5Bias(8, 9).build(site())(view))
     expected = by_hand(branch, SelfAttention(), x, view.mask, naive, own)
     torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
 

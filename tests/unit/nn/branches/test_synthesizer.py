@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.models.cost import cost
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.branches.self_attention import SelfAttention
@@ -22,12 +22,12 @@ from regard.nn.branches.synthesizer import (
     Synthesizer,
     TwoLayerScores,
 )
-from regard.nn.core import Branch, Context, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, Trace, View
 from regard.nn.norm import RMSNorm
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected
-from regard.nn.position.base import AtHeads, places
+from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
@@ -152,8 +152,8 @@ def test_gradients_by_formula(spec: Synthesizer, site: MakeSite, seen: Seen) -> 
 def test_the_stacks_bias_for_so_many_heads_joins_the_scores(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
     branch, x = branch_of(spec, site(positions={2: T5Bias(8, 9)})), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    terms = branch_of(T5Bias(8, 9), site(heads=2))(places(view))
-    loud = replace(view, others={2: view.with_terms(terms)})
+    terms = branch_of(T5Bias(8, 9), site(heads=2))(view)
+    loud = replace(view, by_heads={2: view.with_terms(terms)})
     expected = by_hand(branch, spec, x, view.mask, seen, terms.bias)
     torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
 
@@ -162,8 +162,8 @@ def test_the_stacks_bias_for_so_many_heads_joins_the_scores(spec: Synthesizer, s
 def test_a_position_of_its_own_replaces_the_stacks(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
     branch, x = branch_of(replace(spec, position=ALiBi()), site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    own = ALiBi().build(site(heads=2))(places(view)).bias
-    loud = view.with_terms(T5Bias(8, 9).build(site())(places(view)))
+    own = ALiBi().build(site(heads=2))(view).bias
+    loud = view.with_terms(T5Bias(8, 9).build(site())(view))
     expected = by_hand(branch, spec, x, view.mask, seen, own)
     torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.models.base import build, count
+from regard.models.build import build, count
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
-from regard.nn.core import Context, Memory, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.norm import LayerNorm
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PostNorm, PreNorm

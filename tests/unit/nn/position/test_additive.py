@@ -8,10 +8,9 @@ from torch import nn
 
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Injected, Learned, Sinusoidal
-from regard.nn.position.base import places
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -124,7 +123,7 @@ class TestInjected:
     """C61: q + p_i, k + p_j, v + p_j."""
 
     def test_adds_the_same_vectors_to_queries_keys_and_values(self, site: MakeSite) -> None:
-        terms = Injected(Learned(9)).build(site())(places(View(Mask(start=2), 3, 5, CPU)))
+        terms = Injected(Learned(9)).build(site())(View(Mask(start=2), 3, 5, CPU))
         assert terms.offset is not None
         assert terms.offset.shape == (1, 3, 12)
         assert (terms.bias, terms.rotation, terms.content, terms.context) == (None, None, None, None)

@@ -1,7 +1,6 @@
 import torch
 
-from regard.nn.core import View
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, View
 from regard.nn.position.base import Places, places
 
 CPU = torch.device("cpu")

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, View
-from regard.nn.mask import Mask
-from regard.nn.position.base import Places, Position, places
+from regard.nn.core import Site
+from regard.nn.mask import Mask, View
+from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias, alibi_slopes
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
 
 
-def bias_of(position: Position, at: Places, site: Site) -> tuple[Tensor, nn.Module]:
+def bias_of(position: Position, at: View, site: Site) -> tuple[Tensor, nn.Module]:
     module = position.build(site)
     terms = module(at)
     assert terms.bias is not None
@@ -23,8 +23,8 @@ def bias_of(position: Position, at: Places, site: Site) -> tuple[Tensor, nn.Modu
     return terms.bias, module
 
 
-def whole(T: int) -> Places:
-    return places(View(Mask(), T, T, CPU))
+def whole(T: int) -> View:
+    return View(Mask(), T, T, CPU)
 
 
 @pytest.mark.parametrize("position", [DistanceBias(3), T5Bias(8, 9), ALiBi()], ids=repr)
@@ -43,8 +43,8 @@ def test_bias_is_toeplitz_per_head(position: Position, site: MakeSite) -> None:
 def test_the_bias_of_a_step_is_a_row_of_the_whole(position: Position, site: MakeSite) -> None:
     module = position.build(site())
     bias = module(whole(9)).bias
-    step = module(places(View(Mask(causal=True, start=7), 2, 9, CPU))).bias
-    ragged = module(places(View(Mask(causal=True, q_pos=torch.tensor([[7], [2]])), 1, 9, CPU))).bias
+    step = module(View(Mask(causal=True, start=7), 2, 9, CPU)).bias
+    ragged = module(View(Mask(causal=True, q_pos=torch.tensor([[7], [2]])), 1, 9, CPU)).bias
     assert bias is not None
     assert step is not None
     assert ragged is not None

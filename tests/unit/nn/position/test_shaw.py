@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from regard.errors import SpecError
-from regard.nn import kernels
-from regard.nn.core import Site, View
-from regard.nn.mask import Mask
-from regard.nn.position.base import places
+from regard.fast import attention as kernels
+from regard.nn.core import Site
+from regard.nn.mask import Mask, View
 from regard.nn.position.shaw import Shaw
 
 MakeSite = Callable[..., Site]
@@ -32,7 +31,7 @@ def test_the_papers_double_loop(mask: Mask, values: bool, site: MakeSite) -> Non
     module = Shaw(far, values).build(site(d_head=K, d_value=V))
     q, k, v = torch.randn(B, H, T, K), torch.randn(B, H, T, K), torch.randn(B, H, T, V)
     view = View(mask, T, T, CPU)
-    view = view.with_terms(module(places(view)))
+    view = view.with_terms(module(view))
     a, c = module.keys, module.values
     dense = mask.dense(T, T, CPU)
     expected = torch.zeros(B, H, T, V)
@@ -51,7 +50,7 @@ def test_the_papers_double_loop(mask: Mask, values: bool, site: MakeSite) -> Non
 
 
 def test_the_value_term_alone_needs_the_reference_kernel(site: MakeSite) -> None:
-    at = places(View(Mask(), 6, 6, CPU))
+    at = View(Mask(), 6, 6, CPU)
     with_values, without = Shaw(2).build(site())(at), Shaw(2, values=False).build(site())(at)
     assert with_values.context is not None
     assert without.context is None
@@ -60,8 +59,8 @@ def test_the_value_term_alone_needs_the_reference_kernel(site: MakeSite) -> None
 
 def test_a_step_is_a_row_of_the_whole(site: MakeSite) -> None:
     module, q = Shaw(2).build(site(d_head=4)), torch.randn(2, 3, 6, 4)
-    whole = module(places(View(Mask(), 6, 6, CPU))).content
-    step = module(places(View(Mask(causal=True, start=5), 1, 6, CPU))).content
+    whole = module(View(Mask(), 6, 6, CPU)).content
+    step = module(View(Mask(causal=True, start=5), 1, 6, CPU)).content
     assert whole is not None
     assert step is not None
     torch.testing.assert_close(step(q[:, :, 5:]), whole(q)[:, :, 5:])

@@ -13,13 +13,13 @@ from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import RandomScores, Synthesizer
 from regard.nn.branches.weighted import Weighted
-from regard.nn.core import MOST_BLOCKS, Site, View
-from regard.nn.mask import Mask
+from regard.nn.core import MOST_BLOCKS, Site
+from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
-from regard.nn.stacks.base import StackSpec, prepare
+from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
@@ -29,13 +29,13 @@ CPU = torch.device("cpu")
 
 def test_nothing_to_prepare_leaves_the_view_alone() -> None:
     view = View(Mask(causal=True), 3, 3, CPU)
-    assert prepare(view, None, None, False) is view
+    assert view.with_mask(attention_pattern=None, strict=False).with_positions(None) is view
 
 
 def test_sight_and_strictness_join_the_mask_and_forget_what_was_lowered() -> None:
     view = View(Mask(causal=True), 3, 3, CPU)
     view.lowered["x"] = view.shared["x"] = 1
-    prepared = prepare(view, None, Window(2), True)
+    prepared = view.with_mask(attention_pattern=Window(2), strict=True)
     assert prepared.mask == Mask(causal=True, strict=True, attention_pattern=Window(2))
     assert (prepared.lowered, prepared.shared) == ({}, {})
     assert view.mask == Mask(causal=True)
@@ -43,7 +43,7 @@ def test_sight_and_strictness_join_the_mask_and_forget_what_was_lowered() -> Non
 
 def test_positions_join_as_terms(site: Callable[..., Site]) -> None:
     module = ALiBi().build(site())
-    prepared = prepare(View(Mask(causal=True, start=2), 1, 3, CPU), module, None, False)
+    prepared = View(Mask(causal=True, start=2), 1, 3, CPU).with_positions(module)
     assert prepared.terms is not None
     assert prepared.terms.bias is not None
     assert prepared.terms.bias.shape == (1, 3, 1, 3)

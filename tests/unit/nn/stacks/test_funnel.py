@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from regard.batch import translation
 from regard.errors import DataError, SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Context, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Site
+from regard.nn.mask import Context, Mask, Trace, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads

@@ -11,8 +11,8 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Memory, Site, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.norm import NoNorm
 from regard.nn.pattern import Window
 from regard.nn.position.bias import ALiBi, T5Bias

@@ -9,18 +9,19 @@ from torch import Tensor, nn
 
 from regard.batch import translation
 from regard.errors import SpecError
-from regard.models.base import build, count, flat
+from regard.models.build import build, count
 from regard.models.decoder_only import DecoderOnly
+from regard.models.decoding import flat
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Context, Memory, Site, Trace, View
+from regard.nn.core import Branch, Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import T5Init
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.norm import LayerNorm, NoNorm
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads

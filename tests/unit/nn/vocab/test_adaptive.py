@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import SpecError
-from regard.models.base import build
+from regard.models.build import build
 from regard.nn.core import Site
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.base import Head

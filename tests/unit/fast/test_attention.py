@@ -10,16 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.batch import Batch, translation
 from regard.errors import KernelError
-from regard.models.base import build
+from regard.fast import attention as kernels
+from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.nn import kernels
+from regard.nn import attention
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Terms, Trace, View
-from regard.nn.mask import Mask
+from regard.nn.mask import Mask, Terms, Trace, View
 from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
@@ -211,14 +211,14 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize(("scale", "value"), [("sqrt", 0.25), ("none", 1.0), (0.7, 0.7), (2.0, 2.0)])
-def test_factor(scale: kernels.Scale, value: float) -> None:
-    assert kernels.factor(scale, 16) == value
+def test_factor(scale: attention.Scale, value: float) -> None:
+    assert attention.factor(scale, 16) == value
 
 
 def test_spread_repeats_each_key_head_for_its_queries() -> None:
     k = torch.randn(2, 2, 3, 4)
-    assert torch.equal(kernels.spread(k, 6), torch.stack([k[:, h // 3] for h in range(6)], 1))
-    assert kernels.spread(k, 2) is k
+    assert torch.equal(attention.repeat_heads(k, 6), torch.stack([k[:, h // 3] for h in range(6)], 1))
+    assert attention.repeat_heads(k, 2) is k
 
 
 class TestChoice:

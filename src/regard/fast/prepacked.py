@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.models.baselines.weight_norm import NormedRows
+from regard.nn.linear import Projection
+from regard.nn.vocab.tables import EmbeddingsModule
+
 SOME = 32  # rows up to which blocks are faster
 WIDE = 8  # a matrix with so many times more outputs than inputs, as a vocabulary, ...
 MANY = 128  # ... is faster in blocks up to so many
@@ -92,43 +96,82 @@ def _watched(weight: Tensor) -> Tensor | None:
         return None
 
 
-class PrepackableLinear(nn.Module):
-    """Abstract: a module with one weight that is multiplied with, and that may be laid out."""
+class Prepacked(nn.Module):
+    """Abstract: a module whose one weight is multiplied by its input, from a prepacked copy in inference."""
 
     weight: Tensor
-    layout: PrepackedWeight | None = None  # no tensor of the model: it is neither stored nor trained
+    prepacked: PrepackedWeight
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
-        """x W' + b. Only in inference mode, where no gradient can be asked for, may the weight lie in another order."""
-        if self.layout is None or not torch.is_inference_mode_enabled():
+        """x W' + b. Only in inference mode, where there is no gradient, may the weight lie in another order."""
+        if not torch.is_inference_mode_enabled():
             return F.linear(x, self.weight, bias)
-        return self.layout.product(x, self.weight, bias)
+        return self.prepacked.product(x, self.weight, bias)
 
-    def train(self, mode: bool = True) -> "PrepackableLinear":
-        if mode and self.layout is not None:
-            self.layout.forget()  # a step of training writes to all of it
+    def train(self, mode: bool = True) -> "Prepacked":
+        if mode:
+            self.prepacked.forget()  # a step of training writes to all of the weight
         return super().train(mode)
 
 
-def lay_out(model: nn.Module, frozen: bool = False) -> None:
-    """Let a model that is only used lay out the weights that it reads at every step of a decoding.
+class PrepackedLinear(Prepacked, Projection):
+    """x W' + b from a prepacked weight."""
 
-    An encoder reads a text once, many rows at a time, and is left as it is. Where torch has no oneDNN, so is all else.
-    Whoever changes a weight later gets the products of the changed one. `frozen` promises that nobody will: for weights
-    in memory that is not torch's own, such as a mapped file, which are otherwise left as they are.
+    def forward(self, input: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:  # torch's name
+        return self.product(input, self.bias)
+
+
+class PrepackedEmbeddings(Prepacked, EmbeddingsModule):
+    """A vocabulary table with logits from a prepacked weight."""
+
+    def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
+        return self.product(h, None)
+
+
+class CachedRows(NormedRows):
+    """Weight-normalised rows, computed once for all steps of a decoding on a CPU and again whenever they change.
+
+    A GPU computes them in less time than a step takes, and a captured step would not notice that a copy is old.
     """
-    if not available():
-        return
-    for name, part in model.named_children():
-        if name == "encoder":
-            continue
-        for module in part.modules():
-            if isinstance(module, PrepackableLinear) and module.weight.is_cpu and not module.weight.is_inference():
-                module.layout = PrepackedWeight(frozen)
+
+    cached: "CachedProduct"
+
+    def forward(self) -> Float[Tensor, "o i"]:
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled() and self.direction.is_cpu:
+            return self.cached.get(self)
+        return super().forward()
+
+    def train(self, mode: bool = True) -> "CachedRows":
+        self.cached = CachedProduct()  # training may write to the weights in ways that leave no mark
+        return super().train(mode)
+
+
+class CachedProduct:
+    """The rows of a `CachedRows`. No tensor of the model: it is neither stored nor trained."""
+
+    def __init__(self) -> None:
+        self.version: tuple[int, ...] = ()
+        self.weight: Tensor | None = None
+
+    def get(self, rows: CachedRows) -> Float[Tensor, "o i"]:
+        """The rows as they are now."""
+        parts = (rows.direction, rows.length)
+        if any(part.is_inference() for part in parts):  # their changes are not counted
+            return NormedRows.forward(rows)
+        version = tuple(number for part in parts for number in (part.data_ptr(), part._version))
+        if self.weight is None or version != self.version:
+            self.version, self.weight = version, NormedRows.forward(rows)
+        return self.weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CachedProduct":
+        return CachedProduct()
+
+    def __reduce__(self) -> tuple[type["CachedProduct"], tuple[()]]:
+        return CachedProduct, ()
 
 
 def available() -> bool:
-    """Whether torch has what is needed; these operators are its own and not promised to anybody."""
+    """Whether torch has these operators, which are not part of its public interface."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     if _address is None or _lazy_clone is None:
         return False

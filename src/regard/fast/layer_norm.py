@@ -16,8 +16,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.chance import drawn, kept
-from regard.nn.operators import operator
+from regard.fast.dropout_rng import draw_seed, keep_mask
+from regard.fast.operators import operator
 
 HELD = 2048  # numbers of a tile: several short vectors, or one long one
 PROGRAMS = 1024  # of a backward pass: each leaves a row of gradients to be added up
@@ -39,7 +39,7 @@ def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, 
     if JOINS:
         added = tl.load(added_ptr + places, mask=inside, other=0.0).to(tl.float32)
         if DROPS:
-            factor = tl.where(kept(seed, places, share), 1.0 / (1.0 - share), 0.0)
+            factor = tl.where(keep_mask(seed, places, share), 1.0 / (1.0 - share), 0.0)
         x = (x + added * factor).to(x_ptr.dtype.element_ty).to(tl.float32)
     return x, factor
 
@@ -175,4 +175,4 @@ def layer_norm(
     dropout: float = 0.0,
 ) -> Float[Tensor, "*n D"]:
     """Layer norm of x, or of x + drop(added), in the type of x, whatever autocast says."""
-    return normed(x, added, gain, bias, drawn(dropout, x.device), eps, dropout)
+    return normed(x, added, gain, bias, draw_seed(dropout, x.device), eps, dropout)

@@ -10,28 +10,28 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.decoding import device
 from regard.decoding.beam import Beam, search
 from regard.decoding.constraints import TokenConstraints
-from regard.decoding.device import BeamState, Request, find_each, flow, machine_for, refusal, rulebook
 from regard.decoding.hypothesis import Hypothesis, Limits
 from regard.decoding.job import Job, prepare
 from regard.decoding.search import FREE
 from regard.decoding.stopping import STOPPING
 from regard.errors import DataError
+from regard.fast import attention as kernels
+from regard.fast import beam_search as device
+from regard.fast.beam_search import BeamState, Request, find_each, flow, machine_for, refusal, rulebook
 from regard.inference.native import by_length
 from regard.models import base
-from regard.models.base import Generator, LanguageModel, build
+from regard.models.base import Generator, LanguageModel
 from regard.models.baselines.attention_score import AdditiveScore, GeneralScore
 from regard.models.baselines.rnn import RecurrentDecoder
-from regard.nn import kernels
+from regard.models.build import build
 from regard.nn.input import Tokens
 from regard.nn.position.additive import Learned
 from regard.presets import preset
 from regard.testing import tiny
 from regard.variants import apply
-
-from .telling import ENDS, Telling, random_rows, random_says, sources, translator
+from tests.unit.decoding.telling import ENDS, Telling, random_rows, random_says, sources, translator
 
 VOCAB = 23
 CPU = torch.device("cpu")

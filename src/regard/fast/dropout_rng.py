@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @triton.jit
-def kept(seed, index, share):
+def keep_mask(seed, index, share):
     """Which numbers dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
 
     A hash of the index (Wellons' lowbias32) with half of the seed added before and between its two products. Philox,
@@ -25,6 +25,6 @@ def kept(seed, index, share):
     return (h ^ (h >> 16)).to(tl.float32) >= share * 4294967296.0
 
 
-def drawn(dropout: float, device: torch.device) -> Int[Tensor, " 1"] | None:
-    """A seed for `kept`, from the generator of the device; None where nothing is dropped."""
+def draw_seed(dropout: float, device: torch.device) -> Int[Tensor, " 1"] | None:
+    """A random seed for `keep_mask` from the generator of the device; None if nothing is dropped."""
     return torch.randint(2**62, (1,), device=device) if dropout > 0.0 else None

@@ -1,21 +1,19 @@
 """Beams that share one cache say what beams say that copy theirs, whatever is read, reordered and dropped."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.models.base import Decoding, LanguageModel, ModelSpec
+from regard.fast.beam_cache import BeamCache, SharedRows, shared_rows, side_by_side
+from regard.fast.refill import refill, refillable
+from regard.models.base import LanguageModel, ModelSpec
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
-from regard.nn.beams import BeamAncestry
-from regard.nn.branches import self_attention
-from regard.nn.branches.base import split_heads
+from regard.models.decoding import Decoding
+from regard.nn.attention import split_heads
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Trace
+from regard.nn.mask import Trace
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import Position
@@ -23,7 +21,6 @@ from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import BeamCache, KVCache, Rows, side_by_side
 from regard.testing import tiny
 from regard.testing.laws import Subject
 from regard.tree import swap
@@ -65,11 +62,12 @@ SUBJECTS: dict[str, ModelSpec] = {
 }
 
 
-@contextmanager
-def copying() -> Iterator[None]:
-    """Every beam has a cache of its own, which is copied when beams are reordered."""
-    with patch.object(self_attention._SelfAttention, "start", lambda _, rows, ctx: KVCache(rows)):
-        yield
+def sharing(spec: ModelSpec) -> LanguageModel:
+    """The model in its fast form, whose beams share a cache; in its plain form every beam has one of its own."""
+    model = Subject(spec).own_model()
+    assert isinstance(model, LanguageModel)
+    fast.install(model)
+    return model
 
 
 def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, kept: bool = False) -> list[Tensor]:
@@ -102,10 +100,9 @@ def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, ke
     return said
 
 
-def both(model: LanguageModel, spec: ModelSpec, **how: bool) -> None:
-    shared = decode(model, spec, **how)
-    with copying():
-        copied = decode(model, spec, **how)
+def both(spec: ModelSpec, **how: bool) -> None:
+    shared = decode(sharing(spec), spec, **how)
+    copied = decode(Subject(spec).generator(), spec, **how)
     for step, (mine, theirs) in enumerate(zip(shared, copied, strict=True)):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, n=step: f"read {n}: {text}")
 
@@ -113,10 +110,9 @@ def both(model: LanguageModel, spec: ModelSpec, **how: bool) -> None:
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_sharing_a_cache_changes_nothing(name: str) -> None:
     spec = SUBJECTS[name]
-    model = Subject(spec).generator()
-    both(model, spec, static=False, ragged=False, kept=True)
-    both(model, spec, static=False, ragged=True)
-    both(model, spec, static=True, ragged=True)
+    both(spec, static=False, ragged=False, kept=True)
+    both(spec, static=False, ragged=True)
+    both(spec, static=True, ragged=True)
 
 
 # Wirings, attentions within other branches, and beside states that are still copied; the law of beams has all rows.
@@ -129,13 +125,13 @@ ROWS = (
 @pytest.mark.parametrize("name", ROWS.split())
 def test_nor_in_a_row_of_the_table(name: str) -> None:
     spec = apply(name, tiny.narang())
-    both(Subject(spec).generator(), spec, static=False, ragged=False, kept=True)
+    both(spec, static=False, ragged=False, kept=True)
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_no_key_moves(static: bool) -> None:
     """Reordering leaves every key where it is, and what a step writes goes to the same storage."""
-    model = Subject(tiny.encoder_decoder()).generator()
+    model = sharing(tiny.encoder_decoder())
     batch = Subject(tiny.encoder_decoder()).collate(Subject(tiny.encoder_decoder()).examples(2))
     with torch.no_grad():
         decoding = model.start(batch, 5, BEAMS, static)
@@ -168,31 +164,30 @@ def test_keys_and_values_are_written_at_once() -> None:
 
 def test_rows_that_are_counted_by_somebody_else() -> None:
     read = torch.tensor([[3, 3], [0, 0]])
-    rows = Rows(
-        torch.zeros(4, dtype=torch.int64), 9, uniform=False, static=True, paths=BeamAncestry(4, 2, 9, read.device, True)
-    )
+    rows = shared_rows(2, 2, read.device, 9, static=True)
     rows.follow(read)
     rows.advance(1, None)
     rows.reorder(torch.tensor([1, 0, 2, 2]))
     assert rows.positions(1).tolist() == [[3], [3], [0], [0]]
     read += 1
     assert rows.positions(2).tolist() == [[4, 5], [4, 5], [1, 2], [1, 2]]
-    assert rows.paths is not None
-    assert rows.paths.columns(1).tolist() == [[4], [1]]
+    assert isinstance(rows, SharedRows)
+    assert rows.ancestry.columns(1).tolist() == [[4], [1]]
     rows.restart(torch.tensor([0, 1]))
     assert read.tolist() == [[0, 0], [1, 1]]
 
 
 def test_paths_by_definition() -> None:
     """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is shown iff an ancestor wrote it."""
-    paths = BeamAncestry(2, 2, 4, torch.device("cpu"), static=False)
-    rows = Rows(torch.zeros(2, dtype=torch.int64), 4, paths=paths)
-    rows.shared_mask(1)
+    rows = shared_rows(1, 2, torch.device("cpu"), 4, static=False)
+    assert isinstance(rows, SharedRows)
+    paths = rows.ancestry
+    rows.beam_mask(1)
     rows.advance(1, None)
     rows.reorder(torch.tensor([1, 0]))
-    mask = rows.shared_mask(1)
-    assert mask.shown is not None
-    assert mask.shown()[0].tolist() == [[False, True, True, False], [True, False, False, True]]
+    mask = rows.beam_mask(1)
+    assert mask.on_path is not None
+    assert mask.on_path()[0].tolist() == [[False, True, True, False], [True, False, False, True]]
     assert mask.k_pos is not None
     assert mask.k_pos.tolist() == [[0, 0, 1, 1]]
     rows.advance(1, None)
@@ -210,10 +205,10 @@ def test_paths_by_definition() -> None:
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
     spec = tiny.decoder_only()
-    model, prompt = Subject(spec).generator(), torch.randint(3, tiny.VOCAB, (BEAMS, 3))
+    prompt = torch.randint(3, tiny.VOCAB, (BEAMS, 3))
     seg = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]) if ragged else None
 
-    def weights() -> list[Tensor]:
+    def weights(model: LanguageModel) -> list[Tensor]:
         with torch.no_grad():
             decoding = model.start(Subject(spec).collate(Subject(spec).examples(1)), 6, BEAMS)
             decoding.trace = Trace()
@@ -222,9 +217,7 @@ def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
             model.advance(prompt[:, :1], decoding)
         return decoding.trace.weights["decoder.self"]
 
-    shared = weights()
-    with copying():
-        copied = weights()
+    shared, copied = weights(sharing(spec)), weights(Subject(spec).generator())
     real = torch.ones_like(prompt) if seg is None else seg
     for mine, theirs in zip(shared[:2], copied[:2], strict=True):  # padding looks at something else, which is nothing
         torch.testing.assert_close(mine.transpose(1, 2)[real != 0], theirs.transpose(1, 2)[real != 0])
@@ -236,16 +229,16 @@ def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
 def test_a_source_that_comes_later_is_read_as_if_it_had_always_been_there(name: str) -> None:
     """In the place of another, at any step, with any past of the others."""
     spec = SUBJECTS[name]
-    model, rng = Subject(spec).generator(), torch.Generator().manual_seed(3)
+    model, rng = sharing(spec), torch.Generator().manual_seed(3)
     batch = Subject(spec).collate(Subject(spec).examples(3))
     ids = torch.randint(3, tiny.VOCAB, (6, 3 * BEAMS, 1), generator=rng)
     with torch.no_grad():
         decoding, fresh = (model.start(batch, 8, BEAMS, static=True) for _ in range(2))
-        assert decoding.refillable()
+        assert refillable([decoding])
         for step in range(3):
             model.advance(ids[step], decoding)
             decoding.reorder(torch.tensor([1, 1, 0, 5, 4, 3, 6, 8, 8]))
-        decoding.put(fresh, torch.tensor([2]), torch.tensor([0]))
+        refill(decoding, fresh, torch.tensor([2]), torch.tensor([0]))
         alone = model.start(batch, 8, BEAMS, static=True)
         for step in range(3, 6):
             mine = model.advance(ids[step], decoding)[:BEAMS]

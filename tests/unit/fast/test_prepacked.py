@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.models.base import LanguageModel, build
+from regard import fast
+from regard.fast.prepacked import Prepacked, PrepackedWeight
+from regard.models.base import LanguageModel
+from regard.models.build import build
 from regard.nn import packed
-from regard.nn.packed import PrepackableLinear, PrepackedWeight, lay_out
 from regard.testing import tiny
 
 
@@ -25,12 +27,12 @@ def single() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-class Product(PrepackableLinear):
+class Product(Prepacked):
     def __init__(self, outputs: int, inputs: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs))
         self.bias = nn.Parameter(torch.randn(outputs)) if bias else None
-        self.layout = PrepackedWeight()
+        self.prepacked = PrepackedWeight()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
@@ -47,10 +49,9 @@ def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) 
     module, x = Product(outputs, inputs, bias), torch.randn(*rows, inputs)
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
-    assert module.layout is not None
     many = x.shape[:-1].numel()
-    assert (module.layout.turned is not None) == (many == 1 and outputs >= inputs)
-    assert (module.layout.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
+    assert (module.prepacked.turned is not None) == (many == 1 and outputs >= inputs)
+    assert (module.prepacked.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
 
 
 def test_rows_that_do_not_lie_together() -> None:
@@ -128,10 +129,10 @@ def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> Non
     module, x = Product(24, 16), torch.randn(5, 16)
     module.weight = nn.Parameter(torch.from_numpy(np.ones((24, 16), np.float32)))
     for frozen in (False, True):
-        module.layout = PrepackedWeight(frozen)
+        module.prepacked = PrepackedWeight(frozen)
         with torch.inference_mode():
             torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
-        assert (module.layout.blocks is not None) == frozen
+        assert (module.prepacked.blocks is not None) == frozen
     with torch.no_grad():
         module.weight.mul_(2)  # in place: the address stays
     with torch.inference_mode():
@@ -150,7 +151,7 @@ def test_a_decoding_lays_out_every_weight_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PrepackedWeight, "_begin", counted)
     model = build(tiny.encoder_decoder(), seed=1).eval()
     assert isinstance(model, LanguageModel)
-    lay_out(model)
+    fast.install(model, fixed=True)
     batch = tiny.collate(tiny.encoder_decoder(), tiny.examples(tiny.encoder_decoder(), 2))
     for beams in (1, 3):
         with torch.inference_mode():
@@ -172,10 +173,10 @@ def test_gradients_are_those_of_the_weight() -> None:
 def test_a_model_keeps_its_parameters_and_its_answers() -> None:
     model = build(tiny.encoder_decoder(), seed=1).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    lay_out(model)
+    fast.install(model, fixed=True)
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    laid = [name for name, module in model.named_modules() if isinstance(module, PrepackableLinear) and module.layout]
+    laid = [name for name, module in model.named_modules() if isinstance(module, Prepacked)]
     assert "tables.tables.source" in laid
     assert any(name.startswith("decoder.") for name in laid)
     assert not any(name.startswith("encoder.") for name in laid)
@@ -195,8 +196,8 @@ def test_copies_lay_out_their_own_weight(again: object) -> None:
 def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "available", lambda: False)
     model = build(tiny.encoder_decoder(), seed=1).eval()
-    lay_out(model)
-    assert not [module for module in model.modules() if isinstance(module, PrepackableLinear) and module.layout]
+    fast.install(model, fixed=True)
+    assert not [module for module in model.modules() if isinstance(module, Prepacked)]
 
 
 def test_this_torch_has_the_operators() -> None:

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.operators import operator
+from regard.fast.operators import operator
 
 TILE = {"ROWS": 16, "WIDE": 256, "num_warps": 4}
 PROGRAMS = 128  # for each tile of columns: each leaves a row of gradients to be added up

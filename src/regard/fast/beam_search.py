@@ -40,7 +40,9 @@ from regard.decoding.stopping import (
     Stopping,
 )
 from regard.errors import DataError, SpecError
-from regard.nn import graphs, kernels
+from regard.fast import graphs
+from regard.fast.refill import refill, refillable
+from regard.nn import attention
 
 if TYPE_CHECKING:
     from regard.decoding.beam import Beam
@@ -379,7 +381,9 @@ class CapturedDecoder:
         """Let in sources, known to the caller by `numbers`, which are `of` in `fresh`."""
         free = [slot for slot in range(len(self.begun)) if slot not in self.busy][: len(numbers)]
         at = torch.tensor(free, device=self.device)
-        self.decodings.put(fresh, torch.tensor(of, device=self.device), at)
+        sources = torch.tensor(of, device=self.device)
+        for mine, its in zip(self.decodings.members, fresh.members, strict=True):
+            refill(mine, its, sources, at)
         self.board.begin(at, asked)
         for slot, number, one in zip(free, numbers, asked, strict=True):
             self.busy[slot], self.begun[slot] = number, self.steps
@@ -522,11 +526,11 @@ def machine_for(waiting: RequestQueue) -> CapturedDecoder:
     # A captured step reads the weights where they were.
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
     shape = (waiting.book, waiting.batch, waiting.width, waiting.room, waiting.device)
-    key = (weights, *shape, kernels.forced())  # and calls the kernels that it called
+    key = (weights, *shape, attention.forced())  # and calls the kernels that it called
     made = held.pop(key, None)
     if made is None:
         decodings = waiting.start(0)
-        if not decodings.refillable():
+        if not refillable(decodings.members):
             raise NotHereError("a state cannot take in another source")
         made = CapturedDecoder(waiting.book, decodings, waiting.batch, waiting.room)
     held[key] = made
@@ -612,3 +616,19 @@ def rulebook(job: Job, spec: "Beam") -> SearchConfig:
     never = {*job.ends.never, *(sequence[0] for sequence in job.rules[0].banned)}
     stopping = STOPPING[spec.stopping]
     return SearchConfig(spec.beam_size, spec.n_best, spec.scoring, stopping, job.ends, tuple(sorted(never)))
+
+
+class DeviceSearch:
+    """The beam search of a GPU, as `regard.decoding.beam` calls it."""
+
+    find_each = staticmethod(find_each)
+
+    @staticmethod
+    def accepts(job: Job, spec: "Beam") -> bool:
+        """Whether a job is searched on its device; the reason why not is logged once."""
+        if not job.batch.target.is_cuda:
+            return False
+        why = refusal(job, spec)
+        if why is not None:
+            tell(HOST + why)
+        return why is None

@@ -20,8 +20,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.nn.chance import drawn, kept
-from regard.nn.operators import operator
+from regard.fast.dropout_rng import draw_seed, keep_mask
+from regard.fast.operators import operator
 
 BLOCK = 64  # queries and keys of a program
 LOG2_E = 1.0 / math.log(2.0)
@@ -66,7 +66,7 @@ def _weights(q, k, seen, top, scale):
 @triton.jit
 def _kept(seed, head, rows, columns, T, S, share):
     """Which weights dropout keeps: the same for the same seed, in whatever blocks they are computed."""
-    return kept(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
+    return keep_mask(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
 @triton.jit
@@ -411,7 +411,7 @@ def attend(
     If all three are parts of `joint`, so are their gradients, which need not be put together then.
     """
     q_seg, k_seg, q_reach, k_reach, causal = layout
-    seed = drawn(dropout, q.device)
+    seed = draw_seed(dropout, q.device)
     if joint is not None:
         return attend_joint(joint, q_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
     return attend_segments(q, k, v, q_seg, k_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]

@@ -1,0 +1,389 @@
+"""Faster kernels for attention: the fastest that computes a call exactly is chosen, or the reason for none is given.
+
+Packed rows on CUDA run through our Triton kernel ("segments"), flash attention over segments laid end to end ("varlen")
+or FlexAttention ("flex"); everything else through torch's scaled_dot_product_attention ("sdpa").
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple, cast, no_type_check
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flexible
+
+from regard.errors import KernelError
+from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
+from regard.nn import attention
+from regard.nn.attention import (
+    additive,
+    additive_or_visible,
+    attention_weights,
+    empty_rows,
+    forced,
+    merge_heads,
+    mix,
+    once,
+    repeat_heads,
+    scores,
+)
+from regard.nn.branches.cross_attention import CrossAttentionModule
+from regard.nn.branches.self_attention import SelfAttentionModule
+from regard.nn.core import HALVES
+from regard.nn.mask import Context, Mask, View
+from regard.nn.pattern import Window
+from regard.nn.state import KVCache, Rows
+
+TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
+SHORT = 512  # tokens of a row or a segment
+GRID = 65_535  # programs of a kernel along its second axis, which CUDA limits
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether our Triton kernels apply to x: on a GPU, in bfloat16, in training.
+
+    GPUs without bfloat16 also lack Triton. Calling an operator of ours takes the host longer than one of torch's, so
+    steps of decoding do without.
+    """
+    return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
+
+
+class Call(NamedTuple):
+    """The arguments of an attention."""
+
+    q: Float[Tensor, "B H T K"]
+    k: Float[Tensor, "B G S K"]
+    v: Float[Tensor, "B G S V"]
+    view: View
+    scale: float
+    dropout: float
+    qkv: Float[Tensor, "B T 3 H K"] | None = None  # fused, where q, k and v are views of it
+
+
+def use(name: str) -> AbstractContextManager[None]:
+    """Force a kernel inside the block, in all threads: for tests, double precision and comparisons."""
+    return attention.use(name, KERNELS)
+
+
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S V"],
+    view: View,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    qkv: Float[Tensor, "B T 3 H K"] | None = None,
+) -> Float[Tensor, "B H T V"]:
+    """softmax(scale * q k' + terms, over visible keys) v, with dropout on the weights, by the fastest kernel."""
+    call = Call(q, k, v, view, scale, dropout, qkv)
+    return KERNELS[choose(call)](call)
+
+
+def choose(call: Call) -> str:
+    """The kernel for this call: the forced one, or the fastest that can compute it. Refuses, never approximates."""
+    name = forced()
+    if name is not None:
+        reason = refusal(name, call)
+        if reason is not None:
+            raise KernelError(f"kernel {name!r} refused: {reason}")
+        return name
+    terms = call.view.terms
+    if terms is not None and terms.context is not None:
+        return "reference"
+    if call.q.is_cuda and call.view.mask.packed:
+        return next((name for name in _for_packed(call.view) if refusal(name, call) is None), "sdpa")
+    return "sdpa"
+
+
+def _for_packed(view: View) -> tuple[str, ...]:
+    """The kernels for packed rows on CUDA, fastest first.
+
+    A varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth; in short rows even
+    a dense mask is cheaper.
+    """
+    if view.T <= SHORT:
+        return ("segments",)
+    longest = view.mask.longest or view.T
+    return ("segments", "varlen", "flex") if longest <= SHORT else ("varlen", "segments", "flex")
+
+
+def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
+    """Why kernel `name` cannot compute this call exactly, or None if it can."""
+    if name == "reference":
+        return None
+    q, v, view, terms = call.q, call.v, call.view, call.view.terms
+    if terms is not None and terms.context is not None:
+        return "position terms that act on the values need the weights themselves; use 'reference'"
+    if name == "sdpa":
+        return None
+    if name == "segments":
+        return _no_segments(call)
+    if call.dropout > 0.0:
+        return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
+    if name == "flex":
+        if terms is not None and terms.content is not None:
+            return "content terms are not lowered for flex; use 'sdpa' or 'reference'"
+        if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or v.requires_grad):
+            return "flex has no backward pass on the CPU; use 'sdpa'"
+        return None
+    mask = view.mask
+    if not q.is_cuda or q.dtype not in HALVES:
+        return f"varlen needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
+    if terms is not None and (terms.bias is not None or terms.content is not None):
+        return "varlen takes no bias; use 'flex' or 'sdpa'"
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
+        return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
+    if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask):
+        return "varlen knows no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
+    if mask.causal and (mask.start or view.T != view.S):
+        return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
+    if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
+        return f"varlen knows windows only, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
+    return None
+
+
+def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
+    """Why the kernel of segments cannot compute this call."""
+    q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
+    if not TRITON:
+        return "Triton is not installed; use 'sdpa'"
+    if not q.is_cuda or q.dtype != torch.bfloat16:  # GPUs without it are also without Triton
+        return f"segments needs CUDA and bfloat16, not {q.device.type} and {q.dtype}; use 'sdpa'"
+    if not mask.packed or mask.q_seg is None or mask.k_seg is None:
+        return "segments is for packed rows; use 'sdpa'"
+    if terms is not None and (terms.bias is not None or terms.content is not None):
+        return "segments takes no bias; use 'flex' or 'sdpa'"
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (16, 32, 64, 128):
+        return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
+    if q.shape[0] * q.shape[1] > GRID:
+        return f"segments takes at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
+    if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask) or mask.attention_pattern is not None:
+        return "segments knows no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
+    if mask.causal and (mask.start or view.T != view.S):
+        return "segments is causal over whole rows only, not over a cache; use 'sdpa'"
+    return None
+
+
+def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
+    """torch's scaled_dot_product_attention; the mask as numbers where a kernel would convert it in every layer."""
+    q, k, v, view, scale, dropout, _ = call
+    terms, mask = view.terms, view.mask
+    numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
+    by_position = terms is None or (terms.content is None and terms.bias is None)
+    if by_position and numbers and not mask.is_causal_only(view.T, view.S):
+        lowered, causal = additive(view, q.dtype), False
+    else:
+        lowered, causal = additive_or_visible(q, view, scale)
+    # On a CPU a query without keys gets zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
+    empty = once(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and mask.may_hide_all() else None
+    if empty is not None and lowered is not None:
+        made = view.lowered if terms is None or terms.content is None else {}  # content terms are those of one layer
+        lowered = once(made, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
+    grouped = q.shape[1] != k.shape[1]
+    y = F.scaled_dot_product_attention(
+        q, k, v, lowered, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+    return y if empty is None else y.masked_fill(empty, 0.0)
+
+
+def reference(call: Call) -> Float[Tensor, "B H T V"]:
+    """The formula, step by step: any mask, any term, any precision."""
+    return mix(scores(call.q, call.k, call.view, call.scale), call.v, call.view, dropout=call.dropout)
+
+
+def flex(call: Call) -> Float[Tensor, "B H T V"]:
+    """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, explicit on the CPU."""
+    q, k, v, view, scale, *_ = call
+    block_mask = once(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
+    score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
+    kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
+    grouped = q.shape[1] != k.shape[1]
+    return kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)
+
+
+def _added(view: View, bias: Tensor) -> Callable[..., Tensor]:
+    per_row = bias.shape[0] > 1
+    bias = once(view.lowered, ("bias", bias.dtype), bias.contiguous)
+
+    @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[b if per_row else 0, h, i, j]
+
+    return score_mod
+
+
+def _blocks(view: View, rows: int) -> flexible.BlockMask:
+    predicate = mask_mod(view)
+    return flexible.create_block_mask(predicate, rows, None, view.T, view.S, device=view.device)
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flexible.flex_attention, dynamic=False)
+
+
+def varlen(call: Call) -> Float[Tensor, "B H T V"]:
+    """Flash attention over segments laid end to end: packed rows cost what their segments cost."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
+
+    q, k, v, view, scale, *_ = call
+    B, H, T, _ = q.shape
+    mask = view.mask
+    q_ends, k_ends, hidden = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
+    far = -1 if mask.attention_pattern is None else mask.attention_pattern.size - 1  # type: ignore[reportAttributeAccessIssue]
+    flat_q, flat_k, flat_v = (
+        x.transpose(1, 2).flatten(0, 1) for x in (q, repeat_heads(k, H), repeat_heads(v, H))
+    )  # (B*T, H, K)
+    y = varlen_attn(
+        flat_q,
+        flat_k,
+        flat_v,
+        q_ends,
+        k_ends,
+        mask.longest or T,
+        mask.longest or view.S,
+        scale=scale,
+        window_size=(far, 0 if mask.causal else far),
+    )
+    y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only when asked for
+    # Padded queries see the padded keys of their row here, and nothing by definition.
+    return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
+
+
+def segments(call: Call) -> Float[Tensor, "B H T V"]:
+    """Our own kernel for packed rows: no mask is made, and dropout costs next to nothing."""
+    from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
+
+    q, k, v, view, scale, dropout, qkv = call
+    mask, H = view.mask, q.shape[1]
+    assert mask.q_seg is not None
+    assert mask.k_seg is not None
+    # Positions count along a segment, so that within one the order of the places is that of the positions.
+    layout = once(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
+    return packed_attention.attend(q, repeat_heads(k, H), repeat_heads(v, H), layout, scale, dropout, qkv)
+
+
+def _lengths(view: View, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    q_ends, k_ends = cumulative_lengths(view.mask, view.T, view.S, rows, view.device)
+    hidden = None if view.mask.q_seg is None else (view.mask.q_seg == 0)[:, :, None, None]
+    return q_ends, k_ends, hidden
+
+
+KERNELS: dict[str, Callable[[Call], Tensor]] = {
+    "sdpa": sdpa,
+    "segments": segments,
+    "varlen": varlen,
+    "flex": flex,
+    "reference": reference,
+}
+
+
+def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
+    """The mask as FlexAttention's `mask_mod(b, h, i, j)`."""
+    mask = view.mask
+    q_pos, k_pos = mask.positions(view.T, view.S, view.device)
+    q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
+    on_path = mask.on_path() if isinstance(mask, BeamMask) and mask.on_path is not None else None
+
+    @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
+    def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
+        q, k = q_pos[b if q_row else 0, i], k_pos[b if k_row else 0, j]
+        shown = torch.ones_like(q == k)
+        if mask.packed:
+            shown = shown & (mask.q_seg[b, i] == mask.k_seg[b, j]) & (mask.k_seg[b, j] != 0)
+        elif mask.k_seg is not None and not mask.order_hides_padding():
+            shown = shown & (mask.k_seg[b, j] != 0)
+        if mask.causal:
+            past = k < q if mask.strict else k <= q
+            shown = shown & (past if mask.prefix is None else past | mask.prefix[b, j])
+        if mask.attention_pattern is not None:
+            shown = shown & mask.attention_pattern.visible(q, k)
+        if on_path is not None:
+            shown = shown & on_path[b, i, j]
+        return shown
+
+    return visible
+
+
+def cumulative_lengths(
+    mask: Mask, T: int, S: int, rows: int, device: torch.device
+) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
+    """Cumulative lengths of the segments of all rows laid end to end, as varlen kernels take them.
+
+    Segments must be numbered 1, 2, ... along a row, padding (0) last; query and key rows must be numbered alike. The
+    result has a fixed size: segments that a row lacks are empty, and padding is more sequences, none of which is
+    longer than `longest` either (a kernel would leave the rest of it unwritten).
+    """
+    piece = mask.longest or max(T, S)
+    pieces = -(-max(T, S) // piece)
+
+    def cumulative(seg: Tensor | None, width: int) -> Int[Tensor, " r"]:
+        if seg is None:
+            seg = torch.ones(rows, width, dtype=torch.int64, device=device)
+        slots = mask.segments + pieces
+        padding = seg == 0
+        slot = torch.where(padding, mask.segments + (padding.cumsum(1) - 1) // piece, seg.long() - 1)
+        slot = slot + slots * torch.arange(rows, device=device)[:, None]
+        ones = torch.ones_like(slot, dtype=torch.int32).flatten()
+        counts = torch.zeros(rows * slots + 1, dtype=torch.int32, device=device)
+        return counts.scatter_add(0, slot.flatten() + 1, ones).cumsum(0, dtype=torch.int32)
+
+    return cumulative(mask.q_seg, T), cumulative(mask.k_seg, S)
+
+
+class FastSelfAttention(SelfAttentionModule):
+    """Self-attention by the fastest kernel, and over a cache that the beams of a source share."""
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
+    ) -> Float[Tensor, "B T W"]:
+        if not isinstance(state, BeamCache):
+            return self.attend_to(x, self.view(ctx.own), ctx, state)
+        assert isinstance(ctx.own, BeamView)
+        assert ctx.own.beams is not None
+        # The beams of one source are so many more tokens of one row, so that its keys are never copied.
+        together = x.unflatten(0, (-1, state.beams)).flatten(1, 2)
+        return self.attend_to(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
+
+    def attend_to(
+        self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
+    ) -> Float[Tensor, "B T W"]:
+        """Attention of x to itself and to its past."""
+        qkv = self.qkv(x)
+        q, k, v = self.split(qkv, view)
+        if state is not None:
+            k, v = state.append(k, v)
+        if ctx.trace is not None:
+            ctx.trace.add(self.name, self.weights(q, k, view, state))
+        whole = state is None and has_kernels(x) and self.is_fused(view)
+        fused = qkv.unflatten(-1, (3, self.heads, -1)) if whole else None
+        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0, qkv=fused)
+        return self.output(merge_heads(y))
+
+    def is_fused(self, view: View) -> bool:
+        """Whether queries, keys and values have one shape and are attended to exactly as they were projected."""
+        moved = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
+        unnormed = isinstance(self.query_norm, nn.Identity)
+        return not moved and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
+
+    def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
+        """The attention weights of every row, for a trace."""
+        weights = attention_weights(q, k, view, self.scale)
+        if not isinstance(state, BeamCache):
+            return weights
+        assert view.mask.k_pos is not None
+        return state.apart(weights, view.mask.k_pos)
+
+    def start(self, rows: Rows, ctx: Context) -> KVCache | BeamCache:  # type: ignore[reportIncompatibleMethodOverride]
+        return BeamCache(rows) if isinstance(rows, SharedRows) else super().start(rows, ctx)
+
+
+class FastCrossAttention(CrossAttentionModule):
+    """Cross-attention by the fastest kernel."""
+
+    attend = staticmethod(attend)

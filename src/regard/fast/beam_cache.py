@@ -1,0 +1,299 @@
+"""A KV cache that the beams of a source share: reordering beams moves their ancestry and copies no keys.
+
+Each beam finds its tokens through the slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of
+a source, the beams as so many more queries of one row, under a mask of the slots of each beam (`BeamMask`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.nn.mask import Mask, Terms, View
+from regard.nn.state import Rewritten, Rows
+
+
+class BeamAncestry:
+    """Which slots of its source hold what each beam has read. Reordering moves these numbers and no keys.
+
+    What beam b reads in column c (the c-th token of this decoding, padding included) is written into slot (c, b) of its
+    source, stays there, and is never written again. A row remembers for every column in whose slot its ancestor wrote:
+    `at[row, c]`, or `beams` where it has read nothing.
+
+    In a static decoding every source counts its own columns, so that sources may begin at different steps.
+    """
+
+    def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
+        self.beams, self.static = beams, static
+        self.each: Int[Tensor, " k"] = torch.arange(beams, device=device)
+        self.own: Int[Tensor, "B 1"] = self.each.repeat(rows // beams)[:, None]
+        self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), beams, device=device)
+        # Where the token of each slot stands in its row: its column, but after prompts of unequal length.
+        self.places: Int[Tensor, "B N"] | None = None
+        self.plain: Int[Tensor, " M"] = torch.arange(max_len, device=device).repeat_interleave(beams)
+        self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next one
+        # In a static decoding: the first slot of every beam, counted over all sources, and those that are written now.
+        sources = torch.arange(rows // beams, device=device)[:, None]
+        self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
+        self.here: Int[Tensor, " n"] | None = None
+        self.numbers: Float[Tensor, "n k"] | None = None  # what to add to scores, for each answer of `at`
+
+    def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
+        """Every row reads T tokens at these places, from column `bound` on, into slots of its own. May be repeated."""
+        self._write(self.at, self.own.expand(-1, T), bound)
+        if self.static:
+            self.here = torch.add(self.begin[:, None], self.columns(T)[:, :, None], alpha=self.beams).flatten()
+        if self.places is not None:
+            self._write(self.places, places, bound)
+
+    def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
+        """Note that the T tokens from column `bound` on were read, of which `counts` per row were real (None: all)."""
+        if counts is not None:
+            if self.places is None:
+                self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
+            real = torch.arange(T, device=counts.device) < counts[:, None]
+            self._write(self.at, self.own.expand(-1, T).masked_fill(~real, self.beams), bound)
+        self.column += T
+
+    def columns(self, T: int) -> Int[Tensor, "b T"]:
+        """The next T columns of every source, as a tensor that a captured step can read."""
+        first = self.column[:, None]
+        return first if T == 1 else first + torch.arange(T, device=self.column.device)
+
+    def _write(self, table: Int[Tensor, "B N"], values: Int[Tensor, "B T"], bound: int) -> None:
+        T = values.shape[1]
+        if self.static:
+            shape = (-1, self.beams)
+            at = self.columns(T)[:, None].expand(-1, self.beams, -1)
+            table.unflatten(0, shape).scatter_(2, at, values.unflatten(0, shape))
+        else:
+            table[:, bound : bound + T] = values
+
+    def shown(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
+        """Which of a source's slots in the first S columns lie on the path of T queries of each of its beams."""
+        at = self.at[:, :S].unflatten(0, (-1, self.beams))
+        found = at[..., None] == self.each  # (b, beams, S, beams)
+        return found.flatten(2).repeat_interleave(T, 1) if T > 1 else found.flatten(2)
+
+    def hold(self, dtype: torch.dtype) -> None:
+        """Know what is in the slots, and so what `added` has to look up."""
+        if self.numbers is None or self.numbers.dtype != dtype:
+            here = torch.eye(self.beams + 1, self.beams, dtype=torch.bool, device=self.at.device)
+            self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
+
+    def added(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
+        """The same for one query of each beam, as numbers to be added to scores; None before their type is known."""
+        return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
+
+    def slots(self, S: int) -> Int[Tensor, "#b M"]:
+        """Where the tokens in the slots of the first S columns stand in their rows."""
+        if self.places is None:
+            return self.plain[None, : S * self.beams]
+        return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
+
+    def reorder(self, parent: Int[Tensor, " B"], reach: int) -> None:
+        """Row i has read what row parent[i] has."""
+        live = self.at[:, :reach]
+        live.copy_(live.index_select(0, parent))
+
+    def clear(self, rows: Int[Tensor, " n"]) -> None:
+        """These rows have read nothing yet: all beams of some sources."""
+        self.at.index_fill_(0, rows, self.beams)
+        self.column.index_fill_(0, rows // self.beams, 0)
+
+    def keep(self, rows: Int[Tensor, " n"]) -> None:
+        """Only these rows go on, in this order: all beams of some sources."""
+        self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
+        self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
+        if self.places is not None:
+            self.places = self.places.index_select(0, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BeamMask(Mask):
+    """The pairs of a query of some beam and a slot of its source: visible if the slot is on the beam's path."""
+
+    on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
+    one_step: bool = False  # every beam reads one token: its path holds nothing later, so causality hides nothing
+
+    def is_causal_only(self, T: int, S: int) -> bool:  # noqa: ARG002
+        return False
+
+    def hides_nothing(self, S: int) -> bool:  # noqa: ARG002
+        return False
+
+    def _terms(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
+        assert self.on_path is not None
+        causal = self.causal and (self.strict or not self.one_step)
+        rest = Mask._terms(self if causal == self.causal else replace(self, causal=False), T, S, device)
+        return [*rest, self.on_path()]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamView(View):
+    """The view of a decoding with shared caches: also with the beams of a source as one row (`beams`)."""
+
+    beams: View | None = None
+
+    def with_mask(self, **changes: Any) -> View:
+        assert self.beams is not None
+        alone = View(self.mask, self.T, self.S, self.device, self.terms, self.lowered, self.shared, self.by_heads)
+        return _beam_view(alone.with_mask(**changes), self.beams.with_mask(**changes))
+
+    def with_positions(
+        self,
+        position: Callable[[View], Terms] | None,
+        by_heads: Mapping[int, Callable[[View], Terms]] | None = None,
+    ) -> View:
+        assert self.beams is not None
+        # Layers with a cache of their own (`alone`) compute the terms of every row themselves, if there are any.
+        alone = View(self.mask, self.T, self.S, self.device, self.terms, self.lowered, self.shared, self.by_heads)
+        return _beam_view(alone.with_positions(position, by_heads), self.beams.with_positions(position, by_heads))
+
+
+def _beam_view(alone: View, beams: View) -> BeamView:
+    return BeamView(
+        alone.mask, alone.T, alone.S, alone.device, alone.terms, alone.lowered, alone.shared, alone.by_heads, beams
+    )
+
+
+@dataclass(slots=True)
+class SharedRows(Rows):
+    """Rows of several beams whose self-attention layers share one cache per source."""
+
+    ancestry: BeamAncestry = field(kw_only=True)
+
+    def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
+        S, device = self.reach(T), self.lengths.device
+        beams = View(self.beam_mask(T, prefix), T * self.beams, S * self.beams, device)
+        numbers = self.ancestry.added(S) if T == 1 else None
+        if numbers is not None:  # one look-up instead of comparisons and two fills
+            beams.lowered["additive", numbers.dtype] = numbers
+        return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
+
+    def beam_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> BeamMask:
+        """The mask with the beams of a source as one row: beams * T queries, beams * S slots, each at its position."""
+        S, beams = self.reach(T), self.beams
+        places = self.positions(T)
+        self.ancestry.enter(T, self.bound, places)
+        slots = self.ancestry.slots(S)
+        shared = None
+        if prefix is not None:  # of the rows that wrote the slots; it matters only while they are read the first time
+            shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
+        return BeamMask(
+            causal=True,
+            q_pos=places[:beams].flatten()[None] if self.uniform else places.unflatten(0, (-1, beams)).flatten(1),
+            k_pos=slots,
+            prefix=shared,
+            longest=S,
+            on_path=partial(self.ancestry.shown, T, S),
+            one_step=T == 1,
+        )
+
+    def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
+        if not self.counted:
+            self.ancestry.leave(T, self.bound, counts)
+        Rows.advance(self, T, counts)
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        Rows.reorder(self, parent)
+        self.ancestry.reorder(parent, self.reach(0))
+
+    def restart(self, rows: Int[Tensor, " n"]) -> None:
+        Rows.restart(self, rows)
+        self.ancestry.clear(rows)
+
+    def follow(self, read: Int[Tensor, "b k"]) -> None:
+        Rows.follow(self, read)
+        self.ancestry.column = read[:, 0]
+
+    def keep(self, rows: Int[Tensor, " n"]) -> None:
+        Rows.keep(self, rows)
+        self.ancestry.keep(rows)
+
+
+def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
+    """Rows that have read nothing yet; where there are several beams, with shared caches."""
+    rows = Rows.start(sources, beams, device, max_len, static)
+    if beams == 1:
+        return rows
+    ancestry = BeamAncestry(sources * beams, beams, max_len, device, static)
+    return SharedRows(rows.lengths, max_len, beams, uniform=not static, static=static, ancestry=ancestry)
+
+
+class BeamCache(Rewritten):
+    """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
+
+    Nothing is ever moved: the ancestry of a beam holds the slots it may attend to. A static decoding, in which every
+    source is in a column of its own, has keys and values of a slot side by side: both are written at once.
+    """
+
+    def __init__(self, rows: "SharedRows") -> None:
+        self.rows, self.beams = rows, rows.beams
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.both: Tensor | None = None  # of a static decoding, (sources * slots, width)
+
+    def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
+        """Store what every beam has read, beam after beam; return all slots that may be looked at so far."""
+        self.rows.ancestry.hold(k.dtype)
+        T = k.shape[2] // self.beams
+        if T > 1:
+            k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
+        reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
+        if self.rows.static:
+            return self._beside(k, v, reach, room)
+        if self.keys is None or self.values is None:
+            self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
+            self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
+        at = self.rows.bound * self.beams
+        self.keys[:, :, at : at + k.shape[2]] = k
+        self.values[:, :, at : at + v.shape[2]] = v
+        return self.keys[:, :, :reach], self.values[:, :, :reach]
+
+    def _beside(
+        self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int
+    ) -> tuple[Tensor, Tensor]:
+        assert self.rows.ancestry.here is not None
+        new, widths = side_by_side(k, v), (k.shape[1] * k.shape[3], v.shape[1] * v.shape[3])
+        if self.both is None:
+            self.both = new.new_zeros(k.shape[0] * room, sum(widths))
+        self.both.index_copy_(0, self.rows.ancestry.here, new)
+        parts = self.both.unflatten(0, (-1, room))[:, :reach].split_with_sizes(widths, 2)
+        keys, values = (part.unflatten(2, (k.shape[1], -1)).transpose(1, 2) for part in parts)
+        return keys, values
+
+    def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
+        """What each beam looks at, by the place in its own text."""
+        at = slots[:, None, None].expand_as(weights)
+        by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
+        return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Nothing to do: a beam's parent is of the same source, and `Rows` moves its path."""
+
+    def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
+        """The sources move to the front of the storage, of which only that part is used from now on."""
+        if self.keys is None or self.values is None:
+            return
+        n, live = sources.shape[0], self.rows.reach(0) * self.beams
+        for cache in (self.keys, self.values):
+            cache[:n, :, :live] = cache[:, :, :live].index_select(0, sources)
+        self.keys, self.values = self.keys[:n], self.values[:n]
+
+
+def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
+    """Keys and values of each token as one row. Fresh from a projection they lie like that already."""
+    flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
+    rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
+    there = (
+        flat_k.untyped_storage().data_ptr() == flat_v.untyped_storage().data_ptr()
+        and flat_k.storage_offset() + flat_k.shape[1] == flat_v.storage_offset()
+        and flat_k.stride() == flat_v.stride() == (step, 1)
+        and (step >= width or rows == 1)
+    )
+    return flat_k.as_strided((rows, width), (step, 1)) if there else torch.cat((flat_k, flat_v), -1)

@@ -1,0 +1,54 @@
+"""Encode sources of similar length together: on a CPU, padding costs as much as tokens."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.batch import Batch
+from regard.models.base import refuse
+from regard.models.decoding import Decoding
+from regard.models.encoder_decoder import EncoderDecoderModel
+from regard.nn.mask import Memory
+
+TOGETHER = 8  # sources encoded together: with more of them, more is padding
+
+
+class LengthGroupedEncoder(EncoderDecoderModel):
+    """An encoder-decoder that begins a decoding with sources grouped by length. The memory is the same."""
+
+    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+        if static or batch.packed:  # a static decoding keeps the width of its batch
+            return super().start(batch, max_len, beams, static)
+        return self.decode_from(self.encode_by_length(batch), max_len, beams, static)
+
+    def encode_by_length(self, batch: Batch) -> Memory:
+        """The memory of all sources, encoded in groups of about one length where that saves an eighth."""
+        source, seg = batch.source, batch.source_seg
+        if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
+            return self.encode(batch)
+        refuse(batch, "prefix", "types")
+        order = (seg != 0).sum(1).argsort(stable=True)
+        groups = [(group, max(1, int((seg[group] != 0).sum(1).max()))) for group in order.split(TOGETHER)]
+        if 8 * sum(len(group) * width for group, width in groups) > 7 * source.numel():
+            return self.encode(batch)
+        parts = [
+            Batch(batch.target[group, :1], source=source[group, :width], source_seg=seg[group, :width])
+            for group, width in groups
+        ]
+        return concatenate([self.encode(part) for part in parts], order.argsort())
+
+
+def concatenate(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
+    """The memories of several groups of sources as one, in this order; shorter ones are padded."""
+    S = max(part.x[0].shape[1] for part in parts)
+
+    def padded(pieces: Iterable[Tensor]) -> Tensor:
+        same = [F.pad(piece, (0, 0) * (piece.dim() - 2) + (0, S - piece.shape[1])) for piece in pieces]
+        return torch.cat(same).index_select(0, order)
+
+    layers = zip(*(part.x for part in parts), strict=True)
+    seg = (torch.ones(p.x[0].shape[:2], dtype=torch.int64) if p.seg is None else p.seg for p in parts)
+    return Memory(tuple(map(padded, layers)), padded(seg))

@@ -1,0 +1,137 @@
+"""Fused and cheaper forms of norm, residual, feed-forward, dropout and input, for training.
+
+On CUDA in bfloat16 our Triton kernels normalise a sum without storing it and apply ReLU inside the product; elsewhere
+the modules compute as torch does. Under autocast the residual stream stays in bfloat16: norms and sums take as long as
+what they read and write is large, and torch's autocast would return float32.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.fast.attention import has_kernels
+from regard.nn.branches.feedforward import FeedForwardModule
+from regard.nn.input import TokensModule
+from regard.nn.linear import Projection
+from regard.nn.mask import Context
+from regard.nn.norm import LayerNormModule, PartialRMSNormModule, ScaleNormModule
+from regard.nn.residual import PostNormModule
+from regard.nn.vocab.tables import Table
+
+WIDEST = 4096  # channels: a kernel holds whole vectors
+CHANCES = 2**16
+
+
+class FastLayerNorm(nn.LayerNorm):
+    """Layer norm in the type of its input."""
+
+    def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
+        return self.fused(input) if self.fits(input) else super().forward(input).type_as(input)
+
+    def fits(self, x: Float[Tensor, "*n D"]) -> bool:
+        """Whether our kernel applies."""
+        return has_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
+
+    def fused(
+        self, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"] | None = None, dropout: float = 0.0
+    ) -> Float[Tensor, "*n D"]:
+        """The norm of x, or of x + dropout(added), by our kernel."""
+        from regard.fast.layer_norm import layer_norm  # noqa: PLC0415  # needs Triton
+
+        return layer_norm(x, self.weight, self.bias, self.eps, added, dropout)
+
+
+class FastRMSNorm(nn.RMSNorm):
+    """RMS norm in the type of its input."""
+
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        return super().forward(x).type_as(x)
+
+
+class FastLectureNorm(LayerNormModule):
+    """The lectures' layer norms in the type of their input."""
+
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        return super().forward(x).type_as(x)
+
+
+class FastPartialRMSNorm(PartialRMSNormModule):
+    """Partial RMS norm in the type of its input."""
+
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        return super().forward(x).type_as(x)
+
+
+class FastScaleNorm(ScaleNormModule):
+    """Scale norm in the type of its input."""
+
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        return super().forward(x).type_as(x)
+
+
+class FusedPostNorm(PostNormModule):
+    """norm(x + dropout(f(x))): sum, dropout and layer norm in one kernel."""
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        y, norm = self.branch(x, ctx, state), self.norm
+        if isinstance(norm, FastLayerNorm) and norm.fits(x) and y.dtype == x.dtype:
+            return norm.fused(x, y, self.dropout.p if self.training else 0.0)
+        return norm(x + self.dropout(y)).type_as(x)
+
+
+class FusedFeedForward(FeedForwardModule):
+    """ReLU(x W_up + b) W_down + c: ReLU inside the product."""
+
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
+        if not has_kernels(x) or not isinstance(self.up, Projection) or self.up.bias is None:
+            return super().forward(x, ctx, state)
+        from regard.fast.linear_relu import linear_relu  # noqa: PLC0415  # needs Triton
+
+        return self.down(self.dropout(linear_relu(x, self.up.weight, self.up.bias)))
+
+
+class FastTokens(TokensModule):
+    """The input in bfloat16 where autocast computes products in bfloat16: so the residual stream stays in it."""
+
+    def embed(
+        self,
+        ids: Int[Tensor, "B T"],
+        table: Table,
+        positions: Int[Tensor, "b T"],
+        bound: int,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x = super().embed(ids, table, positions, bound, types)
+        # float16 is too narrow for a sum of many branches.
+        half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        return x.bfloat16() if x.is_cuda and half else x
+
+
+class BitDropout(nn.Dropout):
+    """Dropout on a CPU from 16 random bits an element.
+
+    torch draws a float for each, which takes a fifth of the time that a small model spends outside matrix products.
+    The probability is rounded to 1 / 65,536; the mean is exact, because the kept elements are divided by the rounded
+    one.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # torch's name
+        if not self.training or self.p <= 0.0:
+            return input
+        kept = round((1 - self.p) * CHANCES)
+        if input.is_cpu and 0 < kept < CHANCES and not torch.compiler.is_compiling():
+            return input * _scaled_keep_mask(input, kept)
+        return F.dropout(input, self.p, True)
+
+
+@torch.no_grad()
+def _scaled_keep_mask(x: Tensor, kept: int) -> Tensor:
+    """For each element 1 / p with probability p = kept / 65,536, else 0."""
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
+    bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
+    short = bits.view(torch.int16)[: x.numel()].view(x.shape)
+    mask = torch.empty(x.shape, dtype=x.dtype)
+    return torch.lt(short, kept - CHANCES // 2, out=mask).mul_(CHANCES / kept)

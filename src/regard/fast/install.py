@@ -1,0 +1,126 @@
+"""Put the fast form into a model, module by module, by a table of replacements."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from regard.fast import prepacked
+from regard.fast.attention import FastCrossAttention, FastSelfAttention
+from regard.fast.beam_cache import shared_rows
+from regard.fast.encode import LengthGroupedEncoder
+from regard.fast.fused import (
+    BitDropout,
+    FastLayerNorm,
+    FastLectureNorm,
+    FastPartialRMSNorm,
+    FastRMSNorm,
+    FastScaleNorm,
+    FastTokens,
+    FusedFeedForward,
+    FusedPostNorm,
+)
+from regard.models.base import Generator
+from regard.models.baselines.weight_norm import NormedRows
+from regard.models.encoder_decoder import EncoderDecoderModel
+from regard.nn.activation import ACTIVATIONS
+from regard.nn.branches.cross_attention import CrossAttentionModule
+from regard.nn.branches.feedforward import FeedForwardModule
+from regard.nn.branches.self_attention import SelfAttentionModule
+from regard.nn.input import TokensModule
+from regard.nn.linear import Projection
+from regard.nn.norm import LayerNormModule, PartialRMSNormModule, ScaleNormModule
+from regard.nn.residual import PostNormModule
+from regard.nn.vocab.tables import EmbeddingsModule
+
+
+class Replacement(NamedTuple):
+    """A fast class for a module class. It has the same parameters, so that an instance only changes its class."""
+
+    plain: type[nn.Module]
+    fast: type[nn.Module]
+    applies: Callable[[Any], bool] = lambda _: True
+
+
+# A new kernel is a file of regard.fast and a line here.
+REPLACEMENTS = (
+    Replacement(SelfAttentionModule, FastSelfAttention),
+    Replacement(CrossAttentionModule, FastCrossAttention),
+    Replacement(FeedForwardModule, FusedFeedForward, lambda module: module.activate is ACTIVATIONS["relu"]),
+    Replacement(PostNormModule, FusedPostNorm),
+    Replacement(nn.LayerNorm, FastLayerNorm),
+    Replacement(nn.RMSNorm, FastRMSNorm),
+    Replacement(LayerNormModule, FastLectureNorm),
+    Replacement(PartialRMSNormModule, FastPartialRMSNorm),
+    Replacement(ScaleNormModule, FastScaleNorm),
+    Replacement(TokensModule, FastTokens),
+    Replacement(nn.Dropout, BitDropout),
+    Replacement(EncoderDecoderModel, LengthGroupedEncoder),
+)
+# Only for weights that are no longer trained.
+PREPACKED = (
+    Replacement(Projection, prepacked.PrepackedLinear),
+    Replacement(EmbeddingsModule, prepacked.PrepackedEmbeddings),
+    Replacement(NormedRows, prepacked.CachedRows),
+)
+
+
+def install(
+    model: nn.Module, device: torch.device | str | None = None, *, fixed: bool = False, mapped: bool = False
+) -> None:
+    """Put the fast form into a model that runs on `device` (None: where its weights are), in place.
+
+    `fixed`: the weights are not trained any more, so that those which a decoding reads at every step may be prepacked;
+    a weight that is changed all the same is prepacked again. `mapped`: the weights lie in a memory-mapped file, where
+    torch does not notice a change through `.data`.
+    """
+    on = torch.device(device) if device is not None else next(iter(model.parameters())).device
+    for module in model.modules():
+        replace(module, REPLACEMENTS)
+    if isinstance(model, Generator):
+        model.new_rows = shared_rows  # type: ignore[reportAttributeAccessIssue]
+        model.device_search = _device_search() if on.type == "cuda" else None
+    if fixed and on.type == "cpu" and prepacked.available():
+        for module in _read_at_every_step(model):
+            replace(module, PREPACKED)
+            if isinstance(module, prepacked.Prepacked):
+                module.prepacked = prepacked.PrepackedWeight(mapped)
+            if isinstance(module, prepacked.CachedRows):
+                module.cached = prepacked.CachedProduct()
+
+
+def remove(model: nn.Module) -> None:
+    """Give a model its readable form back."""
+    plain = {fast: plain for plain, fast, _ in (*REPLACEMENTS, *PREPACKED)}
+    for module in model.modules():
+        if type(module) in plain:
+            module.__class__ = plain[type(module)]
+            for name in ("prepacked", "cached"):
+                module.__dict__.pop(name, None)
+    for name in ("new_rows", "device_search"):
+        model.__dict__.pop(name, None)
+
+
+def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
+    """Change the class of a module that has a replacement in the table."""
+    for plain, fast, applies in table:
+        if type(module) is plain and applies(module):
+            module.__class__ = fast
+            return
+
+
+def _read_at_every_step(model: nn.Module) -> Iterable[nn.Module]:
+    """The modules that a decoding runs at every step: all but the encoder, which reads many rows at a time, once."""
+    for name, part in model.named_children():
+        if name != "encoder":
+            for module in part.modules():
+                weight = getattr(module, "weight", getattr(module, "direction", None))
+                if isinstance(weight, torch.Tensor) and weight.is_cpu and not weight.is_inference():
+                    yield module
+
+
+def _device_search() -> Any:
+    from regard.fast.beam_search import DeviceSearch  # noqa: PLC0415  # needed on a GPU only
+
+    return DeviceSearch

@@ -1,0 +1,51 @@
+"""Continuous batching: finished sources of a static decoding give up their place to new ones, in place.
+
+All tensors are written where they are, so that a step that was captured as a CUDA graph continues with the new sources.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.models.decoding import Decoding, flat
+from regard.nn.attention import additive, forced, visible
+from regard.nn.mask import View
+from regard.nn.state import Refillable
+
+
+def refillable(decodings: Sequence[Decoding]) -> bool:
+    """Whether `refill` is possible: shapes are static, every state can take in a source, masks are plain tensors."""
+    states = (state for decoding in decodings for state in flat(decoding.states))
+    static = all(decoding.rows.static for decoding in decodings)
+    return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)
+
+
+def refill(decoding: Decoding, fresh: Decoding, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
+    """Source at[i] becomes source of[i] of `fresh`, a decoding of the same shape that has read nothing."""
+    for state, its in zip(flat(decoding.states), flat(fresh.states), strict=True):
+        state.put(its, of, at)
+    decoding.rows.restart((at[:, None] * decoding.beams + torch.arange(decoding.beams, device=at.device)).flatten())
+    for mine, its in zip(_of_sources(decoding), _of_sources(fresh), strict=True):
+        mine.index_copy_(0, at, its.index_select(0, of))
+    if decoding.cross is not None:
+        _lower_again(decoding.cross)
+
+
+def _of_sources(decoding: Decoding) -> list[Tensor]:
+    """The tensors of a decoding that have one row per source and do not change from step to step."""
+    memory = () if decoding.memory is None else (*decoding.memory.x, decoding.memory.seg)
+    mask = () if decoding.cross is None else (decoding.cross.mask.k_seg,)
+    # The segments of the mask may be those of the memory.
+    return list({id(tensor): tensor for tensor in (*memory, *mask) if tensor is not None}.values())
+
+
+def _lower_again(view: View) -> None:
+    """Recompute the tensors made of a view's mask, where they are: the mask has been written to."""
+    fresh = replace(view, lowered={}, shared={})
+    for made in (view.shared, view.lowered):
+        for key, old in made.items():
+            if old is not None:
+                old.copy_(visible(fresh) if key == "dense" else additive(fresh, key[1]))

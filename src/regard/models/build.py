@@ -1,0 +1,133 @@
+"""Build a model from its description; count its parameters; the sizes and sites that all families share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+
+from regard.errors import SpecError
+from regard.models.base import Model, ModelSpec
+from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Site, check_count
+from regard.nn.init import Init, Uninitialized
+from regard.nn.linear import Linear
+
+
+def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int = 0, init: bool = True) -> Model:
+    """The model that `spec` describes. The same seed gives the same weights on every device.
+
+    `device="meta"` allocates nothing, to count and to check. `init=False` leaves the weights undrawn, to load others.
+    """
+    if not isinstance(spec, ModelSpec):
+        raise SpecError(
+            "", f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
+        )
+    if isinstance(spec.init, Uninitialized):
+        raise SpecError("init", "'undrawn' leaves weights unset; say build(spec, init=False) to load others")
+    draw = spec.init if init else Uninitialized()
+    if device is not None and torch.device(device).type == "meta":
+        with torch.device("meta"), _memory_error_in_words():
+            return spec.build(Uninitialized())
+    with seeded(seed), _memory_error_in_words():  # drawn on the CPU: devices have generators of their own
+        model = spec.build(draw)
+    return model if device is None else model.to(device)
+
+
+@contextmanager
+def _memory_error_in_words() -> Iterator[None]:
+    """A weight that no memory could hold, or whose size no machine could count, as one sentence."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        about = str(error).lower()
+        if isinstance(error, RuntimeError | TypeError) and "allocate memory" not in about and "overflow" not in about:
+            raise
+        raise SpecError(
+            "", "a model of these sizes fits into no memory; make its widths, tables or depth smaller"
+        ) from None
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from `seed` inside, and leave the global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def count(spec: ModelSpec) -> int:
+    """The exact number of parameters."""
+    return sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
+
+
+@runtime_checkable
+class Sizes(Protocol):
+    """The fields that every family has."""
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def d_head(self) -> int | None: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def attention_dropout(self) -> float: ...
+    @property
+    def activation_dropout(self) -> float: ...
+    @property
+    def linear(self) -> Linear: ...
+
+
+def check_sizes(spec: Sizes) -> None:
+    """Refuse sizes that no family could build."""
+    for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
+        size = getattr(spec, name)
+        if size is not None:
+            check_count(name, size, most)
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        rate = getattr(spec, name)
+        if not 0.0 <= rate < 1.0:
+            raise SpecError(name, f"must lie in [0, 1), not {rate}")
+    if spec.d_head is None and spec.d_model % spec.heads:
+        raise SpecError(
+            "heads", f"{spec.heads} heads do not divide d_model {spec.d_model}; choose a divisor or set d_head"
+        )
+
+
+def check_vocab(name: str, vocab: int | None) -> None:
+    """Refuse a vocabulary that could not hold a token, or that no memory could."""
+    if vocab is not None and not 1 <= vocab <= 2**31:
+        raise SpecError(name, f"must lie between 1 and 2^31, not {vocab}")
+
+
+def site_of(
+    spec: Sizes,
+    init: Init,
+    side: Literal["encoder", "decoder"],
+    *,
+    causal: bool,
+    depths: tuple[int, int],
+    branches: int,
+) -> Site:
+    """The site of one side of a model, before its stack narrows it to a layer."""
+    d_head = spec.d_head or spec.d_model // spec.heads
+    return Site(
+        d_model=spec.d_model,
+        heads=spec.heads,
+        d_head=d_head,
+        d_value=d_head,
+        side=side,
+        causal=causal,
+        layer=0,
+        depth=depths[0] if side == "encoder" else depths[1],
+        encoder_depth=depths[0],
+        decoder_depth=depths[1],
+        branches=branches,
+        dropout=spec.dropout,
+        attention_dropout=spec.attention_dropout,
+        activation_dropout=spec.activation_dropout,
+        linear_=spec.linear,
+        init_=init,
+    )

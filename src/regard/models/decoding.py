@@ -1,0 +1,98 @@
+"""Decoding: the state of an autoregressive decoding, moved from step to step."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.batch import readable
+from regard.errors import DataError
+from regard.nn.mask import Mask, Memory, Trace, View
+from regard.nn.state import Droppable, Rows
+
+
+@dataclass(slots=True)
+class Decoding:
+    """The state of one decoding: the lengths of its rows, the caches of every call, the memory of the source."""
+
+    rows: Rows
+    states: list[Any]
+    beams: int = 1
+    memory: Memory | None = None
+    cross: View | None = None
+    prefix: Int[Tensor, " B"] | None = None  # prefix LM: how much of each row everybody sees
+    trace: Trace | None = None
+
+    def reorder(self, parent: Int[Tensor, " B"]) -> None:
+        """Row i continues row parent[i], a beam of the same source."""
+        rows = self.rows.lengths.shape[0]
+        if parent.shape != (rows,):
+            raise DataError(f"parent: needs one for each of {rows} rows, not {tuple(parent.shape)}")
+        if readable(parent) and not torch.equal(parent // self.beams, torch.arange(rows) // self.beams):
+            raise DataError("parent: a beam can only continue a beam of its own source")
+        self.rows.reorder(parent)
+        if self.prefix is not None:
+            self.prefix.copy_(self.prefix.index_select(0, parent))
+        for state in flat(self.states):
+            state.reorder(parent)
+
+    def droppable(self) -> bool:
+        """Whether `keep` is possible: every state can forget rows, and shapes may change."""
+        return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
+
+    def keep(self, sources: Int[Tensor, " s"]) -> None:
+        """Only these sources go on, each with all its beams and in this order; the others are forgotten."""
+        if self.rows.static:
+            raise DataError("sources: a static decoding keeps its shapes and cannot drop any; start it anew")
+        stuck = next((state for state in flat(self.states) if not isinstance(state, Droppable)), None)
+        if stuck is not None:
+            raise DataError(f"sources: {type(stuck).__name__} cannot forget rows; let all of them run to the end")
+        rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
+        for state in flat(self.states):
+            state.keep(rows, sources)
+        self.rows.keep(rows)
+        if self.prefix is not None:
+            self.prefix = self.prefix.index_select(0, rows)
+        if self.memory is not None:
+            seg = None if self.memory.seg is None else self.memory.seg.index_select(0, sources)
+            self.memory = Memory(tuple(x.index_select(0, sources) for x in self.memory.x), seg)
+        if self.cross is not None:
+            seen = self.cross.mask.k_seg
+            mask = replace(self.cross.mask, k_seg=None if seen is None else seen.index_select(0, sources))
+            self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
+
+    def own_view(self, T: int) -> View:
+        """The view of T new tokens of every row, which attend to the past and to each other."""
+        return self.rows.view(T, self.prefix)
+
+    def cross_view(self, T: int) -> View | None:
+        """The view of T new tokens of every beam on the memory; the same for all steps of the same T."""
+        if self.cross is not None and T * self.beams != self.cross.T:
+            self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
+        return self.cross
+
+
+def flat(states: Iterable[Any]) -> Iterator[Any]:
+    """Every state of a decoding: a call has none, one, or a tuple of them."""
+    for state in states:
+        if isinstance(state, tuple):
+            yield from flat(state)
+        elif state is not None:
+            yield state
+
+
+def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
+    """The stream at the last real token of every row."""
+    if counts is None:
+        return x[:, -1]
+    return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
+
+
+def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool = False) -> Mask:
+    """What a decoding sees of its memory. A memory without padding needs no mask at all, unless others may follow."""
+    if seg is None or (not static and bool((seg != 0).all())):
+        return Mask()
+    return Mask(k_seg=seg)

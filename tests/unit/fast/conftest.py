@@ -1,0 +1,3 @@
+from tests.unit.nn.conftest import case, naive, seen
+
+__all__ = ["case", "naive", "seen"]
