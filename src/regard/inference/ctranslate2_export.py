@@ -66,13 +66,13 @@ def refusal(path: str, what: str) -> SpecError:
 
 def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
     """Their spec of a model, filled and valid. Where positions are a table, it has `positions` rows."""
-    if type(model) is EncoderDecoderModel:
+    if isinstance(model, EncoderDecoderModel):
         theirs = _Writer(model.spec, positions).encoder_decoder(model)
         theirs.register_source_vocabulary(list(source.words))
         theirs.register_target_vocabulary(list(target.words))
         theirs.config.add_source_bos = theirs.config.add_source_eos = False
         theirs.config.decoder_start_token = target.words[target.bos]
-    elif type(model) is DecoderOnlyModel:
+    elif isinstance(model, DecoderOnlyModel):
         theirs = _Writer(model.spec, positions).decoder_only(model)
         theirs.register_vocabulary(list(target.words))
     else:

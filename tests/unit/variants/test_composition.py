@@ -97,7 +97,7 @@ def test_what_is_undone_is_refused() -> None:
         (("light_conv", "rotary"), "'rotary' cannot follow 'light_conv': encoder: has no attention"),
         (
             ("sliding_window", "light_conv"),
-            "'light_conv' cannot follow 'sliding_window': .*no branch of this stack looks",
+            "'light_conv' cannot follow 'sliding_window': .*no branch of this stack attends",
         ),
         (("synth_dense_plus", "query_key_norm"), "'synthesizer' has no queries and keys"),
         (("universal", "rezero"), r"'rezero' takes away what 'universal' brought \(gated_recurrent\)"),

@@ -94,7 +94,7 @@ def test_a_position_beside_attentions_with_their_own_is_refused(
 
 
 def test_a_position_that_only_cross_attention_could_hear_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"^position: no branch of this stack looks"):
+    with pytest.raises(SpecError, match=r"^position: no branch of this stack attends"):
         stack(Plain, CrossAttention(), FeedForward(8), position=Rotary())
 
 
