@@ -1,59 +1,66 @@
-"""Is a row better than the base, or did it only meet luckier seeds?
+"""Tests of the rows of an ablation against the base: effects, their standard errors, and verdicts.
 
-The model of a table of losses is  y[r, s] = mu[r] + b[s] + e[r, s]:  a mean for each row, what a seed does to all rows
-(its order of the data), variance tau^2, and what it does to one of them, variance sigma_r^2. Rows have seeds 1 .. n,
-the base these and m more. The effect of a row is the mean of its seeds less a mean of the base, the paired seeds with
-weight w, the further ones with 1 - w. Its variance is
+The model of a table of losses is  y[r, s] = mu[r] + b[s] + e[r, s]:  a mean for each row, an effect of the seed that
+all rows share (its order of the data), variance tau^2, and a residual of each run, variance sigma_r^2. Rows have seeds
+1 .. n, the base these and m more. The effect of a row is the mean over its seeds minus a mean of the base, in which the
+paired seeds have weight w and the further ones 1 - w. Its variance is
 
     V_r = sigma_r^2 / n  +  w^2 sigma_0^2 / n  +  (1 - w)^2 (sigma_0^2 + tau^2) / m  +  (1 - w)^2 tau^2 / n
 
 With equal variances it is least at w = 1 - q a, where q = m / (n + m) and a = sigma^2 / v, v = sigma^2 + tau^2, is the
-share of a run's variance that its seed does not explain: pairing alone where a seed does the same to all rows, the mean
-of all the base's runs where it does not. a is estimated, and badly where it is small; so we take w = 1 - q a^3, which
-gives away a few percent of precision between the two ends. a comes from three mean squares that are independent of all
-means and, with equal variances, of each other:
+share of a run's variance that its seed does not explain: pairing alone if a seed has the same effect on all rows, the
+mean of all runs of the base if it has none in common. The estimate of a is poor where a is small, so w = 1 - q a^3 is
+used, which costs a few percent of precision between the two extremes. a is estimated from three mean squares that are
+independent of all means and, with equal variances, of each other:
 
-    E  of the residuals y[r, s] - row - seed + all, over the n seeds that all have:   sigma^2,             (R)(n - 1)
-    B  of the seeds' means, times R + 1:                                              sigma^2 + (R+1) tau^2,  (n - 1)
-    X  of the base's further seeds:                                                   v,                      (m - 1)
+    E  of the residuals y[r, s] - row - seed + all, over the n shared seeds:    sigma^2,                 R (n - 1)
+    B  of the means by seed, times R + 1:                                       sigma^2 + (R+1) tau^2,   (n - 1)
+    X  of the base's further seeds:                                             v,                       (m - 1)
 
-Given them the effect is unbiased and normal, whatever the variances are. That w follows their noise makes the estimate
-of V too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984), which is added. The
-base's variance is always its own, from its paired and its further runs. That of the row, sigma_r^2, is estimated twice:
+Given them the effect is unbiased and normal, for any variances. Because w depends on their noise, the estimate of V is
+too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984), which is added. The
+variance of the base is always its own, from its paired and its further runs. That of a row, sigma_r^2, is estimated
+twice:
 
-    pooled  E: rows vary alike. Many degrees of freedom, but too small for a row that varies more than the others.
-    own     from its own n runs, their seeds' effects taken off by the means of the other rows: right for any variances,
-            with n - 1 degrees of freedom.
+    pooled  E, for rows that vary alike: many degrees of freedom, but too small for a row that varies more than others.
+    own     from the n runs of the row, with the effects of the seeds removed by the means of the other rows: right for
+            any variances, with n - 1 degrees of freedom.
 
-Degrees of freedom of the sums are Satterthwaite's. A row is called better or worse if both estimates find an effect:
-the pooled one at the familywise level, shared by Holm over all rows, and the row's own at OWN of that level, unshared.
-A row that varies more than the others then adds at most OWN * level to the false alarms. Holm's share of the level is
-larger than that once few rows are left; then the own variance alone decides, at that share (Welch 1947 with Holm). The
-simulation of tests/unit/ablation/test_statistics.py holds this to 5 % with one row up to 10 times as noisy.
+Degrees of freedom of sums are Satterthwaite's. A row is called better or worse if both estimates find an effect: the
+pooled one at the familywise level, shared by Holm over all rows, and the row's own at OWN of that level, not shared.
+A row that varies more than the others then adds at most OWN * level to the false alarms. Once few rows are left, Holm's
+share of the level is larger than that; the row's own variance then decides alone, at that share (Welch 1947 with Holm).
+The simulation in tests/unit/ablation/test_statistics.py keeps false alarms at 5 % with one row up to 10 times as noisy.
 
-With fewer than 4 degrees of freedom for E there is no telling what pairing is worth: means are compared with means,
-and what seeds have in common makes the true error smaller than the one stated. There, and for a single row, the own
-estimate has n - 1 degrees of freedom, the fewest there can be, since Satterthwaite's are too many for two groups this
-small (Mickey and Brown 1966). A row that varies far more than the others (F test at 1 %, over all rows) would blur the
-pool: it is set apart and judged by its own variance alone, and OWN is divided by one more than the number of such rows.
+With fewer than 4 degrees of freedom for E the value of pairing cannot be estimated: means are compared with means, and
+the true error is smaller than the stated one by what seeds have in common. There, and for a single row, the own
+estimate has n - 1 degrees of freedom, the fewest possible, since Satterthwaite's are too many for two groups this small
+(Mickey and Brown 1966). A row that varies far more than the others (F test at 1 %, over all rows) would inflate the
+pooled variance: it is excluded from the pool and judged by its own variance alone, and OWN is divided by one more than
+the number of such rows.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import optimize, special
 
-from regard.ablation.distributions import chi, critical, f_above, root, two_sided
 from regard.errors import DataError
 
 BETTER, WORSE, NONE = "better", "worse", "no measurable difference"
 OWN = 0.2  # share of the level at which a row's own variance has to confirm what the pooled one found
-UNSTEADY = 0.01  # chance that any row at all is set apart for nothing
-FEW = 4  # degrees of freedom below which the worth of pairing cannot be told
-NODES = 16  # where a chance is integrated numerically
-Runs = Mapping[int, float]  # seed -> what was measured
+UNSTEADY = 0.01  # probability that any row is excluded from the pool by chance
+FEW = 4  # degrees of freedom below which the value of pairing cannot be estimated
+NODES = 16  # of numerical integration over a chi distribution
+Runs = Mapping[int, float]  # seed -> measurement
+
+
+def critical(level: float, freedom: Any) -> Any:
+    """Return the t with P(|T| >= t) = level for Student's t; `freedom` may be an array."""
+    return -special.stdtrit(freedom, level / 2)
 
 
 class Error(NamedTuple):
@@ -63,21 +70,21 @@ class Error(NamedTuple):
     freedom: float
 
     def p_value(self, effect: float) -> float:
-        """The chance of an effect at least as large where there is none."""
+        """Return the probability of an effect at least as large if there is none."""
         if not math.isfinite(effect) or not math.isfinite(self.size):
             return 1.0
         if self.size == 0:
             return 1.0 if effect == 0 else 0.0
-        return two_sided(effect / self.size, self.freedom)
+        return float(2 * special.stdtr(self.freedom, -abs(effect / self.size)))
 
     def half(self, level: float) -> float:
-        """Half the width of the interval that holds the effect with probability 1 - level."""
-        return critical(level, self.freedom) * self.size if self.size else 0.0
+        """Return half the width of the interval that contains the effect with probability 1 - level."""
+        return float(critical(level, self.freedom)) * self.size if self.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of a row, and its error by the pooled variance of all rows and by the row's own."""
+    """The effect of a row, with its errors from the pooled variance of all rows and from the row's own."""
 
     effect: float
     pooled: Error
@@ -87,16 +94,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A row against the base. The interval is at the level at which the row is tested: it holds 0 if nothing is found.
+    """A row compared with the base. The interval contains 0 exactly if the verdict is `NONE`.
 
-    `detectable` is the smallest effect that would be found with the power asked for, whatever the other rows do.
+    `detectable` is the smallest effect that would be found with the requested power, whatever the other rows do.
     """
 
     effect: float
     low: float
     high: float
-    p_value: float  # by the row's own variance, uncorrected
-    adjusted: float  # for all rows, to be compared with the level
+    p_value: float  # from the row's own variance, not corrected for other rows
+    adjusted: float  # corrected for all rows; compared with the level
     verdict: str
     detectable: float
     steady: bool
@@ -104,30 +111,30 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How runs vary: of one model over seeds, and what is left of it once the seed is accounted for."""
+    """Standard deviations of the loss: over seeds, and with the effects of the seeds removed."""
 
     seeds: float  # sqrt(v)
-    rest: float | None  # sigma; None where too few runs can tell
-    paired: float | None  # w, the weight of the base's paired seeds; None: nothing is paired
+    rest: float | None  # sigma; None if there are too few runs to estimate it
+    paired: float | None  # w, the weight of the base's paired seeds; None if means are compared
 
 
 class Fit(NamedTuple):
     """Effects of R rows and the parts of their variance, for one table or for many at once (leading axes)."""
 
     effect: np.ndarray  # (..., R)
-    pooled: np.ndarray  # (...): variance of a run of any row, seeds accounted for
-    own: np.ndarray  # (..., R): the same of each row, from its own runs
-    base: np.ndarray  # (..., k): what the base adds to the variance of an effect
-    more: np.ndarray  # (...): and what else does, of which the noise is not counted
+    pooled: np.ndarray  # (...): variance of a run of any row, effects of seeds removed
+    own: np.ndarray  # (..., R): the same for each row, from its own runs
+    base: np.ndarray  # (..., k): parts of the variance of an effect that come from the base
+    more: np.ndarray  # (...): its other parts, treated as known
     runs: int  # n
-    freedom: tuple[int, ...]  # of the pooled variance, then of the parts of the base
-    least: bool  # own estimates have n - 1 degrees of freedom, whatever the base adds
+    freedom: tuple[int, ...]  # of the pooled variance, then of the parts from the base
+    least: bool  # own estimates have n - 1 degrees of freedom
     v: np.ndarray  # (...): variance of a run over seeds
     w: np.ndarray  # (...): weight of the base's paired seeds
     paired: bool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Standard errors of effects and their degrees of freedom, given the variance (..., R) of runs of the rows."""
+        """Return standard errors of effects and their degrees of freedom, given the variance (..., R) of a run."""
         of_base = np.broadcast_to(self.base[..., None, :], (*variance.shape, self.base.shape[-1]))
         parts = np.concatenate([variance[..., None] / self.runs, of_base], -1)
         df = _freedom(parts, np.array([freedom, *self.freedom[1:]]))
@@ -135,42 +142,42 @@ class Fit(NamedTuple):
         return size, np.full_like(df, freedom) if least else df
 
     def errors(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """The errors by the pooled variance, and by each row's own."""
+        """Return the errors from the pooled variance, and from each row's own."""
         pooled = np.broadcast_to(self.pooled[..., None], self.own.shape)
         return self.error(pooled, self.freedom[0]), self.error(self.own, self.runs - 1, self.least)
 
     def estimates(self, steady: bool = True) -> list[Estimate]:
-        """Of one table."""
-        pooled, own = ([Error(float(s), float(f)) for s, f in zip(*found, strict=True)] for found in self.errors())
+        """Return the estimate of every row of one table."""
+        pooled, own = ([Error(float(s), float(f)) for s, f in zip(*errors, strict=True)] for errors in self.errors())
         effects = self.effect.tolist()
-        return [Estimate(*one, steady) for one in zip(effects, pooled, own, strict=True)]
+        return [Estimate(*values, steady) for values in zip(effects, pooled, own, strict=True)]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When an effect counts as found, among those of other rows."""
+    """The decision rule: when an effect counts as found among those of other rows."""
 
     level: float
-    apart: int = 0  # rows that are set apart
+    apart: int = 0  # rows that are excluded from the pool
 
     @property
     def confirms(self) -> float:
-        """1 / the share of the level at which a row's own variance has to confirm the pooled one."""
+        """1 / the share of the level at which the row's own variance has to confirm an effect."""
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return True if a row is judged by its own variance alone, with so many rows left in Holm's procedure."""
+        """Return True if a row is judged by its own variance alone, with `left` rows left in Holm's procedure."""
         return not steady or left <= self.confirms
 
-    def p_value(self, one: Estimate, left: int) -> float:
-        """Return the p-value that Holm's procedure uses with so many rows left; it never falls as rows are added."""
-        own = one.own.p_value(one.effect)
-        if self.alone(one.steady, left):
+    def p_value(self, row: Estimate, left: int) -> float:
+        """Return the p-value of a row with `left` rows left in Holm's procedure; it does not decrease with `left`."""
+        own = row.own.p_value(row.effect)
+        if self.alone(row.steady, left):
             return min(1.0, left * own)
-        return min(1.0, max(left * one.pooled.p_value(one.effect), self.confirms * own))
+        return min(1.0, max(left * row.pooled.p_value(row.effect), self.confirms * own))
 
     def half(self, pooled: Error, own: Error, steady: bool, left: int) -> float:
-        """Half the width of the interval that leaves out 0 exactly if the effect is found."""
+        """Return half the width of the interval that excludes 0 exactly if the effect is found."""
         if self.alone(steady, left):
             return own.half(self.level / left)
         return max(pooled.half(self.level / left), own.half(self.level / self.confirms))
@@ -179,52 +186,52 @@ class Rule:
 def compare(
     base: Runs, rows: Mapping[str, Runs], lower_is_better: bool = True, level: float = 0.05, power: float = 0.8
 ) -> tuple[dict[str, Effect], Spread]:
-    """Every row against the base, at a familywise `level`."""
+    """Compare every row with the base at a familywise `level`."""
     fits, spread = fitted(base, rows)
-    found = _estimates(fits)
-    rule = Rule(level, sum(not one.steady for one in found.values()))
-    names = [name for name in rows if name in found]
-    adjusted, left = step_down([found[name] for name in names], rule)
+    estimates = _estimates(fits)
+    rule = Rule(level, sum(not row.steady for row in estimates.values()))
+    names = [name for name in rows if name in estimates]
+    adjusted, left = step_down([estimates[name] for name in names], rule)
     smallest: dict[str, float] = {}
     for members, fit, alike in fits:
         smallest |= dict.fromkeys(members, detectable(fit, alike, rule, len(names), power))
     effects = {}
-    for name, corrected, many in zip(names, adjusted, left, strict=True):
-        one = found[name]
-        half = rule.half(one.pooled, one.own, one.steady, many)
+    for name, corrected, count in zip(names, adjusted, left, strict=True):
+        row = estimates[name]
+        half = rule.half(row.pooled, row.own, row.steady, count)
         verdict = NONE
         if corrected <= level:
-            verdict = BETTER if (one.effect < 0) == lower_is_better else WORSE
-        raw = one.own.p_value(one.effect)
-        low, high = one.effect - half, one.effect + half
-        effects[name] = Effect(one.effect, low, high, raw, corrected, verdict, smallest[name], one.steady)
+            verdict = BETTER if (row.effect < 0) == lower_is_better else WORSE
+        raw = row.own.p_value(row.effect)
+        low, high = row.effect - half, row.effect + half
+        effects[name] = Effect(row.effect, low, high, raw, corrected, verdict, smallest[name], row.steady)
     return effects, spread
 
 
 def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], list[int]]:
-    """Holm 1979: p values adjusted for all rows, and how many rows were left when each was tested.
+    """Holm 1979: return p-values adjusted for all rows, and how many rows were left when each was tested.
 
-    The row that is found most clearly is tested first, as one of m, the next as one of m - 1, ..., until one fails; all
-    that are left then were tested together.
+    The row with the smallest p-value is tested first, as one of m rows, the next as one of m - 1, ..., until one
+    fails; all rows that are left at that point are tested together.
     """
     adjusted, left = [0.0] * len(estimates), [0] * len(estimates)
     waiting, largest, stopped = set(range(len(estimates))), 0.0, 0
     while waiting:
-        many = len(waiting)
-        values = {i: rule.p_value(estimates[i], many) for i in waiting}
+        count = len(waiting)
+        values = {i: rule.p_value(estimates[i], count) for i in waiting}
         first = min(values, key=lambda i: (values[i], i))
         largest = max(largest, values[first])
-        adjusted[first], left[first] = largest, stopped or many
+        adjusted[first], left[first] = largest, stopped or count
         if not stopped and largest > rule.level:
-            stopped = many
+            stopped = count
         waiting.remove(first)
     return adjusted, left
 
 
 def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> float:
-    """The smallest effect that is found with probability `power` among so many rows, where all vary as in the pool.
+    """Return the smallest effect that is found with probability `power` among `rows` rows that vary as the pool does.
 
-    By chance a row's own runs, and those of the base, may vary less or more: P(found) is the mean over both.
+    The probability is integrated over the sampling distributions of the row's own variance and of the base's.
     """
     of_base = np.array(fit.base)
     if fit.paired:
@@ -232,7 +239,7 @@ def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> f
     sd = math.sqrt(float(fit.pooled / fit.runs + of_base.sum() + fit.more))
     if sd == 0:
         return 0.0
-    (x, of_x), (y, of_y) = (chi(float(df), NODES) for df in (fit.runs - 1, fit.freedom[1]))
+    (x, of_x), (y, of_y) = (_chi_nodes(float(df)) for df in (fit.runs - 1, fit.freedom[1]))
     own, first = np.meshgrid(fit.pooled * np.square(x) / fit.runs, of_base[0] * np.square(y), indexing="ij")
     others = np.broadcast_to(of_base[1:], (*own.shape, len(of_base) - 1))
     weights = np.outer(of_x, of_y)
@@ -246,46 +253,49 @@ def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> f
             parts = np.concatenate([row[..., None], first[..., None], others], -1)
             freedom = np.full_like(row, df) if least else _freedom(parts, np.array([df, *fit.freedom[1:]]))
             size = np.sqrt(parts.sum(-1) + fit.more)
-            limits = np.maximum(limits, _criticals(rule.level / tests, freedom) * size / sd)
-    pairs = list(zip((limits / math.sqrt(2)).ravel().tolist(), (weights / 2).ravel().tolist(), strict=True))
+            limits = np.maximum(limits, critical(rule.level / tests, freedom) * size / sd)
 
-    def found(shift: float) -> float:
-        z = shift / math.sqrt(2)  # P(Z >= z sqrt 2) = erfc(z) / 2
-        return sum(weight * (math.erfc(limit - z) + math.erfc(limit + z)) for limit, weight in pairs)
+    def shortfall(shift: float) -> float:
+        return power - float((weights * (special.ndtr(shift - limits) + special.ndtr(-shift - limits))).sum())
 
-    return root(lambda shift: found(shift) - power, 1e6) * sd
+    root: Any = optimize.brentq(shortfall, 0.0, float(limits.max()) + 40.0, xtol=1e-12)
+    return float(root) * sd
 
 
-def _criticals(level: float, freedom: np.ndarray) -> np.ndarray:
-    """`critical` of many degrees of freedom, between some of which it is interpolated."""
-    known = np.geomspace(freedom.min(), freedom.max() * (1 + 1e-9), NODES)
-    values = [critical(level, float(df)) for df in known]
-    return np.exp(np.interp(np.log(freedom), np.log(known), np.log(values)))
+def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarray]:
+    """Return quadrature points and weights for the distribution of sqrt(chi-square / freedom)."""
+    width = 9.0 / math.sqrt(2 * freedom)
+    low, high = max(0.0, 1.0 - width), 1.0 + width
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    x = low + (places + 1) / 2 * (high - low)
+    log_density = (freedom - 1) * np.log(x) - freedom * x * x / 2
+    density = weights * np.exp(log_density - log_density.max())
+    return x, density / density.sum()
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """The effect of every row, all of which have the same seeds; the base has them and more."""
+    """Estimate the effect of every row. All rows have the same seeds; the base has them and more."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
 
-Fits = list[tuple[list[str], Fit, bool]]  # the rows of each fit, and whether they are steady
+Fits = list[tuple[list[str], Fit, bool]]  # names of the rows of each fit, and True if they are in the pool
 
 
 def _estimates(fits: Fits) -> dict[str, Estimate]:
-    return {name: one for names, fit, steady in fits for name, one in zip(names, fit.estimates(steady), strict=True)}
+    return {name: row for names, fit, steady in fits for name, row in zip(names, fit.estimates(steady), strict=True)}
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """The fit of all rows that vary alike, and one for each that does not; and how runs vary."""
+    """Fit all rows that vary alike together and each of the others alone; also return the spread of runs."""
     seeds = sorted(_seeds(rows))
     if len(base) < 2:
-        raise DataError(f"the base has {len(base)} finished runs; at least 2 say how runs vary")
+        raise DataError(f"the base has {len(base)} finished runs, but a comparison needs at least 2; use more --seeds")
     if not rows:
         return [], Spread(float(np.std(list(base.values()), ddof=1)), None, None)
     if len(seeds) < 2:
-        raise DataError("rows have 1 seed; at least 2 say how a row varies")
-    # A seed that the base lacks cannot be paired, and then none is.
+        raise DataError("rows have 1 seed, but a comparison needs at least 2; use more --seeds")
+    # Seeds are paired only if the base has all of them.
     pairs = all(seed in base for seed in seeds)
     first = seeds if pairs else list(base)
     of_base = np.array([base[seed] for seed in first], dtype=np.float64)
@@ -299,22 +309,22 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
     if mask.any():
         fit = paired(of_base, table[mask], further) if pairs else unpaired(of_base, table[mask], further)
         fits.append(([str(name) for name in names[mask]], fit, True))
-        told = fit.paired
-        spread = Spread(
-            math.sqrt(float(fit.v)), math.sqrt(float(fit.pooled)) if told else None, float(fit.w) if told else None
-        )
+        rest, weight = (math.sqrt(float(fit.pooled)), float(fit.w)) if fit.paired else (None, None)
+        spread = Spread(math.sqrt(float(fit.v)), rest, weight)
     return fits, spread
 
 
 def _seeds(rows: Mapping[str, Runs]) -> set[int]:
     seeds = {frozenset(runs) for runs in rows.values()}
     if len(seeds) > 1 or frozenset() in seeds:
-        raise DataError("rows are compared over the same seeds; leave out those that lack one")
+        raise DataError(
+            "rows have different seeds, but are compared over the same ones; leave out rows that lack a seed"
+        )
     return set(seeds.pop()) if seeds else set()
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Rows (..., R, n) against a base with the same seeds (..., n) and further ones (..., m)."""
+    """Fit rows (..., R, n) to a base with the same seeds (..., n) and further ones (..., m)."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)
@@ -326,9 +336,9 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
     squares = np.stack([E, B, further.var(-1, ddof=1) if m > 1 else np.zeros_like(E)], -1)
     df = np.array([R * (n - 1), n - 1, max(m - 1, 1)])
     only_E, within, beyond = np.array([1.0, 0, 0]), np.array([R, 1, 0]) / (R + 1), np.array([0, 0, 1.0])
-    # v, from within the rows and from the further runs of the base, each weighted by what it is worth.
-    worth = _freedom(within * squares, df)[..., None]
-    share = worth / (worth + (m - 1)) if m > 1 else np.ones_like(worth)
+    # v, from the shared seeds and from the further runs of the base, weighted by their degrees of freedom.
+    freedom = _freedom(within * squares, df)[..., None]
+    share = freedom / (freedom + (m - 1)) if m > 1 else np.ones_like(freedom)
     of_v = share * within + (1 - share) * beyond
     v = (of_v * squares).sum(-1)
     some = np.where(v > 0, v, 1.0)
@@ -337,7 +347,7 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
     w = 1.0 - q * a**3
     noise = (only_E - a[..., None] * of_v) * (only_E - a[..., None] ** 3 * of_v) * 2 * squares**2 / df
     reference = w * means[..., 0] + ((1 - w) * further.mean(-1) if m else 0.0)
-    # Against the mean of the R others a run varies by sigma_r^2 + sigma^2 / R.
+    # The difference of a run from the mean of the R others has variance sigma_r^2 + sigma^2 / R.
     others = (table.sum(-2, keepdims=True) - table) / R
     against = (table - others).var(-1, ddof=1)
     own = np.maximum(against - E[..., None] / R, against * R / (R + 1))
@@ -358,7 +368,7 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Rows (..., R, n) against the mean of all runs of the base; its first (..., k) and further ones (..., m)."""
+    """Fit rows (..., R, n) to the mean of all runs of the base, its first (..., k) and further ones (..., m)."""
     runs = np.concatenate([base, further], -1)
     (R, n), N = rows.shape[-2:], runs.shape[-1]
     own, of_base = rows.var(-1, ddof=1), runs.var(-1, ddof=1)
@@ -380,7 +390,7 @@ def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Which rows (R, n) vary as the others do: the most varied is set apart while an F test against the rest asks."""
+    """Mask the rows (R, n) that vary alike: drop the most varied while an F test against the rest rejects."""
     runs = np.concatenate([base, further])
     own, of_base, df = rows.var(-1, ddof=1), float(runs.var(ddof=1)), rows.shape[-1] - 1
     left = np.ones(len(rows), dtype=bool)
@@ -389,7 +399,7 @@ def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarra
         others = (int(left.sum()) - 1) * df + len(runs) - 1
         rest = (float(own[left].sum() - own[most]) * df + of_base * (len(runs) - 1)) / others
         ratio = float(own[most]) / rest if rest > 0 else math.inf if own[most] > 0 else 1.0
-        if f_above(ratio, float(df), float(others)) >= UNSTEADY / len(rows):
+        if special.fdtrc(df, others, ratio) >= UNSTEADY / len(rows):
             break
         left[most] = False
     return left
