@@ -72,7 +72,7 @@ def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int
         theirs.register_target_vocabulary(list(target.words))
         theirs.config.add_source_bos = theirs.config.add_source_eos = False
         theirs.config.decoder_start_token = target.words[target.bos]
-    elif isinstance(model, DecoderOnlyModel):
+    elif isinstance(model, DecoderOnlyModel) and model.spec.kind == "decoder_only":
         theirs = _Writer(model.spec, positions).decoder_only(model)
         theirs.register_vocabulary(list(target.words))
     else:
