@@ -34,9 +34,17 @@ class ModelSpec(Spec):
 
 
 class Model(nn.Module):
-    """Abstract: something with a loss."""
+    """Abstract: a model with a loss."""
 
     spec: ModelSpec
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Batch, trace: Trace | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
+        """The prediction for a batch: logits of tokens or classes, or vectors. `trace` records attention weights."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
@@ -83,9 +91,9 @@ class LanguageModel(Generator):
     ) -> Float[Tensor, "B T D"]:
         """Read new tokens, `counts` of them real in each row (None: all); the last stream at each."""
 
-    def forward(self, batch: Batch) -> Float[Tensor, "B T V"]:
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         """The logits of a batch, as `logits`."""
-        return self.logits(batch)
+        return self.logits(batch, trace)
 
     def logits(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         """Unnormalised log-probabilities of every token at every position of the target.
@@ -132,12 +140,14 @@ class LanguageModel(Generator):
 class Classifier(Model):
     """Abstract: a model that predicts classes."""
 
-    def forward(self, batch: Batch) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
         """The logits of the classes, as `scores`."""
-        return self.scores(batch)
+        return self.scores(batch, trace=trace)
 
     @abstractmethod
-    def scores(self, batch: Batch) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
+    def scores(
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
+    ) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
         """Unnormalised log-probabilities of the classes."""
 
 

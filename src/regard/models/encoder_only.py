@@ -140,6 +140,10 @@ class MaskedLMModel(Model):
         """The transformed stream at every token."""
         return self.norm(self.activate(self.transform(self.encoder(batch, losses, trace).x)))
 
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
+        """Unnormalised log-probabilities of every token at every position."""
+        return self.head.logits(self.hidden(batch, trace=trace), self.table())
+
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         """log p of every token at every place."""
         return self.head.log_probs(self.hidden(batch, trace=trace), self.table())

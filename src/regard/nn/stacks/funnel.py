@@ -92,8 +92,6 @@ class FunnelModule(Stack):
             raise DataError("packed: a funnel would join the end of one text to the next; give it padded batches")
         if state is not None:
             raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")
-        if keep and self.halving:
-            raise self.site.error("layers", "they differ in length, so they cannot be mixed; use the bridge 'last'")
         ctx = replace(ctx, own=self.viewed(ctx.own))
         layers = [x]
         for call, block in enumerate(self.blocks):
