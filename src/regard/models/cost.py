@@ -103,7 +103,7 @@ def _holder(name: str, owners: dict[str, str]) -> str | None:
     return None
 
 
-class _Forward(nn.Module):
+class CountedForward(nn.Module):
     """A model behind one call, so that the counter sees all of it under one root."""
 
     def __init__(self, model: Model) -> None:
@@ -149,12 +149,12 @@ def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
     parts: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Idle)}
     hooks = [part.register_forward_pre_hook(note(name, part)) for name, part in parts.items()]
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=BAGS) as counter:
-        _Forward(model)(batch)
+        CountedForward(model)(batch)
     for hook in hooks:
         hook.remove()
     found: dict[str, float] = {}
     for name, ops in counter.get_flop_counts().items():
-        inside = name.removeprefix("_Forward.model.")
+        inside = name.removeprefix("CountedForward.model.")
         of_no_use = sum(count for part, count in idle.items() if part == inside or part.startswith(f"{inside}."))
         found[inside] = float(sum(ops.values()) - of_no_use)
     return found, float(counter.get_total_flops() - idle.total())

@@ -37,8 +37,6 @@ class Last(Bridge):
 
 
 class LastModule(nn.Module):
-    """The module that Last builds."""
-
     def forward(self, out: StackOut) -> Memory:
         return Memory((out.x,), out.seg)
 
@@ -71,8 +69,6 @@ class TransparentNormed(Bridge):
 
 
 class TransparentModule(nn.Module):
-    """The module that Transparent builds."""
-
     def __init__(self, norm: Norm, layers: int, calls: int, site: Site) -> None:
         super().__init__()
         self.norms = nn.ModuleList(norm.build(site.inside("norm")) for _ in range(layers))

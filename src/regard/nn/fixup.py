@@ -30,12 +30,10 @@ class Fixup(Residual):
         return FixupModule(branch, site.dropout)
 
     def end(self, site: Site) -> nn.Module:
-        return _End(scaled=site.side == "encoder")
+        return FixupEnd(scaled=site.side == "encoder")
 
 
 class FixupModule(ResidualBranch):
-    """The module that Fixup builds."""
-
     def __init__(self, branch: Branch, dropout: float) -> None:
         super().__init__(branch, nn.Identity(), dropout)
         self.shift = nn.Parameter(torch.zeros(1))
@@ -45,7 +43,7 @@ class FixupModule(ResidualBranch):
         return x + self.scale * self.dropout(self.branch(x + self.shift, ctx, state))
 
 
-class _End(nn.Module):
+class FixupEnd(nn.Module):
     def __init__(self, scaled: bool) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(1))
@@ -67,10 +65,10 @@ class FixupLinear(Linear):
         if not widths.keys() & {"up", "gate", "down"}:
             return Dense(self.bias).build(d_in, widths, bias, site)
         dense = Dense(bias=False).build(d_in, widths, bias, site)
-        return _Shifted(dense) if "down" in widths else dense
+        return ShiftedProjection(dense) if "down" in widths else dense
 
 
-class _Shifted(nn.Module):
+class ShiftedProjection(nn.Module):
     def __init__(self, dense: nn.Module) -> None:
         super().__init__()
         self.dense = dense

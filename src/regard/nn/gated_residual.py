@@ -35,8 +35,6 @@ class GatedRecurrent(Residual):
 
 
 class GatedRecurrentModule(ResidualBranch):
-    """The module that GatedRecurrent builds."""
-
     def __init__(self, branch: Branch, norm: nn.Module, gate_norm: nn.Module, site: Site) -> None:
         super().__init__(branch, norm, site.dropout)
         D = site.d_model

@@ -53,8 +53,6 @@ class LayerNorm(Norm):
 
 
 class LayerNormModule(nn.Module):
-    """The module that LayerNorm builds."""
-
     def __init__(self, shape: tuple[int] | None, bias: bool, eps: float, outside: bool) -> None:
         super().__init__()
         self.weight = None if shape is None else nn.Parameter(torch.ones(shape))
@@ -106,8 +104,6 @@ class PartialRMSNorm(Norm):
 
 
 class PartialRMSNormModule(nn.Module):
-    """The module that PartialRMSNorm builds."""
-
     def __init__(self, width: int, fraction: float, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -134,8 +130,6 @@ class ScaleNorm(Norm):
 
 
 class ScaleNormModule(nn.Module):
-    """The module that ScaleNorm builds."""
-
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((1,), math.sqrt(width)))

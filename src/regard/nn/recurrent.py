@@ -136,7 +136,7 @@ class CellModule(nn.Module):
         return [*(one.weight for one in maps), *zeros]
 
 
-class _Single(CellModule):
+class HiddenStateCell(CellModule):
     """Abstract: a cell that remembers nothing but what it shows."""
 
     kernel: Callable[..., tuple[Tensor, Tensor]]
@@ -148,9 +148,7 @@ class _Single(CellModule):
         return y, (at_last(y, lengths),)
 
 
-class ElmanModule(_Single):
-    """The module that Elman builds."""
-
+class ElmanModule(HiddenStateCell):
     def __init__(self, activation: Literal["tanh", "relu"], d_in: int, d_hidden: int, site: Site) -> None:
         super().__init__(1, d_in, d_hidden, site)
         self.activate = {"tanh": torch.tanh, "relu": torch.relu}[activation]
@@ -160,9 +158,7 @@ class ElmanModule(_Single):
         return (self.activate(self.input(x) + self.hidden(state[0])),)
 
 
-class GRUModule(_Single):
-    """The module that GRU builds."""
-
+class GRUModule(HiddenStateCell):
     kernel = staticmethod(torch.gru)
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
@@ -174,8 +170,6 @@ class GRUModule(_Single):
 
 
 class LSTMModule(CellModule):
-    """The module that LSTM builds."""
-
     parts = 2
 
     def __init__(self, forget_bias: float, d_in: int, d_hidden: int, site: Site) -> None:
@@ -254,8 +248,6 @@ class StartModule(nn.Module):
 
 
 class ZeroStartModule(StartModule):
-    """The module that ZeroStart builds."""
-
     def __init__(self, parts: int, d_hidden: int) -> None:
         super().__init__()
         self.parts, self.d_hidden = parts, d_hidden
@@ -265,8 +257,6 @@ class ZeroStartModule(StartModule):
 
 
 class LearnedStartModule(StartModule):
-    """The module that LearnedStart builds."""
-
     def __init__(self, parts: int, d_hidden: int, site: Site) -> None:
         super().__init__()
         self.state = site.parameter(parts, d_hidden, role="other")

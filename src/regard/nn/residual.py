@@ -56,8 +56,6 @@ class PreNorm(Residual):
 
 
 class PreNormModule(ResidualBranch):
-    """The module that PreNorm builds."""
-
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return x + self.dropout(self.branch(self.norm(x), ctx, state))
 
@@ -74,8 +72,6 @@ class PostNorm(Residual):
 
 
 class PostNormModule(ResidualBranch):
-    """The module that PostNorm builds."""
-
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return self.norm(x + self.dropout(self.branch(x, ctx, state)))
 
@@ -95,8 +91,6 @@ class Sandwich(Residual):
 
 
 class SandwichModule(ResidualBranch):
-    """The module that Sandwich builds."""
-
     def __init__(self, branch: Branch, norm: nn.Module, after: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.after = after
@@ -126,8 +120,6 @@ class DeepNorm(Residual):
 
 
 class DeepNormModule(ResidualBranch):
-    """The module that DeepNorm builds."""
-
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float, alpha: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = alpha
@@ -148,7 +140,5 @@ class NoResidual(Residual):
 
 
 class NoResidualModule(ResidualBranch):
-    """The module that NoResidual builds."""
-
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return self.dropout(self.branch(self.norm(x), ctx, state))

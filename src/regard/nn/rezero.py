@@ -31,8 +31,6 @@ class ReZero(Residual):
 
 
 class ReZeroModule(ResidualBranch):
-    """The module that ReZero builds."""
-
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__(branch, norm, dropout)
         self.alpha = nn.Parameter(torch.zeros(1))

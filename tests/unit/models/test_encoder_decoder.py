@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch, pad, translation
-from regard.models import encoder_decoder
+from regard.fast import encode
+from regard.fast.install import install
 from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.bridge import Transparent
@@ -145,15 +146,17 @@ def test_sources_of_one_length_are_encoded_together(bridge: str, monkeypatch: py
     ids, seg = pad(rows)
     batch, widths = Batch(ids[:, :1], source=ids, source_seg=seg), []
     whole = model.encode(batch)
-    monkeypatch.setattr(encoder_decoder, "TOGETHER", 3)
-    encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda part: widths.append(part.source.shape) or encode(part))
-    apart = model.encode_all(batch)
+    monkeypatch.setattr(encode, "TOGETHER", 3)
+    install(model)
+    assert isinstance(model, encode.LengthGroupedEncoder)
+    original = model.encode
+    monkeypatch.setattr(model, "encode", lambda part: widths.append(part.source.shape) or original(part))
+    apart = model.encode_by_length(batch)
     assert widths == [(3, 2), (3, 4), (3, 9), (1, 9)]
     assert apart.seg is not None
     assert torch.equal(apart.seg, seg)
     for mine, theirs in zip(apart.x, whole.x, strict=True):
         torch.testing.assert_close(mine[seg != 0], theirs[seg != 0], rtol=1e-9, atol=1e-9)
     widths.clear()
-    model.encode_all(Batch(ids[:4, :1], source=ids[:4].clamp(min=3), source_seg=torch.ones_like(ids[:4])))
+    model.encode_by_length(Batch(ids[:4, :1], source=ids[:4].clamp(min=3), source_seg=torch.ones_like(ids[:4])))
     assert widths == [(4, 9)]

@@ -35,7 +35,7 @@ class DotScore(AttentionScore):
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
         if d_query != d_memory:
             raise site.error("kind", f"a state of width {d_query} has no product with a memory of {d_memory}; map them")
-        return _Products(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
+        return ProductScoreModule(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class BilinearScore(AttentionScore):
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
         query = site.linear(d_query, {"query": d_memory}, bias=self.bias)
-        return _Products(query, None, (d_memory, d_memory), self.scale, site)
+        return ProductScoreModule(query, None, (d_memory, d_memory), self.scale, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class GeneralScore(AttentionScore):
         width = site.heads * site.d_head
         query = site.linear(d_query, {"query": width}, bias=self.bias)
         table = site.linear(d_memory, {"key": width, "value": width}, bias=self.bias)
-        return _Products(query, table, (width, width), self.scale, site)
+        return ProductScoreModule(query, table, (width, width), self.scale, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class AdditiveScore(AttentionScore):
             raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        return _Additive(self, d_query, d_memory, site)
+        return AdditiveScoreModule(self, d_query, d_memory, site)
 
 
 class AttentionScoreModule(nn.Module):
@@ -117,7 +117,7 @@ def check_heads(width: int, heads: int, what: str, site: Site) -> None:
         raise site.error("kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor")
 
 
-class _Products(AttentionScoreModule):
+class ProductScoreModule(AttentionScoreModule):
     """Scores that are products of questions and keys."""
 
     def __init__(
@@ -146,7 +146,7 @@ class _Products(AttentionScoreModule):
         return attention_weights(q, k, view, self.scale)
 
 
-class _Additive(AttentionScoreModule):
+class AdditiveScoreModule(AttentionScoreModule):
     def __init__(self, spec: AdditiveScore, d_query: int, d_memory: int, site: Site) -> None:
         super().__init__()
         hidden = spec.d_hidden or site.d_model

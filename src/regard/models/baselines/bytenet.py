@@ -125,9 +125,9 @@ class ByteNetModel(TwoSided):
         source, target = sides(spec, init, depths, sum(depths))
         vocab = self.tables_and_inputs(spec, source, target)
         self.filler = source.parameter(1, spec.d_model, role="embedding")
-        self.encoder = _Stack(spec, source.inside("encoder"))
+        self.encoder = ByteNetStack(spec, source.inside("encoder"))
         self.join = target.linear(2 * spec.d_model, {"other": spec.d_model})
-        self.decoder = _Stack(spec, target.inside("decoder"))
+        self.decoder = ByteNetStack(spec, target.inside("decoder"))
         self.norm = spec.norm.build(target.inside("norm"))
         self.head = spec.head.build(vocab, target.inside("head"))
 
@@ -195,10 +195,10 @@ class ByteNetModel(TwoSided):
         return self.decode(e, here, own, decoding.states, counts)
 
 
-class _Stack(nn.Module):
+class ByteNetStack(nn.Module):
     def __init__(self, spec: ByteNet, site: Site) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_Block(spec, spec.dilation(i), site) for i in range(site.depth))
+        self.blocks = nn.ModuleList(ByteNetBlock(spec, spec.dilation(i), site) for i in range(site.depth))
 
     def start(self, rows: Rows) -> list[Any]:
         """What each block remembers of its last inputs."""
@@ -216,7 +216,7 @@ class _Stack(nn.Module):
         return x
 
 
-class _Block(nn.Module):
+class ByteNetBlock(nn.Module):
     """x + W_2 r(conv(r(W_1 r(x)))), r = ReLU of the norm."""
 
     def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:

@@ -104,8 +104,8 @@ class ConvS2SModel(TwoSided):
         source, target = sides(spec, init, depths, depths[0] + 2 * depths[1])
         d_out = spec.d_out or spec.d_model
         vocab = self.tables_and_inputs(spec, source, target, d_out)
-        self.encoder = _Encoder(spec, source.inside("encoder"))
-        self.decoder = _Decoder(spec.decoder, d_out, target.inside("decoder"))
+        self.encoder = ConvS2SEncoder(spec, source.inside("encoder"))
+        self.decoder = ConvS2SDecoder(spec.decoder, d_out, target.inside("decoder"))
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
 
     def encode(self, batch: Batch) -> Memory:
@@ -167,7 +167,7 @@ def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
     return lengths.gather(1, own.q_seg.long())
 
 
-class _Encoder(nn.Module):
+class ConvS2SEncoder(nn.Module):
     def __init__(self, spec: ConvS2S, site: Site) -> None:
         super().__init__()
         bare = replace(site, dropout=0.0)  # for weights whose input is not dropped
@@ -175,7 +175,7 @@ class _Encoder(nn.Module):
         before = (first, *(width for width, _ in spec.encoder))
         self.enter = site.linear(site.d_model, {"other": first})
         self.blocks = nn.ModuleList(
-            _EncoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(spec.encoder)
+            ConvS2SEncoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(spec.encoder)
         )
         self.leave = bare.linear(last, {"other": site.d_model})
         self.factor = 1.0 / (2 * len(spec.decoder))
@@ -185,10 +185,10 @@ class _Encoder(nn.Module):
         for block in self.blocks:
             h = block(h, view)
         # Every attention sends gradients back here, so that without this the encoder would learn in larger steps.
-        return _ScaledGradient.apply(self.leave(h), self.factor)
+        return ScaledGradient.apply(self.leave(h), self.factor)
 
 
-class _Decoder(nn.Module):
+class ConvS2SDecoder(nn.Module):
     def __init__(self, layers: Layers, d_out: int, site: Site) -> None:
         super().__init__()
         bare = replace(site, dropout=0.0)
@@ -196,7 +196,7 @@ class _Decoder(nn.Module):
         before = (first, *(width for width, _ in layers))
         self.enter = site.linear(site.d_model, {"other": first})
         self.blocks = nn.ModuleList(
-            _DecoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(layers)
+            ConvS2SDecoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(layers)
         )
         self.leave = bare.linear(last, {"other": d_out})
         self.dropout = nn.Dropout(site.dropout)
@@ -219,7 +219,7 @@ class _Decoder(nn.Module):
         return self.dropout(self.leave(h))
 
 
-class _Block(nn.Module):
+class ConvS2SBlock(nn.Module):
     """GLU(conv(drop(h))), and how it joins the stream."""
 
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
@@ -246,15 +246,15 @@ class _Block(nn.Module):
         return (y + (h if self.match is None else self.match(h))) * HALF
 
 
-class _EncoderBlock(_Block):
+class ConvS2SEncoderBlock(ConvS2SBlock):
     def forward(self, h: Float[Tensor, "B S C"], view: View) -> Float[Tensor, "B S W"]:
         return self.join(self.gated(h, view), h)
 
 
-class _DecoderBlock(_Block):
+class ConvS2SDecoderBlock(ConvS2SBlock):
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
         super().__init__(d_in, width, kernel, site)
-        self.attention = _Attention(width, replace(site, dropout=0.0))
+        self.attention = ConvS2SAttention(width, replace(site, dropout=0.0))
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
         """The last inputs of the convolution; a kernel of 1 needs none."""
@@ -273,7 +273,7 @@ class _DecoderBlock(_Block):
         return self.join(self.attention(y, e, ctx, lengths), h)
 
 
-class _Attention(nn.Module):
+class ConvS2SAttention(nn.Module):
     """A look-up in the source: one head, not scaled, keys and values the same for all layers."""
 
     name = "decoder.cross"
@@ -300,7 +300,7 @@ class _Attention(nn.Module):
         return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF
 
 
-class _ScaledGradient(torch.autograd.Function):
+class ScaledGradient(torch.autograd.Function):
     """x itself, with its gradient multiplied."""
 
     @staticmethod

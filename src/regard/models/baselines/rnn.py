@@ -89,8 +89,6 @@ class InitialStateModule(nn.Module):
 
 
 class EncoderStateModule(InitialStateModule):
-    """The module that EncoderState builds."""
-
     def __init__(self, spec: EncoderState, layers: list[Shape], encoder: list[Shape], site: Site) -> None:
         super().__init__()
         self.activate = {"tanh": torch.tanh, "linear": nn.Identity()}[spec.activation]
@@ -110,8 +108,6 @@ class EncoderStateModule(InitialStateModule):
 
 
 class ConstantStateModule(InitialStateModule):
-    """The module that ConstantState builds."""
-
     def __init__(self, spec: ConstantState, layers: list[Shape], site: Site) -> None:
         super().__init__()
         made = [spec.start.build(layer.parts, layer.width, site.inside("start")) for layer in layers]
@@ -143,8 +139,8 @@ class RecurrentEncoder(Spec):
             raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
         check_depth(self.depth, self.residual_from)
 
-    def build(self, site: Site) -> "Encoder":
-        return Encoder(self, site)
+    def build(self, site: Site) -> "RecurrentEncoderModule":
+        return RecurrentEncoderModule(self, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +184,8 @@ class RecurrentDecoder(Spec):
         if self.query == "bottom" and self.input_feeding == "output":
             raise SpecError("input_feeding", "the bottom is run before there is an output; set it to 'found' or 'none'")
 
-    def build(self, memory: int, encoder: list[Shape], site: Site) -> "Decoder":
-        return Decoder(self, memory, encoder, site)
+    def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
+        return RecurrentDecoderModule(self, memory, encoder, site)
 
 
 def check_depth(depth: int, residual_from: int | None) -> None:
@@ -247,7 +243,7 @@ class Recurrent(ModelSpec):
         return RecurrentModel(self, init)
 
 
-class Encoder(nn.Module):
+class RecurrentEncoderModule(nn.Module):
     """The source as states: after every token, and of every layer after the last."""
 
     def __init__(self, spec: RecurrentEncoder, site: Site) -> None:
@@ -294,7 +290,7 @@ class Carried:
     fed: Float[Tensor, "B F"]  # what the last step left for the input of the next; F = 0 if nothing is fed
 
 
-class Decoder(nn.Module):
+class RecurrentDecoderModule(nn.Module):
     """States of the target, and what they look up."""
 
     def __init__(self, spec: RecurrentDecoder, memory: int, encoder: list[Shape], site: Site) -> None:
@@ -419,7 +415,7 @@ class Looks:
         self.trace = trace
         self.weighed: dict[str, list[Tensor]] = {CROSS: [], OWN: []}
 
-    def __call__(self, decoder: Decoder, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
+    def __call__(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """What these states find."""
         found = []
         if decoder.cross is not None:

@@ -28,7 +28,7 @@ class WeightNorm(Linear):
         direction = torch.empty(sum(widths.values()), d_in)
         for (role, _), rows in zip(widths.items(), direction.split(list(widths.values())), strict=True):
             site.init_.draw(rows, role, site)
-        return _Projection(NormedRows(direction, site), self.bias if bias is None else bias)
+        return WeightNormModule(NormedRows(direction, site), self.bias if bias is None else bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class NormedRows(nn.Module):
         return self.direction * (self.length / self.direction.norm(dim=1))[:, None]
 
 
-class _Projection(nn.Module):
+class WeightNormModule(nn.Module):
     def __init__(self, rows: NormedRows, bias: bool) -> None:
         super().__init__()
         self.rows = rows
@@ -71,8 +71,6 @@ class _Projection(nn.Module):
 
 
 class NormedEmbeddingsModule(Table):
-    """The module that NormedEmbeddings builds."""
-
     def __init__(self, rows: NormedRows) -> None:
         super().__init__()
         self.rows = rows

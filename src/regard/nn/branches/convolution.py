@@ -33,7 +33,9 @@ class LightConv(BranchSpec):
         _check_width(self.width)
 
     def build(self, site: Site) -> Branch:
-        return _Convolution(self.width, self.bias, _Free(self.width, site.d_model, site), _Twice(self.bias, site), site)
+        return ConvolutionModule(
+            self.width, self.bias, LearnedFilters(self.width, site.d_model, site), TwoProjections(self.bias, site), site
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class DynamicConv(BranchSpec):
         _check_width(self.width)
 
     def build(self, site: Site) -> Branch:
-        filters = _Predicted(self.width, site.d_model, self.bias, site)
-        return _Convolution(self.width, self.bias, filters, _Twice(self.bias, site), site)
+        filters = PredictedFilters(self.width, site.d_model, self.bias, site)
+        return ConvolutionModule(self.width, self.bias, filters, TwoProjections(self.bias, site), site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class SharedLightConv(BranchSpec):
         _check_heads(self.heads)
 
     def build(self, site: Site) -> Branch:
-        filters = _Free(self.width, _heads(self.heads, site), site)
-        return _Convolution(self.width, self.bias, filters, _output(self.bias, site), site)
+        filters = LearnedFilters(self.width, _heads(self.heads, site), site)
+        return ConvolutionModule(self.width, self.bias, filters, _output(self.bias, site), site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ class SharedDynamicConv(BranchSpec):
         _check_heads(self.heads)
 
     def build(self, site: Site) -> Branch:
-        filters = _Predicted(self.width, _heads(self.heads, site), False, site)
-        return _Convolution(self.width, self.bias, filters, _output(self.bias, site), site)
+        filters = PredictedFilters(self.width, _heads(self.heads, site), False, site)
+        return ConvolutionModule(self.width, self.bias, filters, _output(self.bias, site), site)
 
 
 def _check_width(width: int) -> None:
@@ -120,7 +122,7 @@ def _output(bias: bool | None, site: Site) -> nn.Module:
     return site.linear(site.d_model, {"attend_out": site.d_model}, bias=bias)
 
 
-class _Convolution(Branch):
+class ConvolutionModule(Branch):
     """A gate, a convolution with filters that sum to one, and what is to be done with its result."""
 
     def __init__(self, width: int, bias: bool | None, filters: nn.Module, output: nn.Module, site: Site) -> None:
@@ -145,7 +147,7 @@ class _Convolution(Branch):
         return ActivationCache(rows)
 
 
-class _Free(nn.Module):
+class LearnedFilters(nn.Module):
     """Filters that are learned as they are."""
 
     def __init__(self, width: int, heads: int, site: Site) -> None:
@@ -156,7 +158,7 @@ class _Free(nn.Module):
         return self.weight.T
 
 
-class _Predicted(nn.Module):
+class PredictedFilters(nn.Module):
     """Filters that every position predicts for itself."""
 
     def __init__(self, width: int, heads: int, bias: bool, site: Site) -> None:
@@ -168,7 +170,7 @@ class _Predicted(nn.Module):
         return self.predict(g).unflatten(-1, (self.width, -1))
 
 
-class _Twice(nn.Module):
+class TwoProjections(nn.Module):
     """(y + c) W_p W_o: the convolution's own bias and pointwise projection, and the output's."""
 
     def __init__(self, bias: bool, site: Site) -> None:

@@ -28,8 +28,6 @@ class GatedLinear(BranchSpec):
 
 
 class GatedLinearModule(Branch):
-    """The module that GatedLinear builds."""
-
     def __init__(self, bias: bool | None, site: Site) -> None:
         super().__init__()
         self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
@@ -53,7 +51,7 @@ class EvolvedEncoderConv(BranchSpec):
     bias: bool | None = False  # of W and the plain convolution; None: as the model's linear slot says
 
     def build(self, site: Site) -> Branch:
-        return _EncoderConv(self, site)
+        return EvolvedEncoderConvModule(self, site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class EvolvedDecoderConv(BranchSpec):
     norm: Norm = LayerNorm()
 
     def build(self, site: Site) -> Branch:
-        return _DecoderConv(self, site)
+        return EvolvedDecoderConvModule(self, site)
 
 
 def _half(site: Site) -> int:
@@ -78,14 +76,14 @@ def _half(site: Site) -> int:
     return site.d_model // 2
 
 
-class _TwoConvolutions(Branch):
+class TwoConvolutions(Branch):
     """Abstract: convolves the stream, then what came of it, and remembers both."""
 
     def start(self, rows: Rows, ctx: Context) -> tuple[ActivationCache, ActivationCache]:  # noqa: ARG002
         return ActivationCache(rows), ActivationCache(rows)
 
 
-class _EncoderConv(_TwoConvolutions):
+class EvolvedEncoderConvModule(TwoConvolutions):
     def __init__(self, spec: EvolvedEncoderConv, site: Site) -> None:
         super().__init__()
         D, half = site.d_model, _half(site)
@@ -93,7 +91,7 @@ class _EncoderConv(_TwoConvolutions):
         self.left = site.linear(D, {"up": 4 * D}, bias=spec.bias)
         self.right = site.linear(3 * D, {"up": half}, bias=spec.bias)
         self.norm = spec.norm.build(site.inside("norm"), 4 * D)
-        self.output = _Separable(4 * D, 9, "down", half, site)
+        self.output = SeparableConvolution(4 * D, 9, "down", half, site)
         self.rest = (4 * D - half, D - half)
         self.dropout = nn.Dropout(site.activation_dropout)
 
@@ -113,15 +111,15 @@ class _EncoderConv(_TwoConvolutions):
         return F.pad(y, (0, self.rest[1]))
 
 
-class _DecoderConv(_TwoConvolutions):
+class EvolvedDecoderConvModule(TwoConvolutions):
     def __init__(self, spec: EvolvedDecoderConv, site: Site) -> None:
         super().__init__()
         D, half = site.d_model, _half(site)
         self.wide, self.narrow = taps(11, site), taps(7, site)
-        self.left = _Separable(D, 11, "up", 2 * D, site)
-        self.right = _Separable(D, 7, "up", half, site)
+        self.left = SeparableConvolution(D, 11, "up", 2 * D, site)
+        self.right = SeparableConvolution(D, 7, "up", half, site)
         self.norm = spec.norm.build(site.inside("norm"), 2 * D)
-        self.output = _Separable(2 * D, 7, "down", D, site)
+        self.output = SeparableConvolution(2 * D, 7, "down", D, site)
         self.rest = 2 * D - half
         self.dropout = nn.Dropout(site.activation_dropout)
 
@@ -141,7 +139,7 @@ def _within(stream: Float[Tensor, "B N D"], wide: Taps, narrow: Taps) -> Float[T
     return stream[:, wide.before - narrow.before : stream.shape[1] - (wide.after - narrow.after)]
 
 
-class _Separable(nn.Module):
+class SeparableConvolution(nn.Module):
     """A filter and a bias for every channel, then a projection with a bias."""
 
     def __init__(self, d_in: int, width: int, role: Role, d_out: int, site: Site) -> None:

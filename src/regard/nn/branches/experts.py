@@ -86,7 +86,7 @@ def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
         raise SpecError("balance", f"must not be negative, not {spec.balance}")
 
 
-class _Choice(NamedTuple):
+class Routing(NamedTuple):
     """What the router says of N tokens, each of which has K choices, best first."""
 
     expert: Tensor  # (N, K)
@@ -95,7 +95,7 @@ class _Choice(NamedTuple):
     probability: Tensor  # (N, E)
 
 
-class _Places(NamedTuple):
+class Slots(NamedTuple):
     """Where each choice goes: into an array of rows of `width` places, every row of which is worked by one expert."""
 
     at: Tensor  # (N, K); rows * width is nowhere
@@ -104,7 +104,7 @@ class _Places(NamedTuple):
     owner: Tensor | None  # (rows,); None: row e is expert e's
 
 
-class _Experts(Branch):
+class Experts(Branch):
     """Abstract: a router in front of experts, whose weights are kept as (E, out, in)."""
 
     used: ClassVar[int]  # experts of a token
@@ -123,7 +123,7 @@ class _Experts(Branch):
         self.register_buffer("routed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @abstractmethod
-    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
         """Which experts each token goes to, and what their answers count."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
@@ -158,12 +158,12 @@ class _Experts(Branch):
         width, rows = _laid_out(tokens * K, E)
         return (rows * width - tokens * K) * 4 * D * hidden
 
-    def _count(self, choice: _Choice, places: _Places) -> None:
+    def _count(self, choice: Routing, places: Slots) -> None:
         routed = (places.at < places.rows * places.width).sum()
         self.routed += routed
         self.dropped += choice.sent.sum() - routed
 
-    def _answer(self, x: Float[Tensor, "N D"], places: _Places) -> Float[Tensor, "N K D"]:
+    def _answer(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
         """What the expert of each choice says of its token; 0 for a choice that goes nowhere."""
         N, K = places.at.shape
         at = places.at.flatten()
@@ -176,16 +176,14 @@ class _Experts(Branch):
         return F.pad(out, (0, 0, 0, 1)).index_select(0, at).unflatten(0, (N, K))
 
 
-class MixtureOfExpertsModule(_Experts):
-    """The module that MixtureOfExperts builds."""
-
+class MixtureOfExpertsModule(Experts):
     used = 2
 
     def __init__(self, spec: MixtureOfExperts, d_hidden: int, site: Site) -> None:
         super().__init__(spec, d_hidden, site)
         self.threshold = spec.threshold
 
-    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
         probability = self.probabilities(x)
         best, expert = probability.topk(self.used, -1)
         gate = best / (best.sum(-1, keepdim=True) + 1e-9)
@@ -193,25 +191,23 @@ class MixtureOfExpertsModule(_Experts):
         # Narang et al. drew at random in evaluation, too; then the model would not be a function of its input.
         if self.training:
             second = real & (torch.rand_like(gate[:, 1]) * self.threshold < gate[:, 1])
-        return _Choice(expert, gate, torch.stack((real, second), 1), probability)
+        return Routing(expert, gate, torch.stack((real, second), 1), probability)
 
 
-class SwitchModule(_Experts):
-    """The module that Switch builds."""
-
+class SwitchModule(Experts):
     used = 1
 
     def __init__(self, spec: Switch, d_hidden: int, site: Site) -> None:
         super().__init__(spec, d_hidden, site)
         self.jitter = spec.jitter
 
-    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> _Choice:
+    def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
         if self.training and self.jitter > 0.0:
             x = widen(x)
             x = x * torch.empty_like(x).uniform_(1.0 - self.jitter, 1.0 + self.jitter)
         probability = self.probabilities(x)
         gate, expert = probability.max(-1, keepdim=True)
-        return _Choice(expert, gate, real[:, None], probability)
+        return Routing(expert, gate, real[:, None], probability)
 
 
 def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
@@ -231,7 +227,7 @@ def _grouped(x: Tensor, groups: int, size: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (groups, size))
 
 
-def _limited(choice: _Choice, capacity: float, most: int) -> _Places:
+def _limited(choice: Routing, capacity: float, most: int) -> Slots:
     """An expert has as many places for each group; who comes too late goes nowhere."""
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     G, S = _groups(N, most)
@@ -242,7 +238,7 @@ def _limited(choice: _Choice, capacity: float, most: int) -> _Places:
     turn = _turn(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
     group = torch.arange(N, device=turn.device)[:, None] // S
     at = (choice.expert * G + group) * C + turn
-    return _Places(at.where(choice.sent & (turn < C), E * G * C), G * C, E, None)
+    return Slots(at.where(choice.sent & (turn < C), E * G * C), G * C, E, None)
 
 
 def _laid_out(choices: int, experts: int) -> tuple[int, int]:
@@ -254,7 +250,7 @@ def _laid_out(choices: int, experts: int) -> tuple[int, int]:
     return width, min(choices, choices // width + experts)
 
 
-def _unlimited(choice: _Choice) -> _Places:
+def _unlimited(choice: Routing) -> Slots:
     """Every choice has a place, in an array whose shape does not depend on the choices.
 
     An expert works as many rows as it needs, and reads no weights but those that it uses.
@@ -266,7 +262,7 @@ def _unlimited(choice: _Choice) -> _Places:
     end = needed.cumsum(0)
     at = (end - needed)[choice.expert] * width + _turn(chosen, 0).unflatten(0, (N, K))
     owner = torch.searchsorted(end, torch.arange(rows, device=at.device), right=True).clamp(max=E - 1)
-    return _Places(at.where(choice.sent, rows * width), width, rows, owner)
+    return Slots(at.where(choice.sent, rows * width), width, rows, owner)
 
 
 def _turn(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
@@ -274,7 +270,7 @@ def _turn(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
     return ((queue.cumsum(dim) - queue) * queue).sum(-1)
 
 
-def _imbalance(choice: _Choice, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
+def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
     """E sum_e f_e P_e over the real tokens of a group, and the mean over groups; 1 where all experts are alike."""
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)

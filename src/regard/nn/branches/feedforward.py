@@ -32,8 +32,6 @@ class FeedForward(BranchSpec):
 
 
 class FeedForwardModule(Branch):
-    """The module that FeedForward builds."""
-
     def __init__(self, spec: FeedForward, site: Site) -> None:
         super().__init__()
         F = spec.d_hidden or 4 * site.d_model
@@ -46,8 +44,6 @@ class FeedForwardModule(Branch):
 
 
 class GatedFeedForwardModule(Branch):
-    """The module that GatedFeedForward builds."""
-
     def __init__(self, spec: FeedForward, site: Site) -> None:
         super().__init__()
         F = spec.d_hidden or 4 * site.d_model

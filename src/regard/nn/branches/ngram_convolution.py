@@ -46,8 +46,6 @@ class NGramConvolution(BranchSpec):
 
 
 class NGramConvolutionModule(Branch):
-    """The module that NGramConvolution builds."""
-
     def __init__(self, spec: NGramConvolution, site: Site) -> None:
         super().__init__()
         D, N = site.d_model, len(spec.widths)

@@ -33,8 +33,6 @@ class Parallel(BranchSpec):
 
 
 class ParallelModule(Branch):
-    """The module that Parallel builds."""
-
     def __init__(self, branches: list[Branch]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

@@ -44,8 +44,6 @@ class ProductKeyMemory(BranchSpec):
 
 
 class ProductKeyMemoryModule(Branch):
-    """The module that ProductKeyMemory builds."""
-
     def __init__(self, spec: ProductKeyMemory, site: Site) -> None:
         super().__init__()
         H, n, half = spec.heads, spec.keys, spec.d_key // 2

@@ -49,8 +49,6 @@ class Recurrence(BranchSpec):
 
 
 class RecurrenceModule(Branch):
-    """The module that Recurrence builds."""
-
     def __init__(self, spec: Recurrence, d_hidden: int, site: Site) -> None:
         super().__init__()
         direction = "both" if spec.bidirectional else "forwards"

@@ -55,8 +55,6 @@ class DenseScores(Scores):
 
 
 class DenseScoresModule(ScoresModule):
-    """The module that DenseScores builds."""
-
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(max_len, site.d_head, role="key")
@@ -82,8 +80,6 @@ class TwoLayerScores(Scores):
 
 
 class TwoLayerScoresModule(ScoresModule):
-    """The module that TwoLayerScores builds."""
-
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.heads = site.heads
@@ -114,8 +110,6 @@ class RandomScores(Scores):
 
 
 class RandomScoresModule(ScoresModule):
-    """The module that RandomScores builds."""
-
     def __init__(self, max_len: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(site.heads, max_len, max_len, role="position")
@@ -149,8 +143,6 @@ class FactorisedScores(Scores):
 
 
 class FactorisedScoresModule(ScoresModule):
-    """The module that FactorisedScores builds."""
-
     def __init__(self, max_len: int, rank: int, site: Site) -> None:
         super().__init__()
         self.queries = site.parameter(site.heads, max_len, rank, role="position")
@@ -227,7 +219,7 @@ class Synthesizer(BranchSpec):
                     "give this attention a position of its own or the stack one for so many heads",
                 )
         own = site.inside("", heads=heads, d_head=d_head, d_value=d_head)
-        return (SynthesizerModule if self.mix == "alone" else _SynthesizerPlus)(self, own)
+        return (SynthesizerModule if self.mix == "alone" else SynthesizerPlusModule)(self, own)
 
 
 def check_position(position: Position | None, path: str = "") -> None:
@@ -240,7 +232,7 @@ def check_position(position: Position | None, path: str = "") -> None:
         )
 
 
-class _Synthesizing(Branch):
+class SynthesizerBranch(Branch):
     """Abstract: what both ways have in common."""
 
     def __init__(self, spec: Synthesizer, site: Site) -> None:
@@ -263,9 +255,7 @@ class _Synthesizing(Branch):
         return view
 
 
-class SynthesizerModule(_Synthesizing):
-    """The module that Synthesizer builds."""
-
+class SynthesizerModule(SynthesizerBranch):
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__(spec, site)
         width = site.heads * site.d_head
@@ -291,7 +281,7 @@ class SynthesizerModule(_Synthesizing):
         return ActivationCache(rows)
 
 
-class _SynthesizerPlus(_Synthesizing):
+class SynthesizerPlusModule(SynthesizerBranch):
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__(spec, site)
         width = site.heads * site.d_head

@@ -70,7 +70,7 @@ def _check(spec: Weighted | WeightedSimplex) -> None:
         raise SpecError("feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}")
 
 
-class _Branched(Branch):
+class WeightedHeads(Branch):
     """Abstract: the heads of an attention, each projected to the stream. Its state is the attention's."""
 
     def __init__(self, spec: Weighted | WeightedSimplex, site: Site) -> None:
@@ -100,9 +100,7 @@ class _Branched(Branch):
         return self.attention.start(rows, ctx)
 
 
-class WeightedModule(_Branched):
-    """The module that Weighted builds."""
-
+class WeightedModule(WeightedHeads):
     def __init__(self, spec: Weighted, site: Site) -> None:
         super().__init__(spec, site)
         self.feedforward = spec.feedforward.build(site.inside("feedforward"))
@@ -115,9 +113,7 @@ class WeightedModule(_Branched):
         return self.feedforward(branches.flatten(0, 1), ctx).unflatten(0, (-1, self.heads))
 
 
-class WeightedSimplexModule(_Branched):
-    """The module that WeightedSimplex builds."""
-
+class WeightedSimplexModule(WeightedHeads):
     def __init__(self, spec: WeightedSimplex, site: Site) -> None:
         super().__init__(spec, site)
         self.feedforwards = nn.ModuleList(spec.feedforward.build(site.inside("feedforward")) for _ in range(self.heads))

@@ -54,8 +54,6 @@ class Sinusoidal(Additive):
 
 
 class SinusoidalModule(AdditiveTable):
-    """The module that Sinusoidal builds."""
-
     table: Tensor
 
     def __init__(self, spec: Sinusoidal, width: int) -> None:
@@ -89,8 +87,6 @@ class Learned(Additive):
 
 
 class LearnedModule(AdditiveTable):
-    """The module that Learned builds."""
-
     def __init__(self, max_len: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(max_len, width, role="position")
@@ -125,8 +121,6 @@ class Injected(Position):
 
 
 class InjectedModule(PositionTerms):
-    """The module that Injected builds."""
-
     def __init__(self, table: AdditiveTable) -> None:
         super().__init__()
         self.table = table

@@ -28,8 +28,6 @@ class DistanceBias(Position):
 
 
 class DistanceBiasModule(PositionTerms):
-    """The module that DistanceBias builds."""
-
     def __init__(self, max_distance: int, site: Site) -> None:
         super().__init__()
         self.max_distance = max_distance
@@ -75,8 +73,6 @@ class T5Bias(Position):
 
 
 class T5BiasModule(PositionTerms):
-    """The module that T5Bias builds."""
-
     def __init__(self, spec: T5Bias, site: Site) -> None:
         super().__init__()
         self.spec, self.causal = spec, site.causal and not site.sees_ahead
@@ -101,8 +97,6 @@ class ALiBi(Position):
 
 
 class ALiBiModule(PositionTerms):
-    """The module that ALiBi builds."""
-
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:

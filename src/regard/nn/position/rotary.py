@@ -34,8 +34,6 @@ class Rotary(Position):
 
 
 class RotaryModule(PositionTerms):
-    """The module that Rotary builds."""
-
     bits: Tensor
 
     def __init__(self, d_head: int, base: float) -> None:

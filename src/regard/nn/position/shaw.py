@@ -35,8 +35,6 @@ class Shaw(Position):
 
 
 class ShawModule(PositionTerms):
-    """The module that Shaw builds."""
-
     def __init__(self, spec: Shaw, site: Site) -> None:
         super().__init__()
         self.max_distance = spec.max_distance

@@ -58,7 +58,7 @@ class StackOut:
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
-    layers: tuple[Float[Tensor, "B T D"], ...] = ()  # the stream before the first block and after each, if asked for
+    layers: tuple[Float[Tensor, "B _ D"], ...] = ()  # the stream before the first block and after each, if asked for
 
 
 class StackSpec(Spec):

@@ -73,8 +73,6 @@ class Funnel(StackSpec):
 
 
 class FunnelModule(Stack):
-    """The module that Funnel builds."""
-
     def __init__(self, spec: Funnel, site: Site) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(

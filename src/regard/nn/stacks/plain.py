@@ -75,8 +75,6 @@ class Plain(StackSpec):
 
 
 class PlainModule(Stack):
-    """The module that Plain builds."""
-
     def __init__(
         self,
         spec: Plain,

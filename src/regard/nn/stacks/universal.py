@@ -46,7 +46,7 @@ class Universal(StackSpec):
         return self.blocks() * len(self.block.branches)
 
     def build(self, site: Site) -> Stack:
-        return _Fixed(self, _site(self, site))
+        return UniversalModule(self, _site(self, site))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class UniversalACT(StackSpec):
         return self.blocks() * len(self.block.branches)
 
     def build(self, site: Site) -> Stack:
-        return _Adaptive(self, _site(self, site))
+        return UniversalACTModule(self, _site(self, site))
 
 
 def _check(spec: Universal | UniversalACT) -> None:
@@ -108,13 +108,13 @@ def _site(spec: Universal | UniversalACT, site: Site) -> Site:
     return replace(site, depth=spec.blocks(), layer=0, position=spec.position, positions=others)
 
 
-class UniversalModule(Stack):
+class UniversalStack(Stack):
     """Abstract: all but what happens in the recurrent steps."""
 
     def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([spec.block.build(site.inside("block"))])
-        self.steps = _Steps(spec.steps, site)
+        self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
         self.first, self.last = spec.before, spec.before + spec.steps  # of the calls, those that recur
@@ -166,7 +166,7 @@ class UniversalModule(Stack):
         return [first, *rest]
 
 
-class _Steps(nn.Module):
+class StepEmbeddings(nn.Module):
     """A learned vector for each step: its position in depth."""
 
     def __init__(self, steps: int, site: Site) -> None:
@@ -178,7 +178,7 @@ class _Steps(nn.Module):
         return self.factor * self.position[n]
 
 
-class _Fixed(UniversalModule):
+class UniversalModule(UniversalStack):
     def recur(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
     ) -> Float[Tensor, "B T D"]:
@@ -188,7 +188,7 @@ class _Fixed(UniversalModule):
         return x
 
 
-class _Adaptive(UniversalModule):
+class UniversalACTModule(UniversalStack):
     def __init__(self, spec: UniversalACT, site: Site) -> None:
         super().__init__(spec, site)
         self.halt = site.parameter(1, site.d_model, role="other")

@@ -50,8 +50,6 @@ class AdaptiveTable(TableSpec):
 
 
 class AdaptiveTableModule(Table):
-    """The module that AdaptiveTable builds."""
-
     def __init__(self, spec: AdaptiveTable, vocab: int, width: int, site: Site) -> None:
         super().__init__()
         self.cuts = spec.cuts(vocab)
@@ -130,8 +128,6 @@ class AdaptiveSoftmax(HeadSpec):
 
 
 class AdaptiveSoftmaxModule(Head):
-    """The module that AdaptiveSoftmax builds."""
-
     def __init__(self, spec: AdaptiveSoftmax, site: Site) -> None:
         super().__init__()
         self.tails = site.parameter(spec.tails, site.d_model, role="embedding")

@@ -37,8 +37,6 @@ class Softmax(HeadSpec):
 
 
 class SoftmaxModule(Head):
-    """The module that Softmax builds."""
-
     def __init__(self, spec: Softmax, vocab: int, d_model: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None

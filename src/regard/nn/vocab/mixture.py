@@ -37,8 +37,6 @@ class MixtureOfSoftmaxes(HeadSpec):
 
 
 class MixtureOfSoftmaxesModule(Head):
-    """The module that MixtureOfSoftmaxes builds."""
-
     def __init__(self, spec: MixtureOfSoftmaxes, vocab: int, site: Site) -> None:
         super().__init__()
         self.prior = site.linear(site.d_model, {"other": spec.components}, bias=False)

@@ -83,8 +83,6 @@ class Factorised(TableSpec):
 
 
 class FactorisedModule(Table):
-    """The module that Factorised builds."""
-
     def __init__(self, vocab: int, narrow: int, width: int, site: Site) -> None:
         super().__init__()
         self.weight = site.parameter(vocab, narrow, role="embedding")
