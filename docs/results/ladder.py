@@ -18,7 +18,7 @@ from regard.ablation.experiment import Settings
 from regard.ablation.ladder import Ladder, ladder, rates
 from regard.ablation.runner import Resources
 from regard.errors import RegardError
-from regard.runs.session import request_from_options
+from regard.runs.request import request_from_options
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parent.parent / "recipes" / "ladder.toml"

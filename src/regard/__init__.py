@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.models.loss import Loss
     from regard.nn.mask import Trace
     from regard.presets import preset
-    from regard.runs.session import resume, train
+    from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.tree import Spec, diff, replace_at, swap
 
@@ -79,7 +79,7 @@ _HOMES = {
     "regard.nn.mask": ("Trace",),
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
-    "regard.runs.session": ("resume", "train"),
+    "regard.runs.train": ("resume", "train"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

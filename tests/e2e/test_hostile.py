@@ -20,7 +20,6 @@ from regard.data import text
 from regard.demo import run as demo
 from regard.errors import DataError
 from regard.runs import evaluate as report
-from regard.runs import session
 from regard.training.executor import Eager
 
 from .conftest import Said, regard, write
@@ -91,7 +90,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the text was read")
 
-    monkeypatch.setattr(session, "prepare", never)
+    monkeypatch.setattr("regard.runs.train.prepare", never)
 
 
 # -- memory

@@ -11,7 +11,7 @@ from regard.ablation.experiment import Settings
 from regard.ablation.ladder import ladder, rates
 from regard.ablation.runner import Resources
 from regard.errors import SpecError
-from regard.runs.session import request_from_options
+from regard.runs.request import request_from_options
 
 from .conftest import complaint, regard, write
 

@@ -15,7 +15,7 @@ from regard import catalogue
 from regard.aliases import FIELDS, KINDS, current_field, current_kind, former
 from regard.errors import SpecError
 from regard.recipe import recipe
-from regard.runs.session import resume
+from regard.runs.train import resume
 from regard.runs.trained_model import load
 from regard.tree import edit, get_at, hints
 

@@ -17,7 +17,7 @@ from regard.data.tokenizer import BPE, Imported, Tokenizer, Words, train
 from regard.errors import RegardError
 from regard.presets import preset
 from regard.recipe.recipe import Recipe, RecipeRequest, asked, load_model
-from regard.runs.session import request_from_options
+from regard.runs.request import request_from_options
 
 TEXT = ["the cat sat on the mat"] * 5
 

@@ -22,7 +22,7 @@ from regard.evaluation.validation import ROUGE
 from regard.files import LOCK, clear, held, replace_text
 from regard.planner import adamw
 from regard.recipe.recipe import Recipe, RecipeRequest, asked
-from regard.runs.session import resolve
+from regard.runs.resolve import resolve
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import read_json, write_json
 

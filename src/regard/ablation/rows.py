@@ -13,7 +13,7 @@ from regard.models.cost import cost
 from regard.nn.branches.feedforward import FeedForward
 from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe, fit
-from regard.runs.session import check_family
+from regard.runs.request import check_family
 from regard.tree import swap, walk
 from regard.variants import apply
 

@@ -20,43 +20,20 @@ import torch
 
 from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
-from regard.data.loader import BatchLoader, Examples
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
-from regard.evaluation.validation import ROUGE, HeldOut, validate
+from regard.evaluation.validation import ROUGE, validate
 from regard.files import LOCK, clear, held
-from regard.models.build import build
-from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe
+from regard.runs.assemble import assemble, held_out, measure_of
 from regard.runs.trained_model import choose_device
-from regard.training.checkpoint import RunFolder, write_json
+from regard.training.checkpoint import CheckpointPolicy, RunFolder, write_json
 from regard.training.log import Log, environment
-from regard.training.trainer import DivergedError, Event, Trainer
+from regard.training.trainer import DivergedError, Event
 
 Tell = Callable[[dict[str, Any]], None]
 KEPT = ("job.json", "result.json", "log.jsonl", LOCK)
-
-
-class Measured(Trainer):
-    """A training whose numbers are wanted and not its weights: it saves now and then, only to be resumed."""
-
-    seldom = 60.0  # seconds between checkpoints
-
-    saved_at = 0.0
-
-    def fit(self, stop: Callable[[], str | None] = lambda: None) -> Any:
-        """Train to the end."""
-        self.saved_at = time.monotonic()
-        return super().fit(stop)
-
-    def save(self, regular: bool = True) -> None:
-        """Write a checkpoint, if the last one is old."""
-        if time.monotonic() - self.saved_at >= self.seldom and self.progress.step < self.steps:
-            super().save(regular)
-            self.saved_at = time.monotonic()
-
-    def finish(self) -> None:
-        """Nothing is kept."""
+RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # only the numbers of a run are kept, so it saves only to resume
 
 
 class Telling:
@@ -73,19 +50,19 @@ class Telling:
 
 def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, tell: Tell) -> Result:
     """Train and measure one run by `order["metric"]`, or go on with one that was killed."""
-    run, spec = RunFolder(folder), recipe.train
-    held_out, model = _held_out(recipe, data), build(recipe.model, device, seed=spec.seed)
+    run, spec, records = RunFolder(folder), recipe.train, held_out(recipe, data)
+    assert records is not None
     latest = run.latest()
-    log = Log(run.log, latest.step if latest else 0)
-    trainer = _trainer(Measured, model, recipe, data, run, [log, Telling(tell, spec.steps or 0)])
-    trainer.measure = lambda model: validate(model, held_out, Beam(beam_size=1), 0, spec.bleu_tokenize)
+    watchers = [Log(run.log, latest.step if latest else 0), Telling(tell, spec.steps or 0)]
+    measure = measure_of(recipe, data, decode=0)
+    trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)
     if latest:
         trainer.resume()
     trainer.fit()
     said: list[str] = []
     with trainer.averaged(), torch.no_grad():
         rouge = order["metric"] in ROUGE
-        final = validate(model.eval(), held_out, Beam(beam_size=1), spec.decode, spec.bleu_tokenize, rouge, said)
+        final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, spec.bleu_tokenize, rouge, said)
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
     logged = _read_log(run.log)
@@ -108,8 +85,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
     On a CPU these are seconds in which it worked: what else the machine does meanwhile takes nothing from its budget.
     """
-    model = build(recipe.model, device, seed=recipe.train.seed)
-    trainer = _trainer(Measured, model, recipe, data, RunFolder(folder), [])
+    trainer = assemble(recipe, data, RunFolder(folder), device, checkpoints=RARE)
     began: list[tuple[int, float]] = []
 
     def clock() -> float:
@@ -125,30 +101,6 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
     if device.type == "cuda":
         torch.cuda.synchronize()
     return (outcome.step - began[0][0]) / (clock() - began[0][1])
-
-
-def _trainer(
-    kind: type[Measured], model: Any, recipe: Recipe, data: Prepared, run: RunFolder, watchers: list[Any]
-) -> Measured:
-    assert recipe.data.batching is not None
-    stream = BatchLoader(Examples(data.train, data.weights, data.objective), recipe.data.batching, recipe.train.seed)
-    return kind(model, recipe.train, stream, run, None, watchers)
-
-
-def _held_out(recipe: Recipe, data: Prepared) -> HeldOut:
-    batching = recipe.data.batching
-    assert batching is not None
-    assert data.valid is not None
-    return HeldOut(
-        data.objective,
-        data.valid,
-        data.valid_texts,
-        data.tokenizers,
-        fitting.padded(batching) if batching.packed else batching,
-        data.valid_survey.bytes,
-        recipe.data.longest,
-        recipe.length_limit,
-    )
 
 
 def _read_log(path: Path) -> Result:

@@ -112,7 +112,7 @@ def ablate(
     from regard.ablation.plan import check_changes
     from regard.ablation.runner import Resources
     from regard.cli.train import seconds
-    from regard.runs.session import check, request_from_options
+    from regard.runs.request import check_request, request_from_options
 
     files: dict[str, Any] = {
         "source": source,
@@ -133,7 +133,7 @@ def ablate(
         wanted = request_from_options(
             **given, recipe=recipe, preset=base, variants=variant or (), changes=change or (), trust_code=trust_code
         )
-        check(wanted)
+        check_request(wanted)
     else:
         wanted = demo(folder / "text", base, variant or (), change or ())
     check_changes(change or (), wanted, steps is not None or time is not None)

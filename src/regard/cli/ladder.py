@@ -99,7 +99,7 @@ def ladder(
     from regard.ablation.plan import check_changes
     from regard.ablation.runner import Resources
     from regard.cli.train import seconds as parsed
-    from regard.runs.session import check, request_from_options
+    from regard.runs.request import check_request, request_from_options
 
     if seconds is not None and seconds <= 0:
         raise SpecError("--seconds", f"must be more than 0, not {seconds:g}")
@@ -124,7 +124,7 @@ def ladder(
     given = {name: value for name, value in files.items() if value}
     if given or recipe is not None:
         wanted = request_from_options(**given, recipe=recipe, preset=base, changes=change or (), trust_code=trust_code)
-        check(wanted)
+        check_request(wanted)
     else:
         wanted = demo(folder / "text", base, change or ())
     check_changes(change or (), wanted, steps is not None or seconds is not None)

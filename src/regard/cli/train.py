@@ -119,7 +119,8 @@ def train(
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
-    from regard.runs.session import Session, check, request_from_options, start_run
+    from regard.runs.request import check_request, request_from_options
+    from regard.runs.train import TrainingOptions, start_run
 
     wanted = request_from_options(
         source=source,
@@ -139,10 +140,10 @@ def train(
         time=seconds(time, "--time"),
         trust_code=trust_code,
     )
-    session = Session(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
-    check(wanted)
+    options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
+    check_request(wanted)
     set_threads(threads, "train", device)  # which may take some seconds, the first time
-    run, outcome = start_run(wanted, out, session)
+    run, outcome = start_run(wanted, out, options)
     _finish(run, outcome, as_json, quiet)
 
 
@@ -158,9 +159,9 @@ def resume(
 ) -> None:
     """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
     set_threads(threads, "train", device, Path(run))
-    from regard.runs.session import Session, resume_run
+    from regard.runs.train import TrainingOptions, resume_run
 
-    found, outcome = resume_run(run, Session(device, seconds(max_time), quiet or as_json, trust_code))
+    found, outcome = resume_run(run, TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code))
     _finish(found, outcome, as_json, quiet)
 
 

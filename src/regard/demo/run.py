@@ -18,7 +18,7 @@ from regard.inspection import render
 from regard.models.base import LanguageModel
 from regard.nn.mask import Trace
 from regard.recipe.recipe import asked
-from regard.runs.session import Session, start_run
+from regard.runs.train import TrainingOptions, start_run
 from regard.runs.trained_model import TrainedModel
 
 PAIRS, VALIDATION = 100_000, 200
@@ -73,7 +73,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     folder.mkdir(parents=True, exist_ok=True)
     _write(text, corpus.train, corpus.test)
     started = time.perf_counter()
-    trained, _ = start_run(wanted, folder, Session("cpu", quiet=quiet, cache=False), beside=("text",))
+    trained, _ = start_run(wanted, folder, TrainingOptions("cpu", quiet=quiet, cache=False), beside=("text",))
     seconds = time.perf_counter() - started
     test = corpus.test[VALIDATION:]
     said = trained.translate([example.source for example in test], beam=1, batch_size=64)

@@ -40,7 +40,8 @@ from regard.training.checkpoint import (
     read_tensors,
     weights_digest,
 )
-from regard.training.trainer import Metrics, Progress, newest_best
+from regard.training.progress import Progress, newest_best
+from regard.training.selection import Metrics
 
 
 @dataclass

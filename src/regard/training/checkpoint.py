@@ -53,6 +53,14 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    """When a training writes checkpoints."""
+
+    min_seconds: float = 0.0  # between two checkpoints; what is due sooner is left out
+    final: bool = True  # whether the last step has a checkpoint, and the run final weights
+
+
 class RunFolder:
     """The files of one run."""
 

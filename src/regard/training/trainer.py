@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from regard import fast
-from regard.data.loader import BatchLoader, Place, Prefetch
+from regard.data.loader import BatchLoader, Prefetch
 from regard.data.objectives import Item
 from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, lacks_memory
 from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.budget import Budget
-from regard.training.checkpoint import Checkpoint, RunFolder, mean, read_tensors, weights_digest
+from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
 from regard.training.executor import Done, Eager, Lack, StepExecutor, Update, choose
 from regard.training.mfu import peak, utilisation
+from regard.training.progress import Progress, final_steps
 from regard.training.schedule import Schedule
 from regard.training.selection import Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
 MEAN = -1  # stands for the mean of checkpoints where steps are ranked; it precedes them where all else is equal
-NEWER = {"reached", "clock", "validation", "steps"}  # parts of the state that older checkpoints lack
 SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
 
 
@@ -47,51 +47,6 @@ class Watcher(Protocol):
 
 class DivergedError(RegardError, ArithmeticError):
     """The loss is no number any more."""
-
-
-@dataclass
-class Progress:
-    """How far training is: all of its state besides weights and optimizer."""
-
-    step: int = 0
-    place: Place = Place()
-    labels: int = 0  # learned from so far
-    seconds: float = 0.0  # spent on steps
-    saved: list[int] = field(default_factory=list)  # checkpoints in the course of things, oldest first
-    scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
-    best: list[int] = field(default_factory=list)  # validated steps, best first
-    reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
-    stale: int = 0  # validations since the last improvement of either
-    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
-    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
-    validation: float = 0.0  # seconds of the last one
-    steps: int = 0  # at which training ends, where a time budget decides
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Progress":
-        """From JSON."""
-        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
-        scores = {int(step): scores for step, scores in values["scores"].items()}
-        return cls(**values | {"place": Place(**values["place"]), "scores": scores})
-
-    @classmethod
-    def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
-        """From a checkpoint; one that lacks something, or has it in another form, is refused."""
-        try:
-            progress = cls.of(checkpoint.state)
-            numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
-            complete = {*cls.__dataclass_fields__} - NEWER <= checkpoint.state.keys()
-            whole = numbers and complete and {*progress.best} <= progress.scores.keys()
-        except (KeyError, TypeError, ValueError, AttributeError):
-            progress, whole = cls(), False
-        if not whole:
-            path = folder.trainer(checkpoint.step, "json")
-            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
-        return progress
 
 
 @dataclass
@@ -159,18 +114,20 @@ class Trainer:
         began: float | None = None,
         trained: bool = False,
         plain: bool = False,
+        checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
         """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
 
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
         `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
         `trained` already are validated before the first step, and kept if no step improves them. `plain` trains the
-        model as it is, without the faster kernels of `regard.fast`.
+        model as it is, without the faster kernels of `regard.fast`. `checkpoints` says when checkpoints are written.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
-        self.trained = trained
+        self.trained, self.checkpoints = trained, checkpoints
+        self.checkpointed = time.monotonic()  # when the last checkpoint was written
         self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
         self.device = next(model.parameters()).device
         if not plain:
@@ -246,7 +203,7 @@ class Trainer:
         self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.counts()  # of whatever ran before
-        self.budget.validated = time.monotonic()
+        self.budget.validated = self.checkpointed = time.monotonic()
         if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
             self.validate()
             self.save()
@@ -420,7 +377,11 @@ class Trainer:
 
     def save(self, regular: bool = True) -> None:
         """Write a checkpoint. One that is written only to stop is never averaged, so that stopping changes nothing."""
-        progress = self.progress
+        progress, policy = self.progress, self.checkpoints
+        if not policy.final and progress.step >= self.steps:
+            return
+        if time.monotonic() - self.checkpointed < policy.min_seconds:
+            return
         progress.clock = self.budget.elapsed
         if regular:
             progress.saved = [*(s for s in progress.saved if s != progress.step), progress.step][-self.spec.keep :]
@@ -435,10 +396,13 @@ class Trainer:
         with self.averaged():
             self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
         self.folder.prune({*progress.saved, *progress.best}, progress.step)
+        self.checkpointed = time.monotonic()
         self.tell("save")
 
     def finish(self) -> None:
-        """Write the weights that the run is for."""
+        """Write the final weights."""
+        if not self.checkpoints.final:
+            return
         steps, weights, scores = self.final_weights()
         about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
         self.folder.save_final(weights, about)
@@ -449,7 +413,7 @@ class Trainer:
         While training still changes a lot, the mean of checkpoints is far worse than the last of them.
         """
         progress = self.progress
-        steps = chosen(self.spec, progress.saved, progress.best)
+        steps = final_steps(self.spec, progress.saved, progress.best)
         measured = {step: progress.scores[step] for step in steps if step in progress.scores}
         if len(steps) == 1:
             return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
@@ -479,19 +443,6 @@ class Trainer:
         } | values
         for watcher in self.watchers:
             watcher.note(note)
-
-
-def chosen(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
-    """The checkpoints whose mean the run is for: the best, or the last."""
-    return best if spec.choose == "best" and best else saved[-spec.average :]
-
-
-def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
-    """The checkpoint that an unfinished run is used by: the latest, unless validation has found an earlier one better.
-
-    No mean of several, which has not been measured: while training still changes a lot, it is far worse than the last.
-    """
-    return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest
 
 
 def step_seed(seed: int, step: int) -> int:

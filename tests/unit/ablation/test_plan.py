@@ -27,8 +27,8 @@ from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
 from regard.recipe.recipe import Recipe, RecipeRequest, asked
-from regard.runs.session import resolve
-from regard.training.checkpoint import RunFolder
+from regard.runs.resolve import resolve
+from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.optim import AdamW, Muon
 from regard.training.schedule import InverseSqrt
 from regard.training.spec import TrainSpec
@@ -362,7 +362,7 @@ def test_rates_of_both_halves_of_muon_are_scaled() -> None:
 
 
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work.Measured, "seldom", 0.0)
+    monkeypatch.setattr(work, "RARE", CheckpointPolicy(final=False))
     order = order_in(tmp_path)
     whole = work.do(order, lambda _: None)
     assert whole["status"] == DONE

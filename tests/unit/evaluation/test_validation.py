@@ -17,7 +17,7 @@ from regard.evaluation.validation import HeldOut, translated
 from regard.inference.text import Output, Texts
 from regard.models.build import build
 from regard.recipe.recipe import asked
-from regard.runs.session import resolve
+from regard.runs.resolve import resolve
 
 LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
 

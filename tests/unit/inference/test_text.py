@@ -595,7 +595,7 @@ def test_a_string_is_one_text(runs: dict[str, TrainedModel]) -> None:
 
 
 def test_a_path_is_one_path() -> None:
-    from regard.runs.session import request_from_options
+    from regard.runs.request import request_from_options
 
     for name in ("tsv", "jsonl", "text", "labelled"):
         for one in ("corpus", Path("corpus")):

@@ -12,7 +12,9 @@ from regard.errors import DataError
 from regard.nn.branches.self_attention import SelfAttention
 from regard.planner.models import of_ngrams
 from regard.recipe.recipe import Recipe, asked
-from regard.runs.session import request_from_options, resolve, start_run
+from regard.runs.request import request_from_options
+from regard.runs.resolve import resolve
+from regard.runs.train import start_run
 from regard.training.optim import AdamW, Muon
 from regard.tree import walk
 

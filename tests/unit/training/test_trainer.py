@@ -27,16 +27,14 @@ from regard.training import trainer as loop
 from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest
 from regard.training.log import Log
 from regard.training.optim import AdamW
+from regard.training.progress import Progress, newest_best
 from regard.training.schedule import Constant, InverseSqrt
-from regard.training.selection import ERROR
+from regard.training.selection import ERROR, Metrics
 from regard.training.spec import TrainSpec
 from regard.training.trainer import (
     DivergedError,
     LogWindow,
-    Metrics,
-    Progress,
     Trainer,
-    newest_best,
     precision,
     step_seed,
 )

@@ -1,0 +1,119 @@
+"""Assemble a training from a recipe and its prepared data: model, loader, validation and trainer.
+
+Used by `regard train`, `resume` and `ablate` alike.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.data.batching import Windows
+from regard.data.loader import BatchLoader, Examples
+from regard.data.objectives import Classification
+from regard.data.prepare import Prepared
+from regard.decoding.beam import Beam
+from regard.evaluation.validation import HeldOut, validate
+from regard.models.base import Model
+from regard.models.build import build
+from regard.planner import fit as fitting
+from regard.recipe.recipe import Recipe
+from regard.runs.trained_model import TrainedModel, load_weights
+from regard.training.checkpoint import CheckpointPolicy, RunFolder
+from regard.training.selection import Metrics
+from regard.training.trainer import Trainer, Watcher
+
+
+def assemble(  # noqa: PLR0913  # what a training is made of
+    recipe: Recipe,
+    data: Prepared,
+    folder: RunFolder,
+    device: torch.device,
+    watchers: Sequence[Watcher] = (),
+    measure: Callable[[Model], Metrics] | None = None,
+    criterion: str = "loss",
+    *,
+    parent: TrainedModel | None = None,
+    checkpoints: CheckpointPolicy = CheckpointPolicy(),
+    flops_per_token: float | None = None,
+    began: float | None = None,
+) -> Trainer:
+    """Return the trainer of a recipe, before its first step; the arguments after `device` are those of `Trainer`.
+
+    Training starts from the weights of `parent`, or from the initial weights of the recipe's seed.
+    """
+    model = build(recipe.model, device, seed=recipe.train.seed)
+    if parent is not None:
+        load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
+    assert recipe.data.batching is not None
+    examples = Examples(data.train, data.weights, data.objective)
+    loader = BatchLoader(examples, recipe.data.batching, recipe.train.seed)
+    loader.plan(0)  # raises an error for examples that cannot be batched
+    return Trainer(
+        model,
+        recipe.train,
+        loader,
+        folder,
+        measure,
+        watchers,
+        criterion,
+        flops_per_token=flops_per_token,
+        began=began,
+        trained=parent is not None,
+        checkpoints=checkpoints,
+    )
+
+
+def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Append the last rows of `initial` to weights that have fewer rows, as where a classifier gets new classes."""
+    return {
+        name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
+        if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
+        else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
+    """Return the validation text of a training; None if it has none."""
+    if data.valid is None or not data.valid.rows:
+        return None
+    batching = recipe.data.batching
+    assert batching is not None
+    return HeldOut(
+        data.objective,
+        data.valid,
+        data.valid_texts,
+        data.tokenizers,
+        fitting.padded(batching) if batching.packed else batching,
+        data.valid_survey.bytes,
+        recipe.data.longest,
+        recipe.length_limit,
+    )
+
+
+def measure_of(
+    recipe: Recipe, data: Prepared, criterion: str = "loss", decode: int | None = None
+) -> Callable[[Model], Metrics] | None:
+    """Return the function that computes the metrics of a model on the validation text; None if there is no such text.
+
+    It translates `decode` records, by default as many as the recipe says.
+    """
+    records, train = held_out(recipe, data), recipe.train
+    if records is None:
+        return None
+    count = train.decode if decode is None else decode
+    return lambda model: validate(model, records, Beam(beam_size=1), count, train.bleu_tokenize, criterion=criterion)
+
+
+def forward_flops(recipe: Recipe, data: Prepared) -> float:
+    """Return the FLOPs of a forward pass per label, in texts of the mean length."""
+    from regard.models.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
+
+    column = data.objective.measured[-1]
+    length = data.survey.ids[column] // max(1, data.survey.kept)
+    if isinstance(recipe.data.batching, Windows):
+        length = recipe.data.batching.length
+    length = max(1, length)
+    per_token = cost(recipe.model, length).flops_per_token
+    return per_token * length if isinstance(data.objective, Classification) else per_token

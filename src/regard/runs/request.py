@@ -1,0 +1,197 @@
+"""Turn the options of a command or a function call into a recipe request, and refuse what is wrong with it early."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard import planner
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.text import check_file
+from regard.data.tokenizer import Imported
+from regard.errors import SpecError
+from regard.evaluation.metrics import bleu_metric
+from regard.models.base import Classifier, LanguageModel
+from regard.models.build import build
+from regard.recipe.recipe import PARTS, RecipeRequest, asked, model_for, read_file
+from regard.training.spec import TrainSpec
+from regard.tree import to_record
+
+OBJECTIVES: dict[str, Objective] = {o.kind: o for o in (Translation(), LanguageModelling(), Classification())}
+
+
+def request_from_options(  # noqa: PLR0913  # the options of the command line
+    *,
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    valid_source: str | Path | None = None,
+    valid_target: str | Path | None = None,
+    tsv: str | Path | Sequence[str | Path] = (),
+    jsonl: str | Path | Sequence[str | Path] = (),
+    text: str | Path | Sequence[str | Path] = (),
+    labelled: str | Path | Sequence[str | Path] = (),
+    valid: str | Path | None = None,
+    recipe: str | Path | None = None,
+    preset: str | None = None,
+    variants: str | Sequence[str] = (),
+    changes: str | Sequence[str] = (),
+    start: str | Path | None = None,
+    time: float | None = None,
+    trust_code: bool = False,
+) -> RecipeRequest:
+    """Build the recipe request of a command line.
+
+    The training text is one of `source` and `target`, `tsv`, `jsonl` (translation), `text` (language model), `labelled`
+    (classifier), or that of a `recipe` file, which the other options then override.
+    """
+    record = read_file(Path(recipe)) if recipe is not None else {}
+    files = {
+        "parallel": [pair for pair in (_parallel_files(source, target),) if pair],
+        "tsv": [{"path": path} for path in _as_list(tsv)],
+        "jsonl": [{"path": path} for path in _as_list(jsonl)],
+        "lines": [{"path": path} for path in _as_list(text)],
+        "labelled": [{"path": path} for path in _as_list(labelled)],
+    }
+    held_out = _parallel_files(valid_source, valid_target) or (None if valid is None else str(valid))
+    if valid is not None and not isinstance(held_out, str):
+        raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
+    record = with_files(record, files, held_out)
+    if preset is not None:
+        model = record.get("model")
+        record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
+    if start is not None:
+        record["start"] = str(start)
+    if time is not None:
+        if any(change.partition("=")[0].strip() == "train.time" for change in _as_list(changes)):
+            raise SpecError("--time", "is train.time; give one of the two")
+        record["train"] = _section(record, "train") | {"time": time}
+    return asked(record, _as_list(changes), _as_list(variants), trust_code)
+
+
+def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
+    """Return the two files of a translation; one that is not given is None, and neither gives an empty dict."""
+    if not source and not target:
+        return {}
+    return {"source": source and str(source), "target": target and str(target)}
+
+
+def _as_list(values: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values]
+
+
+def with_files(
+    record: Mapping[str, Any], files: Mapping[str, list[dict[str, Any]]], valid: dict[str, Any] | str | None
+) -> dict[str, Any]:
+    """Return a recipe table whose data section names the files of a command line; `files` is corpus kind -> entries."""
+    kinds = [kind for kind, entries in files.items() if entries]
+    record = dict(record)
+    if not kinds:
+        if "data" not in record:
+            raise SpecError(
+                "", "there is nothing to learn from; give --source and --target, --tsv, --text or --labelled"
+            )
+        if valid is not None:
+            raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
+        return _with_default_train(record)
+    objective_of = {"lines": "language_model", "labelled": "classification"}
+    objectives = {objective_of.get(kind, "translation") for kind in kinds}
+    if len(objectives) > 1:
+        raise SpecError("", f"one run learns one thing; {' and '.join(sorted(objectives))} files cannot be mixed")
+    for entry in files["parallel"]:
+        if not entry["source"] or not entry["target"]:
+            raise SpecError("", "two aligned files are needed; give both --source and --target")
+    data = _section(record, "data")
+    data["train"] = [{"kind": kind, **entry} for kind in kinds for entry in files[kind]]
+    data.setdefault("objective", objectives.pop())
+    if isinstance(valid, str):
+        data["valid"] = [{"kind": kinds[0], "path": valid}]
+    elif valid is not None:
+        if not valid["source"] or not valid["target"]:
+            raise SpecError("", "validation needs two aligned files; give both --valid-source and --valid-target")
+        data["valid"] = [{"kind": "parallel", **valid}]
+    record["data"] = data
+    return _with_default_train(record)
+
+
+def _with_default_train(record: dict[str, Any]) -> dict[str, Any]:
+    """Fill the train section with the defaults of the objective, wherever the recipe leaves a setting open."""
+    objective = _section(record, "data").get("objective", "translation")
+    kind = objective.get("kind") if isinstance(objective, Mapping) else objective
+    if not isinstance(kind, str) or kind not in OBJECTIVES:
+        return record  # reading the recipe raises the error
+    defaults = to_record(planner.for_objective(OBJECTIVES[kind]), PARTS)
+    return record | {"train": defaults | _section(record, "train")}
+
+
+def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of a section of a recipe, empty if the recipe has none."""
+    section = record.get(name, {})
+    if not isinstance(section, Mapping):
+        raise SpecError(name, f"needs a table, not {repr(section)[:40]}")
+    return dict(section)
+
+
+def check_request(request: RecipeRequest) -> None:
+    """Raise an error for whatever is wrong with a recipe independently of its text, before any text is read."""
+    if request.train.time is not None and request.train.validate_every is not None:
+        raise SpecError(
+            "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
+        )
+    criterion_of(request.train, request.data.objective)
+    if request.train.bleu_tokenize != TrainSpec().bleu_tokenize:
+        try:
+            bleu_metric(request.train.bleu_tokenize)
+        except SpecError as error:
+            raise SpecError("train.bleu_tokenize", error.message) from None
+    for corpus in (*request.data.train, *request.data.valid):
+        for file in corpus.files():
+            check_file(file)
+    if isinstance(request.data.tokenizer, Imported):
+        request.data.tokenizer.learn(())
+    if request.model is not None:
+        _, model = model_for(request, None, lambda _: {})
+        if not isinstance(request.data.objective, Classification):  # fitting may still replace the model's task
+            check_family(model, request.data.objective)
+    elif request.changes or request.variants:
+        _check_modifications(request)
+
+
+def _check_modifications(request: RecipeRequest) -> None:
+    """Raise an error if edits and variants fit none of the models among which the planner will choose."""
+    refusals = []
+    for candidate in planner.candidates(request.data.objective):
+        try:
+            model_for(request, candidate.spec, lambda _: {})
+        except SpecError as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
+
+
+def check_family(model: Any, objective: Objective) -> None:
+    """Raise an error for a model that cannot learn the objective."""
+    built = build(model, device="meta")
+    fits = {
+        Translation: isinstance(built, LanguageModel) and model.reads_source,
+        LanguageModelling: isinstance(built, LanguageModel) and not model.reads_source,
+        Classification: isinstance(built, Classifier),
+    }
+    if not fits[type(objective)]:
+        raise SpecError(
+            "model", f"a model of kind {type(model).kind!r} cannot learn {objective.kind!r}; choose another"
+        )
+
+
+def criterion_of(train: TrainSpec, objective: Objective) -> str:
+    """Return the metric that ranks checkpoints; raise an error for one that the objective does not measure."""
+    criterion = train.criterion
+    if criterion == "auto":
+        return "accuracy" if isinstance(objective, Classification) else "loss"
+    measured = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
+        type(objective), set()
+    )
+    if criterion not in measured:
+        raise SpecError("train.criterion", f"{criterion!r} is not measured for {objective.kind}")
+    if criterion not in ("loss", "accuracy") and not train.decode:
+        raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
+    return criterion

@@ -1,0 +1,193 @@
+"""Resolve a recipe request: choose whatever it leaves open from the prepared data, the device and the time."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard import planner
+from regard.data.batching import Windows
+from regard.data.objectives import Classification, Objective, Translation
+from regard.data.prepare import DataSpec, Prepared
+from regard.data.tokenizer import Tokenizer
+from regard.decoding import length_limit
+from regard.decoding.length_limit import LengthLimit
+from regard.errors import DataError, SpecError
+from regard.evaluation import target_text
+from regard.models.base import ModelSpec
+from regard.planner import fit as fitting
+from regard.planner.speed import Hardware
+from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, model_for
+from regard.runs.request import check_family
+from regard.runs.trained_model import TrainedModel
+from regard.training.spec import TrainSpec
+from regard.tree import edit
+
+ATTENTION_SETTINGS = frozenset({"heads", "d_head", "attention_dropout"})  # used by no part but attention
+
+
+def resolve(  # noqa: PLR0913  # ablations pass all of these
+    request: RecipeRequest,
+    data: Prepared,
+    device: torch.device,
+    report: Callable[[str], None],
+    parent: TrainedModel | None = None,
+    *,
+    packs: bool = True,
+    attention: bool = False,
+    hardware: Hardware | None = None,
+    elapsed: float = 0.0,
+) -> Recipe:
+    """Return the complete recipe, and `report` each choice with its reason.
+
+    `packs` allows packed rows where they are best. `attention` restricts the choice of a model to Transformers, whose
+    parts can be modified. Without `hardware` the plan assumes a typical device of this kind and measures nothing.
+    `elapsed` seconds of a time budget have passed. `parent` is the run that fine-tuning starts from.
+    """
+    objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
+    joint = len(tokenizer_files(data.tokenizers)) == 1
+    if parent is not None and (request.model is not None or request.changes or request.variants):
+        raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
+    batching = request.data.batches
+    if isinstance(batching, Windows) and not request.laid:
+        parent_batching = (
+            None if parent is None else parent.recipe.data.batching
+        )  # its model may have no more positions
+        inherited = isinstance(parent_batching, Windows)
+        length = parent_batching.length if inherited else _window_length(device, data.survey.ids["target"])
+        batching = replace(batching, length=length)
+    longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
+
+    def fits(model: ModelSpec) -> Mapping[str, Any]:
+        return fitting.fitted(model, objective, vocabulary, longest, joint)
+
+    def finished(base: ModelSpec) -> ModelSpec:
+        return model_for(request, base, fits)[1]
+
+    known = _known_model(request, parent, objective, fits)
+    attention = attention or not ATTENTION_SETTINGS.isdisjoint(request.changes)
+    plan = planner.plan(
+        objective,
+        data.survey,
+        batching,
+        request.train,
+        hardware or planner.nominal(device.type),
+        planner.Given(known, trained=parent is not None, attention=attention),
+        finished if known is None else lambda _: known,
+        elapsed=elapsed,
+        longest=longest,
+        validates=data.valid is not None,
+    )
+    reasons = plan.why
+    if known is None:
+        model = finished(plan.model)
+    else:
+        model = known
+        reasons = [f"model: {'that of ' + str(parent.path) if parent is not None else 'as given'}", *reasons]
+    check_family(model, data.objective)
+    batching = plan.batching
+    if packs and device.type == "cuda" and not request.laid and fitting.packs(model, data.objective):
+        rows = fitting.packed(batching, longest_packed(data))
+        budget = getattr(request.data.batching, "tokens", None)
+        if budget is None or budget == rows.tokens:  # a budget that the recipe gives is kept
+            batching = rows
+            reasons.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
+    spec = replace(data.spec, train=request.data.train, valid=request.data.valid, batching=batching)
+    train = choose_metric(plan.train, data, reasons)
+    limit = _length_limit(data, parent, reasons)
+    for name, tokenizer in tokenizer_files(data.tokenizers).items():
+        report(f"{name}: {tokenizer.why}")
+    for reason in reasons:
+        report(reason)
+    return Recipe(model, spec, train, request.decode, limit)
+
+
+def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
+    """Return the length limit of outputs by the training text; after fine-tuning at least that of the parent."""
+    if not isinstance(data.objective, Translation):
+        return None
+    limit = length_limit.of_tables(data.train)
+    if parent is not None:
+        limit = length_limit.widest([limit, parent.recipe.length_limit])
+    if limit is not None:
+        reasons.append(f"length limit of a translation: {limit}")
+    return limit
+
+
+def _window_length(device: torch.device, tokens: int) -> int:
+    """Return the window length of a stream: long on a GPU, where it is free; shorter on a CPU or for a short text."""
+    length = 128 if device.type == "cpu" else 512 if tokens >= 1_000_000 else 256
+    return max(16, min(length, tokens // 8))
+
+
+def longest_packed(data: Prepared) -> int:
+    """Return the length of the longest example, on its longer side, in a packed row."""
+    objective = data.objective
+    return max(
+        int(table[name].lengths.max()) - objective.unread.get(name, 0)
+        for table in data.train
+        for name in objective.measured
+        if table.rows
+    )
+
+
+def _known_model(
+    request: RecipeRequest,
+    parent: TrainedModel | None,
+    objective: Objective,
+    fits: Callable[[ModelSpec], Mapping[str, Any]],
+) -> ModelSpec | None:
+    """Return the model of the parent, the preset or the recipe; None if the planner is to choose one."""
+    if parent is None:
+        return None if request.model is None else model_for(request, None, fits)[1]
+    model = parent.recipe.model
+    if isinstance(objective, Classification) and objective != parent.objective:
+        model = edit(model, {"task.classes": len(objective.labels)}, PARTS)
+    return model
+
+
+def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> TrainSpec:
+    """Choose the metric that ranks checkpoints, and the tokenizer of BLEU, by the script and length of the targets."""
+    if not isinstance(data.objective, Translation) or not data.valid_texts:
+        return train  # the metric is that of the objective, and nothing is decoded
+    choice = target_text.choose([record[1] for record in data.valid_texts], train.bleu_tokenize)
+    train = replace(train, bleu_tokenize=choice.tokenize)
+    if train.criterion == "auto" and train.decode:
+        train = replace(train, criterion=choice.criterion)
+        reasons.append(f"best checkpoint: by {choice.reason}")
+    return train
+
+
+def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the labels of the parent classifier in its order, then those that are new in the training text."""
+    assert isinstance(parent.objective, Classification)
+    assert isinstance(data.objective, Classification)
+    known, given = parent.objective.labels, data.objective.labels
+    if given and given[: len(known)] != known:
+        raise SpecError(
+            "data.objective.labels", f"--from keeps the classes of {parent.path}; leave it out, or begin with {known}"
+        )
+    unseekable = [
+        file for corpus in data.train for file in corpus.files() if Path(file).exists() and not Path(file).is_file()
+    ]
+    if unseekable:
+        raise DataError(
+            f"{unseekable[0]}: can be read only once, but labels are read before the text; write it into a file"
+        )
+    labels = {record[0] for corpus in data.train for record in corpus.records()}
+    new = given[len(known) :] if given else tuple(sorted(labels - {*known}))
+    missing = [label for label in known if label not in labels]
+    if new:
+        report(f"labels: {len(new)} new, untrained so far: {', '.join(new)}")
+    if missing:
+        report(f"labels: {len(missing)} of {parent.path} do not occur in this text, and are kept: {', '.join(missing)}")
+    return (*known, *new)
+
+
+def tokenizer_files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
+    """Return the tokenizers by file name: one joint tokenizer, or one for each side."""
+    if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
+        return {"tokenizer.json": next(iter(tokenizers.values()))}
+    return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}

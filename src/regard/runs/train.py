@@ -1,0 +1,321 @@
+"""Train in a run folder: start a run, resume it, stop on a signal, and report how fine-tuning changed its parent."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.cache import Cache
+from regard.data.objectives import Classification
+from regard.data.prepare import ROOM, Prepared, opened, prepare
+from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
+from regard.evaluation import baselines
+from regard.files import LOCK, TEMPORARY, clear, held
+from regard.planner.speed import hardware
+from regard.planner.threads import quiet as idle
+from regard.recipe.recipe import Recipe, RecipeRequest
+from regard.runs.assemble import assemble, forward_flops, measure_of
+from regard.runs.request import check_request, criterion_of, request_from_options
+from regard.runs.resolve import choose_metric, labels_after, resolve, tokenizer_files
+from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
+from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
+from regard.training.console import TrainingConsole
+from regard.training.log import Log, TensorBoard, environment
+from regard.training.spec import TrainSpec
+from regard.training.trainer import Outcome, Trainer, Watcher, precision
+
+PARENT_RECORDS = 200  # validation records of the parent that are translated before and after fine-tuning
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of one command that trains; they are no part of the recipe."""
+
+    device: str = "auto"
+    max_time: float | None = None  # seconds after which the training saves and stops
+    quiet: bool = True
+    trust_code: bool = False  # parts named as module:Class may be imported
+    cache: bool = True  # read prepared data from the cache, and store it there
+    began: float = field(default_factory=time.monotonic)  # the start of a time budget
+
+
+def train(
+    out: str | Path,
+    *,
+    changes: str | Sequence[str] = (),
+    device: str = "auto",
+    max_time: float | None = None,
+    quiet: bool = True,
+    trust_code: bool = False,
+    cache: bool = True,
+    **files: Any,
+) -> TrainedModel:
+    """Train on text files into the folder `out`, and return the trained model.
+
+    `files` are those of `request_from_options`. `changes` are `path=value` edits of the recipe: `train.steps=1000`.
+    Text that was prepared before is read from the `cache` (`regard cache` prints its path).
+    """
+    request = request_from_options(changes=changes, trust_code=trust_code, **files)
+    return start_run(request, out, TrainingOptions(device, max_time, quiet, trust_code, cache))[0]
+
+
+def start_run(
+    request: RecipeRequest, out: str | Path, options: TrainingOptions | None = None, beside: Sequence[str] = ()
+) -> tuple[TrainedModel, Outcome]:
+    """Start a run in a new folder, which may contain nothing but the files named in `beside`."""
+    options = options or TrainingOptions()  # not as a default value: a time budget begins now
+    folder = RunFolder(out)
+    if not folder.asked.exists():  # do not even write a lock into a folder of something else
+        _check_free(folder, beside)
+    precision(request.train, choose_device(options.device))  # raises an error before anything is created
+    check_request(request)
+    request = request.absolute()
+    console = TrainingConsole(quiet=options.quiet)
+    with held(folder.path, lambda: _check_free(folder, beside)):  # from here on no other process can start a run there
+        try:
+            write_json(folder.asked, {"format": FORMAT} | request.record())
+            trainer = _prepare_and_assemble(folder, request, options, console)
+        except BaseException:  # nothing was trained: leave nothing behind
+            clear(folder.path, [LOCK])
+            raise
+        try:
+            return _fit(trainer, folder, request, options, console)
+        except OutOfMemoryError:  # a folder without a trained step is not worth keeping
+            if (latest := folder.latest()) is None or latest.step == 0:
+                clear(folder.path, [LOCK])
+            raise
+
+
+def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
+    """Raise an error for a folder that is not empty."""
+    free = not folder.path.exists() or (
+        folder.path.is_dir()
+        and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
+    )
+    if not free:
+        hint = "regard resume goes on with it; " if folder.asked.exists() else ""
+        raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
+
+
+def resume(
+    path: str | Path,
+    device: str = "auto",
+    max_time: float | None = None,
+    quiet: bool = True,
+    trust_code: bool = False,
+) -> TrainedModel:
+    """Continue a run exactly where it stopped, and return the trained model."""
+    return resume_run(path, TrainingOptions(device, max_time, quiet, trust_code))[0]
+
+
+def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:
+    """Continue a run where it stopped; one that was stopped before its first checkpoint starts over."""
+    options = options or TrainingOptions()
+    folder = RunFolder(path)
+    if not folder.asked.exists() and not folder.recipe.exists():
+        raise DataError(f"{folder.path} is no run; regard train makes one")
+    console = TrainingConsole(quiet=options.quiet)
+    if not folder.final.exists():
+        with held(folder.path, writes=folder.writes):
+            if not folder.final.exists():  # another process may have finished it a moment ago
+                request = _read_request(folder, options.trust_code)
+                trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console)
+                trainer.resume()
+                return _fit(trainer, folder, request, options, console)
+    run = load(folder.path, options.device, trust_code=options.trust_code)
+    console.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
+    return run, Outcome(True, "it was finished", run.step)
+
+
+def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
+    record = read_json(folder.asked)
+    record.pop("format", None)
+    try:
+        return RecipeRequest.of(record, trust_code)
+    except SpecError as error:
+        raise DataError(f"{folder.asked}: {error}") from None
+
+
+def _prepare_and_assemble(
+    folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
+) -> Trainer:
+    """Return the trainer of a run, from what an earlier command left in its folder or prepared now."""
+    parent = None
+    if request.start is not None and folder.latest() is None:
+        parent = load(request.start, "cpu", trust_code=options.trust_code)
+    if folder.recipe.exists():
+        recipe = read_recipe(folder, options.trust_code)
+        read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
+        data = opened(recipe.data, folder.data)
+        # Runs of earlier versions have no metric chosen from the text in their recipe.
+        recipe = replace(recipe, train=choose_metric(recipe.train, data, []))
+    else:
+        data, recipe = _prepared(folder, request, parent, options, console)
+    device, latest = choose_device(options.device), folder.latest()
+    step = latest.step if latest else 0
+    watchers: list[Watcher] = [Log(folder.log, step), console]
+    if TensorBoard.installed():
+        watchers.append(TensorBoard(folder.path / "tensorboard", step))
+    else:
+        console.say("no TensorBoard events: pip install 'regard[log]' adds them")
+    write_json(folder.path / "environment.json", environment(device))
+    criterion = criterion_of(recipe.train, data.objective)
+    trainer = assemble(
+        recipe,
+        data,
+        folder,
+        device,
+        watchers,
+        measure_of(recipe, data, criterion),
+        criterion,
+        parent=parent,
+        flops_per_token=forward_flops(recipe, data) if device.type == "cuda" else None,
+        began=options.began,
+    )
+    threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
+    console.say(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
+    baselines.report(folder, data, recipe.train, trainer.tell, console.say)
+    return trainer
+
+
+def _prepared(
+    folder: RunFolder,
+    request: RecipeRequest,
+    parent: TrainedModel | None,
+    options: TrainingOptions,
+    console: TrainingConsole,
+) -> tuple[Prepared, Recipe]:
+    """Prepare the data of a new run and resolve its recipe, and write both to the folder."""
+    if parent is not None:
+        if parent.objective.kind != request.data.objective.kind:
+            raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {request.data.objective.kind}")
+        if isinstance(request.data.objective, Classification):
+            objective = replace(request.data.objective, labels=labels_after(parent, request.data, console.say))
+            request = replace(request, data=replace(request.data, objective=objective))
+        spec, known = request.data, parent.recipe.data  # the model has positions for texts of the parent's length
+        spec = replace(
+            spec, tokenizer=known.tokenizer, max_len=spec.max_len or known.max_len, long=spec.long or known.long
+        )
+        request = replace(request, data=spec)
+    tokenizers = parent.tokenizers if parent is not None else None
+    cache, device = Cache.usual() if options.cache else None, choose_device(options.device)
+    room = ROOM if device.type == "cuda" else ROOM // 2
+    data = prepare(request.data, folder.data, request.train.seed, tokenizers, console.say, cache, room)
+    for sentence in data.report:
+        console.say(sentence)
+    elapsed = time.monotonic() - options.began
+    recipe = resolve(
+        request, data, device, console.say, parent, hardware=hardware(device, keep=idle()), elapsed=elapsed
+    )
+    for name, tokenizer in tokenizer_files(data.tokenizers).items():
+        tokenizer.save(folder.path / name)
+    write_json(folder.recipe, {"format": FORMAT} | recipe.record())
+    return data, recipe
+
+
+def _fit(
+    trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
+) -> tuple[TrainedModel, Outcome]:
+    """Train to the end, to a signal or to the time limit, and load what the run is then used by."""
+    deadline = None if options.max_time is None else time.monotonic() + options.max_time
+    try:
+        with _signals() as caught:
+
+            def stop() -> str | None:
+                if caught:
+                    return f"{caught[0]}; regard resume {folder.path} goes on"
+                if deadline is not None and time.monotonic() > deadline:
+                    return f"time limit reached; continue with regard resume {folder.path}"
+                return None
+
+            outcome = trainer.fit(stop)
+    finally:
+        console.close()
+    if not outcome.finished and (warning := inside_warmup(trainer.spec, outcome.step)):
+        console.say(warning)
+    if not folder.steps():
+        raise DataError(f"{folder.path} has no checkpoint")
+    run = load(folder.path, options.device, trust_code=options.trust_code)
+    if outcome.finished:
+        baselines.compare(folder, run.scores, trainer.criterion, console.say)
+        change = None if request.start is None else _change_on_parent(request.start, run, options)
+        if change is not None:
+            trainer.tell("parent", **change)
+            console.say(described_change(change, trainer.criterion))
+    console.warn(run.scores)
+    return run, outcome
+
+
+def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
+    """Return the metrics of a fine-tuned run on the validation text of its parent, before and after fine-tuning.
+
+    At most `PARENT_RECORDS` records are translated. None if the parent is gone or memory does not suffice.
+    """
+    try:
+        parent = load(start, options.device, trust_code=options.trust_code)
+        data = opened(parent.recipe.data, RunFolder(parent.path).data)
+    except DataError:  # moved or cleared since
+        return None
+    criterion = criterion_of(parent.recipe.train, data.objective)
+    decode = min(PARENT_RECORDS, parent.recipe.train.decode)
+    # A classifier may have got new classes.
+    before, after = (
+        measure_of(parent.recipe, replace(data, objective=each.objective), criterion, decode) for each in (parent, run)
+    )
+    if before is None or after is None:
+        return None
+    try:
+        with torch.no_grad():
+            return {"parent": str(parent.path), "before": before(parent.model), "after": after(run.model)}
+    except (MemoryError, RuntimeError) as error:  # the run itself is complete
+        if not lacks_memory(error):
+            raise
+        return None
+
+
+def described_change(change: Mapping[str, Any], criterion: str) -> str:
+    """Describe how fine-tuning changed the metrics on the validation text of the parent run."""
+    names = [
+        name for name in dict.fromkeys((criterion, "loss")) if name in change["before"] and name in change["after"]
+    ]
+    values = ", ".join(f"{name} {change['before'][name]:.3g} before, {change['after'][name]:.3g} now" for name in names)
+    return f"validation text of {change['parent']}: {values}"
+
+
+def inside_warmup(train: TrainSpec, step: int) -> str | None:
+    """Return a warning if training stopped while its learning rate was still rising."""
+    warmup = getattr(train.schedule, "warmup", None) or 0
+    if step >= warmup:
+        return None
+    return (
+        f"warning: training stopped inside the learning-rate warm-up (step {step:,} of {warmup:,}), so the model has "
+        "hardly begun to learn; --time plans the whole schedule for the time there is"
+    )
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """Record the first Ctrl-C or SIGTERM, to stop after the step; the second one has its usual effect."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: Any) -> None:
+        caught.append("interrupted" if number == signal.SIGINT else "asked to end")
+        signal.signal(number, before[number])
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

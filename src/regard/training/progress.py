@@ -1,0 +1,72 @@
+"""The state of a training that checkpoints store, and which checkpoints a run is used by."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from regard.data.loader import Place
+from regard.errors import DataError
+from regard.training.checkpoint import Checkpoint, RunFolder
+from regard.training.selection import Metrics
+from regard.training.spec import TrainSpec
+
+ADDED_LATER = {"reached", "clock", "validation", "steps"}  # fields that older checkpoints lack
+
+
+@dataclass
+class Progress:
+    """The state of a training besides its weights and its optimizer."""
+
+    step: int = 0
+    place: Place = Place()
+    labels: int = 0  # learned from so far
+    seconds: float = 0.0  # spent on steps
+    saved: list[int] = field(default_factory=list)  # steps of the regular checkpoints, oldest first
+    scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
+    best: list[int] = field(default_factory=list)  # validated steps, best first
+    reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
+    stale: int = 0  # validations since the last improvement of either
+    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
+    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
+    validation: float = 0.0  # seconds of the last one
+    steps: int = 0  # at which training ends, where a time budget decides
+
+    def record(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Progress":
+        """Read the state from JSON."""
+        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
+        scores = {int(step): scores for step, scores in values["scores"].items()}
+        return cls(**values | {"place": Place(**values["place"]), "scores": scores})
+
+    @classmethod
+    def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
+        """Read the state of a checkpoint; raise an error if something is missing or has another form."""
+        try:
+            progress = cls.of(checkpoint.state)
+            numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
+            complete = {*cls.__dataclass_fields__} - ADDED_LATER <= checkpoint.state.keys()
+            whole = numbers and complete and {*progress.best} <= progress.scores.keys()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            progress, whole = cls(), False
+        if not whole:
+            path = folder.trainer(checkpoint.step, "json")
+            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
+        return progress
+
+
+def final_steps(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
+    """Return the checkpoints whose mean becomes the final weights: the best, or the last."""
+    return best if spec.choose == "best" and best else saved[-spec.average :]
+
+
+def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
+    """Return the checkpoint that represents an unfinished run: the latest, unless an earlier one validated better.
+
+    Never a mean of several, which has not been measured: while weights still change a lot, it is far worse than the
+    last checkpoint.
+    """
+    return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest
