@@ -42,10 +42,10 @@ def held_out(records: int) -> int:
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
     """Choose words or byte-pair encoding, or characters where a target is one word that is spelled."""
     if isinstance(objective, Classification):
-        return _for_classes([record[objective.read] for record in _spread(sample)])
+        return _for_classes([record[objective.input_text] for record in _spread(sample)])
     if isinstance(objective, LanguageModelling):
         return Choice(BPE(), "tokenizer: byte-pair encoding")
-    targets = [record[objective.said] for record in _spread(sample)]
+    targets = [record[objective.output_text] for record in _spread(sample)]
     single = sum(len(target.split()) == 1 for target in targets) / max(1, len(targets))
     distinct = len(set(targets)) / max(1, len(targets))
     characters = sum(map(len, targets)) / max(1, len(targets))

@@ -1,10 +1,14 @@
-"""Objective slot: what is learned from a record. Texts become columns of ids once, columns batches every step."""
+"""Objectives: the tasks a model is trained on. Each turns records of text into columns, and columns into batches.
+
+A task is one subclass of `Objective`, most easily of `Translation`, `LanguageModelling` or `Classification`, whose
+defaults for training, evaluation and search it inherits.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,136 +21,185 @@ from regard.errors import DataError
 from regard.tree import Spec
 
 Record = tuple[str, ...]
+ModelType = Literal["sequence_to_sequence", "language_model", "classifier"]
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What is left of the records of a table when no side may be longer than so many tokens."""
+class Limited:
+    """A table in which no side is longer than a given number of tokens."""
 
     table: Table
-    kept: np.ndarray  # which records are in it, whole or in part
-    cut: int = 0  # how many of these in part, or in pieces
+    kept: np.ndarray  # (records,) bool: the records that are in the table, whole or in part
+    cut: int = 0  # number of records that were truncated or split
 
 
 @dataclass(frozen=True)
 class Item:
-    """A batch, and what is known of it on the host: labels that count, and places that hold padding."""
+    """A batch with its counts, which are known on the host."""
 
     batch: Batch
-    labels: int
-    places: int  # all places of both sides
-    padding: int
+    labels: int  # labels that count in the loss
+    places: int  # positions of both sides
+    padding: int  # of these, padding
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What all packed batches of a stream have in common, so that what is made for one fits the next."""
+    """The shape that all packed batches of a loader share."""
 
-    rows: int  # of every batch: the last of an epoch is filled up with empty ones
-    width: int  # of every row
-    longest: int  # no example is longer, as it is laid into a row
-    segments: int  # no row holds more examples
+    rows: int  # per batch; the last batch of an epoch is filled up with empty rows
+    width: int  # tokens per row
+    longest: int  # tokens of the longest example
+    segments: int  # most examples in a row
 
 
 class Objective(Spec):
-    """Slot: from records to columns, and from columns to batches."""
+    """Slot: a task. The class attributes are its defaults; `table` and `item` are its data."""
 
     __slots__ = ()
-    columns: ClassVar[tuple[str, ...]]
-    texts: ClassVar[tuple[str, ...]]  # the names of a record's texts, in order
-    read: ClassVar[int] = 0  # which of them the model reads, by which a corpus is split
-    said: ClassVar[int] = 0  # which of them it says
-    encoded: ClassVar[dict[str, int]]  # columns that a tokenizer makes, and the texts they are made from
-    measured: ClassVar[tuple[str, ...]]  # the columns whose length counts for batching
-    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # ids of a column's examples that take up no place
+    # The data of a record
+    columns: ClassVar[tuple[str, ...]]  # columns of the table
+    texts: ClassVar[tuple[str, ...]]  # the texts of a record, in order
+    input_text: ClassVar[int] = 0  # index of the text that the model reads; the corpus is split by it
+    output_text: ClassVar[int] = 0  # index of the text that the model predicts
+    encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column made by a tokenizer -> index of its text
+    measured: ClassVar[tuple[str, ...]]  # columns whose length counts for batching
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> ids at the end of an example not read
+    labelled: ClassVar[bool] = False  # text 0 is a label; such an objective has a field `labels`
+    packs: ClassVar[bool] = True  # several examples may share a row
+    may_drop: ClassVar[bool] = False  # a record longer than max_len may be left out; otherwise it is cut
+    languages: ClassVar[int] = 2  # natural languages in the text, for the size of a joint vocabulary
+    # The model that learns it, and how
+    model: ClassVar[ModelType]
+    train: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # default `train` section of a recipe
+    optimizers: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # kind -> settings of an optimizer
+    search: ClassVar[str] = "beam"  # default `decode` section of a recipe
+    # What is measured
+    metrics: ClassVar[tuple[str, ...]] = ()  # on validation text beside the loss, the most telling first
+    criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints, where the recipe names none
+    criteria: ClassVar[tuple[str, ...]] = ("loss",)  # the metrics that may rank checkpoints
+    baselines: ClassVar[tuple[str, ...]] = ()  # trivial baselines, by their names in evaluation.baselines
 
     @property
     def stream(self) -> bool:
-        """Whether a text is one long row."""
+        """The corpus is read as one long row."""
         return False
+
+    def pair(self, record: Record) -> tuple[str, str]:
+        """The text that the model reads and the text that it should predict."""
+        return record[self.input_text], record[self.output_text]
+
+    def model_changes(self) -> dict[str, Any]:
+        """Edits (path -> value) that a model needs for this objective; none by default."""
+        return {}
 
     @abstractmethod
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
-        """The columns of records, in ids."""
+        """The columns of records."""
 
     @abstractmethod
-    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:
-        """Rows as they are, cut, or left out if a side is longer than `max_len`; bos and eos do not count.
+    def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:
+        """The table with sides of at most `max_len` tokens, not counting bos and eos.
 
-        `cuts` keeps the beginning of a longer source, where the pair would be left out.
+        With `cut`, longer inputs are truncated where the objective would leave the record out.
         """
 
     @abstractmethod
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """A batch of the given rows of examples, which are packed or hold one each."""
+    def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        """A batch. Each row is an array of example numbers: one example, or several in a packed row."""
+
+
+TEXT_METRICS = ("bleu", "chrf", "exact_match")
 
 
 @dataclass(frozen=True, slots=True)
 class Translation(Objective):
-    """From a source to a target text. The source ends with eos; the model reads `bos t1 .. tn`, says `t1 .. tn eos`."""
+    """Predict a target text from a source text.
+
+    The source ends with eos. The decoder reads `bos t1 .. tn` and predicts `t1 .. tn eos`.
+    """
 
     kind = "translation"
     columns = ("source", "target")
     texts = ("source", "target")
-    said = 1
-    encoded = {"source": 0, "target": 1}  # noqa: RUF012
+    output_text = 1
+    encoded = MappingProxyType({"source": 0, "target": 1})
     measured = ("source", "target")
-    unread = MappingProxyType({"target": 1})  # what is read ends before eos, what is said begins after bos
+    unread = MappingProxyType({"target": 1})  # the decoder does not read eos, and bos is no label
+    may_drop = True
+    model = "sequence_to_sequence"
+    train = MappingProxyType({"schedule": {"kind": "cosine", "floor": 0.02}})
+    metrics = (*TEXT_METRICS, "rouge1", "rouge2", "rougeL", "perplexity")
+    criteria = ("loss", *TEXT_METRICS)
+    baselines = ("source", "most_frequent_target")
 
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         source, target = tokenizers["source"], tokenizers["target"]
+        pairs = [self.pair(record) for record in records]
         return Table(
             {
-                "source": source.encode_column([record[0] for record in records]).between((), (source.eos,)),
-                "target": target.encode_column([record[1] for record in records]).between((target.bos,), (target.eos,)),
+                "source": source.encode_column([text for text, _ in pairs]).between((), (source.eos,)),
+                "target": target.encode_column([text for _, text in pairs]).between((target.bos,), (target.eos,)),
             }
         )
 
-    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:
+    def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:
         long = table["source"].lengths > max_len + 1
-        kept = (table["target"].lengths <= max_len + 2) & (cuts | ~long)
-        left = table.take(np.flatnonzero(kept))
-        return Fitted(_cut_source(left, max_len) if cuts else left, kept, int((long & kept).sum()))
+        kept = (table["target"].lengths <= max_len + 2) & (cut | ~long)
+        remaining = table.take(np.flatnonzero(kept))
+        return Limited(_cut_source(remaining, max_len) if cut else remaining, kept, int((long & kept).sum()))
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        source = Laid(columns["source"], rows, packed)
-        read = Laid(columns["target"], rows, packed, end=1)
+    def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        source = Collated(columns["source"], rows, packed)
+        target = Collated(columns["target"], rows, packed, end=1)
         batch = Batch(
-            read.ids,
-            read.later(1),
-            read.seg,
-            source.ids,
-            source.seg,
-            target_pos=read.pos if packed else None,
-            source_pos=source.pos if packed else None,
+            target.values,
+            target.shifted(1),
+            target.segments,
+            source.values,
+            source.segments,
+            target_pos=target.positions if packed else None,
+            source_pos=source.positions if packed else None,
             packed=packed is not None,
             segments=packed.segments if packed else 1,
             longest=packed.longest if packed else None,
         )
-        places = source.ids.numel() + read.ids.numel()
-        return Item(batch, read.total, places, places - source.total - read.total)
+        places = source.segments.numel() + target.segments.numel()
+        return Item(batch, target.total, places, places - source.total - target.total)
 
 
 def _cut_source(table: Table, max_len: int) -> Table:
-    """The table with the beginning of every source, followed by its end-of-sentence id."""
+    """Truncate every source to `max_len` tokens and its end-of-sentence id."""
     source = table["source"]
     ends = source.ids[source.offsets[1:] - 1]
     first, last = source.offsets[:-1], np.minimum(source.offsets[1:] - 1, source.offsets[:-1] + max_len)
     short = source.spans(first, last)
-    closed = Column(np.insert(short.ids[:], short.offsets[1:], ends), short.offsets + np.arange(len(short.offsets)))
-    return Table(table.columns | {"source": closed})
+    ids = np.insert(short.ids[:], short.offsets[1:], ends, axis=0)
+    return Table(table.columns | {"source": Column(ids, short.offsets + np.arange(len(short.offsets)))})
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelling(Objective):
-    """One text, said token by token: as one endless `stream` (with its line ends), or every line as its own text."""
+    """Predict every token of a text from those before it.
+
+    The corpus is one `stream` with its line ends, or each of its `lines` is a text of its own.
+    """
 
     kind = "language_model"
     columns = ("target",)
     texts = ("target",)
-    encoded = {"target": 0}  # noqa: RUF012
+    encoded = MappingProxyType({"target": 0})
     measured = ("target",)
     unread = MappingProxyType({"target": 1})
+    languages = 1
+    model = "language_model"
+    train = MappingProxyType({"schedule": {"kind": "cosine", "floor": 0.02}})
+    optimizers = MappingProxyType(
+        {"adamw": {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.3}, "muon": {"weight_decay": 0.1}}
+    )
+    search = "sample"
+    metrics = ("perplexity", "bits_per_byte")
+    baselines = ("ngram",)
     unit: Literal["stream", "lines"] = "stream"
 
     @property
@@ -160,72 +213,88 @@ class LanguageModelling(Objective):
         encoded = tokenizer.encode_column([record[0] for record in records])
         return Table({"target": encoded.between((tokenizer.bos,), (tokenizer.eos,))})
 
-    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:  # noqa: ARG002
+    def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:  # noqa: ARG002
         column, kept = table["target"], np.ones(table.rows, np.bool_)
         if self.stream:
-            return Fitted(table, kept)
-        # Neighbouring pieces share a token: the last label of one is the first that the next reads.
-        pieces = np.maximum(1, -(-(column.lengths - 1) // (max_len + 1)))
-        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        first = np.repeat(column.offsets[:-1], pieces) + within * (max_len + 1)
-        last = np.minimum(first + max_len + 2, np.repeat(column.offsets[1:], pieces))
-        return Fitted(Table({"target": column.spans(first, last)}), kept, int((pieces > 1).sum()))
+            return Limited(table, kept)
+        # Neighbouring chunks share a token: the last label of one is the first input of the next.
+        chunks = np.maximum(1, -(-(column.lengths - 1) // (max_len + 1)))
+        number = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        first = np.repeat(column.offsets[:-1], chunks) + number * (max_len + 1)
+        last = np.minimum(first + max_len + 2, np.repeat(column.offsets[1:], chunks))
+        return Limited(Table({"target": column.spans(first, last)}), kept, int((chunks > 1).sum()))
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        read = Laid(columns["target"], rows, packed, end=1)
+    def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        target = Collated(columns["target"], rows, packed, end=1)
+        places = target.segments.numel()
         batch = Batch(
-            read.ids,
-            read.later(1),
-            read.seg if packed or read.total < read.ids.numel() else None,
-            target_pos=read.pos if packed else None,
+            target.values,
+            target.shifted(1),
+            target.segments if packed or target.total < places else None,
+            target_pos=target.positions if packed else None,
             packed=packed is not None,
             segments=packed.segments if packed else 1,
             longest=packed.longest if packed else None,
         )
-        return Item(batch, read.total, read.ids.numel(), read.ids.numel() - read.total)
+        return Item(batch, target.total, places, places - target.total)
 
 
 @dataclass(frozen=True, slots=True)
 class Classification(Objective):
-    """From a text to one of `labels`. The text follows bos, whose place a classifier may read the answer from."""
+    """Predict one of `labels` from a text. The text follows bos, at whose position a classifier may pool."""
 
     kind = "classification"
     columns = ("text", "label")
     texts = ("label", "text")
-    read = 1
-    encoded = {"text": 1}  # noqa: RUF012
+    input_text = 1
+    encoded = MappingProxyType({"text": 1})
     measured = ("text",)
+    labelled = True
+    packs = False
+    model = "classifier"
+    train = MappingProxyType({"schedule": {"kind": "cosine", "floor": 0.1}})
+    optimizers = MappingProxyType({"adamw": {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}})
+    metrics = ("accuracy",)
+    criterion = "accuracy"
+    criteria = ("loss", "accuracy")
+    baselines = ("majority_class", "bag_of_words")
     labels: tuple[str, ...] = ()  # (): those of the training text, sorted
 
-    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
+    def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:
+        """The column `text`: ids, or vectors for an objective that reads no tokens."""
         tokenizer = tokenizers["text"]
+        return tokenizer.encode_column(list(texts)).between((tokenizer.bos,), ())
+
+    def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         numbers = {label: n for n, label in enumerate(self.labels)}
         unknown = [label for label, _ in records if label not in numbers]
         if unknown:
             known = ", ".join(self.labels)
             raise DataError(f"label {unknown[0]!r} does not occur in the training text; known labels: {known}")
-        text = tokenizer.encode_column([text for _, text in records]).between((tokenizer.bos,), ())
+        text = self.inputs([text for _, text in records], tokenizers)
         return Table({"text": text, "label": Column.of([[numbers[label]] for label, _ in records])})
 
-    def fitted(self, table: Table, max_len: int, cuts: bool = False) -> Fitted:  # noqa: ARG002
+    def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:  # noqa: ARG002
         text = table["text"]
         short = text.spans(text.offsets[:-1], np.minimum(text.offsets[1:], text.offsets[:-1] + max_len + 1))
-        cut = int((text.lengths > max_len + 1).sum())
-        return Fitted(Table(table.columns | {"text": short}), np.ones(table.rows, np.bool_), cut)
+        truncated = int((text.lengths > max_len + 1).sum())
+        return Limited(Table(table.columns | {"text": short}), np.ones(table.rows, np.bool_), truncated)
 
-    def item(self, columns: dict[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+    def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
+        """A batch; without labels where `columns` has none."""
         if packed:
             raise DataError("data.batching: a packed row has no label of its own; classify with kind 'buckets'")
-        text, label = Laid(columns["text"], rows), Laid(columns["label"], rows)
-        batch = Batch(text.ids, label.ids[:, 0], text.seg)
-        return Item(batch, len(rows), text.ids.numel(), text.ids.numel() - text.total)
+        text = Collated(columns["text"], rows)
+        labels = Collated(columns["label"], rows).values[:, 0] if "label" in columns else None
+        places = text.segments.numel()
+        return Item(Batch(text.values, labels, text.segments), len(rows), places, places - text.total)
 
 
-class Laid:
-    """Examples laid into rows: ids, the segment of each and its position in it."""
+class Collated:
+    """Examples collated into rows: their values, the segment of each position and its position in that segment."""
 
     def __init__(self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, end: int = 0) -> None:
-        """`end` leaves out that many ids at the end of every example; `packed` gives the shape."""
+        """`end` leaves out that many values at the end of every example; `packed` gives the shape."""
         examples = np.concatenate(rows)
         first, last = column.offsets[examples], column.offsets[examples + 1] - end
         lengths = last - first
@@ -235,20 +304,20 @@ class Laid:
         self.total = int(totals.sum())
         shape = (packed.rows, packed.width) if packed else (len(rows), int(totals.max()))
         real = np.arange(shape[1]) < np.pad(totals, (0, shape[0] - len(rows)))[:, None]
-        # Where each id comes from: its place in its example, after the example's beginning.
         within = np.arange(self.total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        self._column, self._at, self._real, self._shape = column, within + np.repeat(first, lengths), real, shape
-        self.ids = self.later(0)
+        self._column, self._sources, self._real = column, within + np.repeat(first, lengths), real
+        self.values = self.shifted(0)
         numbers = np.arange(len(examples)) - np.repeat(ends - per_row, per_row) + 1
-        self.seg = self._rows(np.repeat(numbers, lengths))
-        self.pos = self._rows(within)
+        self.segments = self._rows(np.repeat(numbers, lengths))
+        self.positions = self._rows(within)
 
-    def later(self, by: int) -> Tensor:
-        """The ids that stand so many places later in the column, laid in the same way."""
-        return self._rows(self._column.ids[self._at + by])
+    def shifted(self, by: int) -> Tensor:
+        """The values that stand `by` places later in the column, collated in the same way."""
+        return self._rows(self._column.ids[self._sources + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:
-        """Values in reading order as rows, 0 where there is padding."""
-        filled = np.zeros(self._shape, np.int64)
+        """Values in reading order as rows, 0 at padding: ids (B, T) as int64, vectors (B, T, C) as they are."""
+        dtype = values.dtype if values.ndim > 1 else np.int64
+        filled = np.zeros((*self._real.shape, *values.shape[1:]), dtype)
         filled[self._real] = values
         return torch.from_numpy(filled)

@@ -445,7 +445,7 @@ class _Reading:
                 self.sample.offer(corpus, number, record)
                 # Records with an empty side are left out later; held out, they would take the place of others.
                 if spec.split_by_source and _full(record):
-                    hashes += _hash(record[objective.read], seed)
+                    hashes += _hash(record[objective.input_text], seed)
                     hashed.append(number)
                 if objective.stream:
                     sizes.append(len(record[0]) + 1)
@@ -480,7 +480,7 @@ def _split(spec: DataSpec, found: _Reading) -> _Split:
     A stream gives its end away.
     """
     if spec.valid:
-        read, stream = spec.objective.read, spec.objective.stream
+        read, stream = spec.objective.input_text, spec.objective.stream
         leaked = {_hash(record[read], 0) for corpus in spec.valid for record in corpus.records()}
         return _Split(spec, found, None, set() if stream else leaked)
     if spec.objective.stream:
@@ -564,26 +564,26 @@ def _write(
 ) -> Table:
     """Encode records into a table, leaving out what cannot be learned from, and count."""
     objective = spec.objective
-    stream, read, said = objective.stream, objective.read, objective.said
+    stream, read, said = objective.stream, objective.input_text, objective.output_text
     vocab = max(tokenizer.size for tokenizer in tokenizers.values())
     with Writer(folder, objective.columns, vocab, stream) as writer:
         for chunk in chunks(records, CHUNK):
             full = [record for record in chunk if stream or _full(record)]
-            fitted = objective.fitted(objective.table(full, tokenizers), spec.longest, cuts=spec.long == "cut")
-            kept = list(compress(full, fitted.kept.tolist()))
-            writer.add(fitted.table)
+            limited = objective.limit(objective.table(full, tokenizers), spec.longest, cut=spec.long == "cut")
+            kept = list(compress(full, limited.kept.tolist()))
+            writer.add(limited.table)
             survey.records += len(chunk)
             survey.empty += len(chunk) - len(full)
             survey.long += len(full) - len(kept)
             survey.kept += len(kept)
-            survey.cut += fitted.cut
+            survey.cut += limited.cut
             survey.identical += sum(record[read] == record[said] for record in kept) if read != said else 0
             survey.leaked += sum(_hash(record[read], 0) in leaked for record in kept) if leaked else 0
             survey.characters += sum(len(record[said]) for record in kept)
             survey.bytes += sum(len(record[said].encode()) for record in kept) + stream * len(kept)
             for name, texts in zip(objective.texts, zip(*kept, strict=True), strict=bool(kept)):
                 survey.words[name] = survey.words.get(name, 0) + sum(len(text.split()) for text in texts)
-            for name, column in fitted.table.columns.items():
+            for name, column in limited.table.columns.items():
                 survey.ids[name] = survey.ids.get(name, 0) + len(column.ids)
             if keep is not None:
                 keep += kept

@@ -163,7 +163,7 @@ def _language_model(run: "TrainedModel", test: Test) -> dict[str, Any]:
     """
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
-    table = objective.fitted(objective.table(records, tokenizers), run.recipe.data.longest).table
+    table = objective.limit(objective.table(records, tokenizers), run.recipe.data.longest).table
     if objective.stream:
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     batching = run.recipe.data.batching

@@ -359,7 +359,7 @@ class TrainedModel:
             raise DataError("records: a batch is made of several; give a list of them")
         each = self._records([(record,) if isinstance(record, str) else record for record in records])
         data = self.recipe.data
-        fitted = self.objective.fitted(self.objective.table(each, self.tokenizers), data.longest, data.long == "cut")
+        fitted = self.objective.limit(self.objective.table(each, self.tokenizers), data.longest, data.long == "cut")
         if not fitted.kept.all():
             left_out = int(np.flatnonzero(~fitted.kept)[0])
             raise DataError(f"record {left_out + 1}: has more than {data.longest} tokens, and is not learned from")

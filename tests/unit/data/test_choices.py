@@ -83,7 +83,7 @@ def test_a_cut_source_keeps_its_beginning_and_its_end_token(cuts: bool) -> None:
         source=[[5, 6, end], [5, 6, 7, 8, 9, end], [9, 8, 7, 6, end], [5, end]],
         target=[[1, 4, 2], [1, 4, 2], [1, 4, 4, 4, 4, 4, 2], [1, 4, 2]],
     )
-    found = Translation().fitted(table, 3, cuts=cuts)
+    found = Translation().limit(table, 3, cut=cuts)
     kept = [True, cuts, False, True]
     assert found.kept.tolist() == kept
     sources = [found.table["source"][row].tolist() for row in range(found.table.rows)]

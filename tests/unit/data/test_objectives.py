@@ -270,7 +270,7 @@ def test_a_long_translation_is_left_out() -> None:
         source=[[*range(10, 10 + source), EOS] for source, _, _ in sizes],
         target=[[BOS, *range(20, 20 + target), EOS] for _, target, _ in sizes],
     )
-    found = Translation().fitted(table, 4)
+    found = Translation().limit(table, 4)
     assert found.kept.tolist() == [kept for _, _, kept in sizes]
     assert found.cut == 0
     assert lists(found.table) == lists(table.take(np.asarray([0, 3])))
@@ -280,15 +280,15 @@ def test_a_long_translation_is_left_out() -> None:
 def test_pieces_of_a_line_say_every_label_once(max_len: int) -> None:
     given = [[BOS, *range(10, 10 + length), EOS] for length in range(14)]
     for chosen in ([line] for line in given):
-        found = LanguageModelling("lines").fitted(Table.of(target=chosen), max_len)
+        found = LanguageModelling("lines").limit(Table.of(target=chosen), max_len)
         pieces, ids = lists(found.table)["target"], chosen[0]
         assert (len(pieces) == 1) == (len(ids) - 2 <= max_len)
         assert found.cut == (len(pieces) > 1)
         assert [token for piece in pieces for token in piece[1:]] == ids[1:]
         assert [token for piece in pieces for token in piece[:-1]] == ids[:-1]
         assert all(2 <= len(piece) <= max_len + 2 for piece in pieces)
-    together = LanguageModelling("lines").fitted(Table.of(target=given), max_len)
-    one_by_one = [LanguageModelling("lines").fitted(Table.of(target=[line]), max_len) for line in given]
+    together = LanguageModelling("lines").limit(Table.of(target=given), max_len)
+    one_by_one = [LanguageModelling("lines").limit(Table.of(target=[line]), max_len) for line in given]
     assert lists(together.table)["target"] == [row for found in one_by_one for row in lists(found.table)["target"]]
     assert together.cut == sum(found.cut for found in one_by_one)
     assert together.kept.tolist() == [True] * 14
@@ -296,14 +296,14 @@ def test_pieces_of_a_line_say_every_label_once(max_len: int) -> None:
 
 def test_a_stream_is_never_cut() -> None:
     table = Table.of(target=[list(range(10, 40)), [5]])
-    found = LanguageModelling().fitted(table, 4)
+    found = LanguageModelling().limit(table, 4)
     assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
 
 
 def test_a_long_text_is_cut_to_be_classified() -> None:
     table = Table.of(text=[[BOS, 10, 11, 12, 13], [BOS, 9]], label=[[1], [0]])
-    found = Classification().fitted(table, 4)
+    found = Classification().limit(table, 4)
     assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
-    found = Classification().fitted(table, 3)
+    found = Classification().limit(table, 3)
     assert lists(found.table) == {"text": [[BOS, 10, 11, 12], [BOS, 9]], "label": [[1], [0]]}
     assert (found.kept.tolist(), found.cut) == ([True, True], 1)

@@ -622,7 +622,7 @@ RECORDS = {
 def test_a_batch_of_texts_has_the_loss_of_validation(runs: dict[str, TrainedModel], name: str) -> None:
     run = runs[name]
     records = [(record,) if isinstance(record, str) else record for record in RECORDS[name]]
-    table = run.objective.fitted(run.objective.table(records, run.tokenizers), run.recipe.data.longest).table
+    table = run.objective.limit(run.objective.table(records, run.tokenizers), run.recipe.data.longest).table
     if run.objective.stream:
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     assert run.recipe.data.batching is not None
