@@ -1,4 +1,4 @@
-"""Batch: rows of ids with their segments. A padded batch is a packed batch with one segment per row."""
+"""Batch: rows of token ids, or of vectors, with their segments. A padded batch has one segment per row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,28 +12,29 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a model is asked about: `target` is what it reads, `labels` what it should say there.
+    """The input of a model: `target` is the sequence it reads or continues, `labels` what it should predict there.
 
-    Segment 0 is padding and stands at the end of a row. Unpacked rows have one segment, numbered 1; packed rows have
-    several, numbered 1, 2, ... along the row, and the source row numbers its segments like the target row.
+    A side holds token ids, or vectors where the model's input reads vectors. Segment 0 is padding and stands at the end
+    of a row. Unpacked rows have one segment, numbered 1; packed rows have several, numbered 1, 2, ... along the row,
+    and the source row numbers its segments like the target row.
     """
 
-    target: Int[Tensor, "B T"]
+    target: Int[Tensor, "B T"] | Float[Tensor, "B T C"]
     labels: Int[Tensor, "B T"] | Int[Tensor, " n"] | None = None  # per token, or one per row (sentence classification)
     target_seg: Int[Tensor, "B T"] | None = None  # None: all real
-    source: Int[Tensor, "B S"] | None = None
+    source: Int[Tensor, "B S"] | Float[Tensor, "B S C"] | None = None
     source_seg: Int[Tensor, "B S"] | None = None
     weights: Float[Tensor, "B T"] | None = None  # of each label; None: 1 where the target is real
     target_pos: Int[Tensor, "B T"] | None = None  # within the segment; None: 0, 1, ... along the row
     source_pos: Int[Tensor, "B S"] | None = None
-    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: the tokens that all of their segment see
-    types: Int[Tensor, "B T"] | None = None  # kinds of tokens: BERT's sentence A and B
+    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: the tokens that all of their segment attend to
+    types: Int[Tensor, "B T"] | None = None  # token types: BERT's sentence A and B
     packed: bool = False
-    segments: int = 1  # most segments in a row
-    longest: int | None = None  # no segment is longer than this
+    segments: int = 1  # at most, in a row
+    longest: int | None = None  # tokens of a segment, at most
 
     def __post_init__(self) -> None:
-        """Refuse what would be misread: shapes that do not belong together, padding that is not at the end of a row."""
+        """Refuse shapes that do not match and padding that is not at the end of a row."""
         self._check_shapes()
         if self.packed:
             for name in (
@@ -50,20 +51,20 @@ class Batch:
             self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
 
     def _check_shapes(self) -> None:
-        """Shapes are known on the host, so this costs nothing on any device."""
+        # Shapes are known on the host, so this costs nothing on any device.
         sides = {"target": self.target, "source": self.source}
-        for side, ids in sides.items():
-            if ids is not None and (ids.dim() != 2 or ids.is_floating_point() or not ids.numel()):
-                raise DataError(f"{side}: needs rows of whole numbers (B, T), not {tuple(ids.shape)} of {ids.dtype}")
+        for side, values in sides.items():
+            if values is not None and (values.dim() != 2 + values.is_floating_point() or not values.numel()):
+                shape = f"{tuple(values.shape)} of {values.dtype}"
+                raise DataError(f"{side}: needs rows of whole numbers (B, T), or of vectors (B, T, C), not {shape}")
         if self.source is not None and self.source.shape[0] != self.target.shape[0]:
             raise DataError(f"source: {self.source.shape[0]} rows for {self.target.shape[0]} rows of target")
         for name in ("target_seg", "target_pos", "source_seg", "source_pos", "weights", "prefix", "types"):
-            given, ids = getattr(self, name), sides[name.split("_")[0] if "_" in name else "target"]
-            if given is not None and (ids is None or given.shape != ids.shape):
-                raise DataError(
-                    f"{name}: {tuple(given.shape)} does not fit ids of {ids if ids is None else tuple(ids.shape)}"
-                )
-        if self.labels is not None and self.labels.shape not in (self.target.shape, self.target.shape[:1]):
+            field, side = getattr(self, name), sides[name.split("_")[0] if "_" in name else "target"]
+            if field is not None and (side is None or field.shape != side.shape[:2]):
+                shape = None if side is None else tuple(side.shape[:2])
+                raise DataError(f"{name}: {tuple(field.shape)} does not fit ids of {shape}")
+        if self.labels is not None and self.labels.shape not in (self.target.shape[:2], self.target.shape[:1]):
             raise DataError(f"labels: {tuple(self.labels.shape)} is neither one per token nor one per row of target")
 
     def _check_segments(self, name: str, seg: Tensor | None) -> None:
@@ -72,9 +73,9 @@ class Batch:
         check_padding(name, seg)
         if not self.packed:
             if bool((seg > 1).any()):
-                raise DataError(f"{name}: an unpacked row has one segment, numbered 1; say packed=True")
+                raise DataError(f"{name}: an unpacked row has one segment, numbered 1; set packed=True")
             if bool((seg[:, 0] == 0).any()):
-                raise DataError(f"{name}: row {int((seg[:, 0] == 0).nonzero()[0])} has no token; leave it out")
+                raise DataError(f"{name}: row {int((seg[:, 0] == 0).nonzero()[0])} has no token; leave the row out")
         before, after = seg[:, :-1], seg[:, 1:]
         if bool(((after < before) & (after != 0)).any()) or bool((seg > self.segments).any()):
             raise DataError(f"{name}: segments are numbered 1, 2, ... along a row, up to segments={self.segments}")
@@ -84,37 +85,37 @@ class Batch:
             return
         limit = self.longest or pos.shape[1]
         if bool((pos < 0).any()) or bool((pos >= limit).any()):
-            raise DataError(f"{name}: positions must lie in 0 .. {limit - 1}; say longest= if they may be larger")
+            raise DataError(f"{name}: positions must lie in 0 .. {limit - 1}; set longest= if they may be larger")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The batch on another device."""
+        """The batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def copy_to(self, device: torch.device | str) -> "Batch":
-        """A batch of its own on a device, to be filled with others."""
+        """A copy of the batch on a device, which `fill` overwrites."""
         return self._each(lambda tensor: tensor.to(device, copy=True))
 
     def pinned(self) -> "Batch":
-        """The batch in pinned memory, from where a GPU can fetch it by itself."""
+        """The batch in pinned memory, from which it is copied to a GPU asynchronously."""
         return self._each(Tensor.pin_memory)
 
     def alike(self, other: "Batch") -> bool:
-        """Whether the other could take this one's place: the same fields, shapes and promises."""
+        """True if both have the same fields, shapes and types, so that `fill` can copy the other into this one."""
         for field in fields(self):
-            mine, its = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(mine, Tensor) and isinstance(its, Tensor):
-                if mine.shape != its.shape or mine.dtype != its.dtype:
+            a, b = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(a, Tensor) and isinstance(b, Tensor):
+                if a.shape != b.shape or a.dtype != b.dtype:
                     return False
-            elif mine is not its and mine != its:
+            elif a is not b and a != b:
                 return False
         return True
 
     def fill(self, other: "Batch") -> None:
-        """Take over what an alike batch holds, in place: a captured step reads the same memory every time."""
+        """Copy the tensors of an alike batch into this one, in place: a captured step always reads the same memory."""
         for field in fields(self):
-            mine = getattr(self, field.name)
-            if isinstance(mine, Tensor):
-                mine.copy_(getattr(other, field.name), non_blocking=True)
+            tensor = getattr(self, field.name)
+            if isinstance(tensor, Tensor):
+                tensor.copy_(getattr(other, field.name), non_blocking=True)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -122,12 +123,12 @@ class Batch:
 
 
 def readable(seg: Tensor) -> bool:
-    """Whether its values can be looked at for nothing: a device tensor would wait for the device."""
+    """True if reading the values costs nothing: on a device it would wait for the device."""
     return seg.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
-    """Refuse padding that does not stand at the end of its row, if that can be seen for nothing."""
+    """Refuse padding that is not at the end of its row, where checking costs nothing."""
     if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
         raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
 
@@ -146,17 +147,17 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Te
 def pack(
     rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Rows of several sequences each, laid end to end: ids, segments, positions within the segment."""
-    width = width or max(sum(len(piece) for piece in row) for row in rows)
+    """Rows of several concatenated sequences: ids, segments, positions within the segment."""
+    width = width or max(sum(len(sequence) for sequence in row) for row in rows)
     ids, seg, pos = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
     for i, row in enumerate(rows):
-        at = 0
-        for n, piece in enumerate(row, start=1):
-            here = slice(at, at + len(piece))
-            ids[i, here] = torch.as_tensor(piece, dtype=torch.int64)
-            seg[i, here] = n
-            pos[i, here] = torch.arange(len(piece))
-            at += len(piece)
+        begin = 0
+        for n, sequence in enumerate(row, start=1):
+            span = slice(begin, begin + len(sequence))
+            ids[i, span] = torch.as_tensor(sequence, dtype=torch.int64)
+            seg[i, span] = n
+            pos[i, span] = torch.arange(len(sequence))
+            begin += len(sequence)
     return ids, seg, pos
 
 
@@ -167,10 +168,10 @@ def translation(
     packed: bool = False,
     source_end: Sequence[int] | None = None,
 ) -> Batch:
-    """Source and target ids as training lays them out: the model reads `s1 .. sm eos` and `bos t1 .. tn`.
+    """A batch of source and target ids: the model reads `s1 .. sm eos` and `bos t1 .. tn`, and predicts `t1 .. tn eos`.
 
-    It should say `t1 .. tn eos`. `source_end` ends every source instead of eos, `()` where sources have their end.
-    `packed` lays all pairs into one row. From text, `Run.batch` makes a batch with the tokenizers of a run.
+    `source_end` follows every source instead of eos; use `()` for sources that end with it already. `packed` puts all
+    pairs into one row. From text, `TrainedModel.batch` makes a batch with the tokenizers of a run.
     """
     if not pairs:
         raise DataError("pairs: there are none; a batch needs at least one")
@@ -178,17 +179,17 @@ def translation(
         raise DataError("source: an empty source has nothing to translate; leave the pair out")
     end = (eos,) if source_end is None else source_end
     read = [[bos, *target] for _, target in pairs]
-    said = [[*target, eos] for _, target in pairs]
+    labels = [[*target, eos] for _, target in pairs]
     sources = [[*source, *end] for source, _ in pairs]
     if not packed:
         source, source_seg = pad(sources)
         target, target_seg = pad(read)
-        return Batch(target, pad(said)[0], target_seg, source, source_seg)
+        return Batch(target, pad(labels)[0], target_seg, source, source_seg)
     source, source_seg, source_pos = pack([sources])
     target, target_seg, target_pos = pack([read])
     return Batch(
         target,
-        pack([said])[0],
+        pack([labels])[0],
         target_seg,
         source,
         source_seg,
@@ -196,5 +197,5 @@ def translation(
         source_pos=source_pos,
         packed=True,
         segments=len(pairs),
-        longest=max(len(piece) for piece in (*sources, *read)),
+        longest=max(map(len, (*sources, *read))),
     )

@@ -60,7 +60,7 @@ from regard.nn.init import (
     Uninitialized,
     Xavier,
 )
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import BySide, InputSpec, Tokens, Vectors
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
 from regard.nn.pattern import AttentionPattern, Window
@@ -90,7 +90,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Task: (MaskedLM, Pooled, SentenceClassifier, TokenClassifier),
     TableSpec: (AdaptiveTable, Embeddings, Factorised, NormedEmbeddings),
     Sharing: (Sharing,),
-    InputSpec: (Tokens,),
+    InputSpec: (BySide, Tokens, Vectors),
     Additive: (Learned, Sinusoidal),
     StackSpec: (Funnel, Plain, Universal, UniversalACT),
     Block: (Block,),

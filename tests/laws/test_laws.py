@@ -27,7 +27,7 @@ from regard.nn.bridge import Bridge, Last
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Uninitialized, Xavier
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import BySide, InputSpec, Tokens, Vectors
 from regard.nn.linear import Dense, Linear
 from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
 from regard.nn.pattern import Window
@@ -105,6 +105,8 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "tokens concatenated": Tokens(join="concat", position_width=4, scaled=False),
     "tokens with norm": Tokens(norm=LayerNorm()),
     "tokens with word dropout": Tokens(word_dropout=0.3),
+    "vectors": Vectors(5, norm=LayerNorm()),
+    "by_side": BySide(Tokens(scaled=False), Tokens(norm=LayerNorm())),
     "window": Window(2),
     "shared blocks": Plain((BLOCK,), depth=3, unique=1),
     "pattern of two": Plain((BLOCK, Block((FeedForward(8), SelfAttention(kv_heads=1)), PreNorm())), depth=4, unique=2),

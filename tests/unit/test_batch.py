@@ -130,9 +130,9 @@ def test_shapes_that_do_not_belong_together_are_refused() -> None:
         "weights: (1,) does not fit ids of (1, 3)",
         "source: 2 rows for 1 rows of target",
         "labels: (1, 2) is neither one per token nor one per row of target",
-        "target: needs rows of whole numbers (B, T), not (3,) of torch.int64",
-        "target: needs rows of whole numbers (B, T), not (1, 3) of torch.float32",
-        "target: needs rows of whole numbers (B, T), not (1, 0) of torch.int64",
+        "target: needs rows of whole numbers (B, T), or of vectors (B, T, C), not (3,) of torch.int64",
+        "target: needs rows of whole numbers (B, T), or of vectors (B, T, C), not (1, 3) of torch.float32",
+        "target: needs rows of whole numbers (B, T), or of vectors (B, T, C), not (1, 0) of torch.int64",
     ]
 
 

@@ -71,11 +71,12 @@ class _Spread:
         if isinstance(at, slice):
             at = np.arange(*at.indices(len(self)))
         part = np.searchsorted(self.starts, at, side="right") - 1
-        found = np.zeros(at.shape, np.uint32)
+        first = np.asarray(self.parts[0][:0])  # has the shape and type of a value
+        values = np.zeros((*at.shape, *first.shape[1:]), first.dtype if first.ndim > 1 else np.uint32)
         for number in np.unique(part).tolist():
             here = part == number
-            found[here] = self.parts[number][at[here] - self.starts[number]]
-        return found
+            values[here] = self.parts[number][at[here] - self.starts[number]]
+        return values
 
 
 class BatchLoader:

@@ -1,11 +1,11 @@
-"""The token store: ids on disk, memory-mapped, so that a corpus may be larger than memory.
+"""The token store: tables of ids or vectors, memory-mapped, so that a corpus may be larger than memory.
 
-A table has columns (`source`, `target`, `label`); a column is one file of ids laid end to end and one of offsets.
+A table has columns (`source`, `target`, `label`). A column is one file of concatenated values and one of offsets.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,11 +16,12 @@ import numpy as np
 from regard.errors import DataError
 
 MANIFEST = "manifest.json"
+VECTORS = "<f4"
 
 
 @runtime_checkable
 class Ids(Protocol):
-    """Ids that are read by slices and by arrays of places: an array, or several that are read as one."""
+    """An array, or several read as one, indexed by slices and by arrays of places."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: Any, /) -> Any: ...
@@ -28,9 +29,9 @@ class Ids(Protocol):
 
 @dataclass(frozen=True)
 class Column:
-    """Sequences of ids, laid end to end."""
+    """Concatenated sequences of ids, or of vectors."""
 
-    ids: Ids  # (N,) uint16 or uint32, usually memory-mapped
+    ids: Ids  # (N,) uint16 or uint32, or vectors (N, C) float32; usually memory-mapped
     offsets: np.ndarray  # (rows + 1,) int64
 
     def __len__(self) -> int:
@@ -41,18 +42,27 @@ class Column:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How long every sequence is."""
+        """The length of every sequence."""
         return np.diff(self.offsets)
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Column":
-        """A column in memory, of lists."""
-        offsets = _ends([len(row) for row in rows])
+        """A column of ids in memory."""
+        offsets = _offsets([len(row) for row in rows])
         return cls(np.fromiter(chain.from_iterable(rows), np.uint32, int(offsets[-1])), offsets)
 
+    @classmethod
+    def of_vectors(cls, rows: Sequence[Sequence[Sequence[float]]], channels: int) -> "Column":
+        """A column in memory of sequences of vectors with `channels` numbers each."""
+        for number, row in enumerate(rows, 1):
+            if any(len(vector) != channels for vector in row):
+                raise DataError(f"record {number}: every vector needs {channels} numbers")
+        values = np.asarray(list(chain.from_iterable(rows)), np.float32).reshape(-1, channels)
+        return cls(values, _offsets([len(row) for row in rows]))
+
     def spans(self, first: np.ndarray, last: np.ndarray) -> "Column":
-        """What stands between places of `ids`, as sequences of a column in memory."""
-        offsets = _ends(last - first)
+        """A column in memory of the values from places `first` to places `last`."""
+        offsets = _offsets(last - first)
         at = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
         return Column(self.ids[at], offsets)
 
@@ -62,26 +72,26 @@ class Column:
 
     def between(self, before: Sequence[int], after: Sequence[int]) -> "Column":
         """Every sequence with ids before and after it."""
-        more = len(before) + len(after)
-        offsets = self.offsets + more * np.arange(len(self.offsets))
+        added = len(before) + len(after)
+        offsets = self.offsets + added * np.arange(len(self.offsets))
         ids = np.empty(offsets[-1], np.uint32)
         ids[np.arange(len(self.ids)) + np.repeat(offsets[:-1] - self.offsets[:-1], self.lengths) + len(before)] = (
             self.ids[:]
         )
-        for n, one in enumerate(before):
-            ids[offsets[:-1] + n] = one
-        for n, one in enumerate(after):
-            ids[offsets[1:] - len(after) + n] = one
+        for place, id_ in enumerate(before):
+            ids[offsets[:-1] + place] = id_
+        for place, id_ in enumerate(after):
+            ids[offsets[1:] - len(after) + place] = id_
         return Column(ids, offsets)
 
 
-def _ends(lengths: np.ndarray | list[int]) -> np.ndarray:
-    """Where sequences of such lengths begin, laid end to end, and where the last ends."""
+def _offsets(lengths: np.ndarray | list[int]) -> np.ndarray:
+    """The offsets of concatenated sequences, from 0 to the end of the last."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 class Table:
-    """Columns of one number of rows."""
+    """Columns with the same number of rows."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
         self.columns = columns
@@ -95,7 +105,7 @@ class Table:
 
     @classmethod
     def of(cls, **columns: Sequence[Sequence[int]]) -> "Table":
-        """A table in memory, of lists."""
+        """A table in memory, from lists of ids."""
         return cls({name: Column.of(rows) for name, rows in columns.items()})
 
     def take(self, rows: np.ndarray) -> "Table":
@@ -104,42 +114,44 @@ class Table:
 
     @classmethod
     def open(cls, folder: Path) -> "Table":
-        """The table that `write` left in `folder`."""
+        """The table that a `Writer` wrote to `folder`."""
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            columns = {name: _mapped(folder, name, about) for name, about in manifest["columns"].items()}
+            columns = {name: _open_column(folder, name, about) for name, about in manifest["columns"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{folder} is no token store or a damaged one ({error}); prepare the data again") from None
         return cls(columns)
 
 
-def _mapped(folder: Path, name: str, about: dict[str, Any]) -> Column:
-    if about["dtype"] not in ("<u2", "<u4"):
+def _open_column(folder: Path, name: str, about: Mapping[str, Any]) -> Column:
+    if about["dtype"] not in ("<u2", "<u4", VECTORS):
         raise ValueError(f"{name} has ids of type {about['dtype']!r}")
-    dtype = np.dtype(about["dtype"])
-    column = Column(_file(folder / f"{name}.ids", dtype), _file(folder / f"{name}.offsets", np.dtype("<i8")))
-    found, wanted = (len(column), len(column.ids)), (about["rows"], about["ids"])
-    if found != wanted:
-        raise ValueError(f"{name} has {found[0]} rows of {found[1]} ids instead of {wanted[0]} of {wanted[1]}")
-    if column.offsets[0] != 0 or column.offsets[-1] != len(column.ids) or (column.lengths < 0).any():
-        raise ValueError(f"the rows of {name} are not where its ids are")
+    ids = _mapped(folder / f"{name}.ids", np.dtype(about["dtype"]))
+    if about["dtype"] == VECTORS:
+        ids = ids.reshape(-1, about["channels"])
+    column = Column(ids, _mapped(folder / f"{name}.offsets", np.dtype("<i8")))
+    actual, expected = (len(column), len(ids)), (about["rows"], about["ids"])
+    if actual != expected:
+        raise ValueError(f"{name} has {actual[0]} rows of {actual[1]} ids instead of {expected[0]} of {expected[1]}")
+    if column.offsets[0] != 0 or column.offsets[-1] != len(ids) or (column.lengths < 0).any():
+        raise ValueError(f"the offsets of {name} do not match its ids")
     return column
 
 
-def _file(path: Path, dtype: np.dtype) -> np.ndarray:
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 class Writer:
-    """Writes a table piece by piece; `close` adds the manifest, without which the table does not exist."""
+    """Write a table in chunks; `close` adds the manifest, without which the table does not exist."""
 
     def __init__(self, folder: Path, columns: Sequence[str], vocab: int, stream: bool = False) -> None:
-        """`stream` makes one long row of all that is added."""
+        """`stream` makes one long row of everything that is added."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.stream = folder, stream
-        self.dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
-        self.columns = {name: _Growing(folder / name, self.dtype) for name in columns}
+        dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
+        self.columns = {name: _ColumnWriter(folder / name, dtype) for name in columns}
 
     def __enter__(self) -> "Writer":
         return self
@@ -157,16 +169,16 @@ class Writer:
     def close(self) -> Table:
         """Finish the files and open the table."""
         about = {name: column.close(self.stream) for name, column in self.columns.items()}
-        text = json.dumps({"columns": {name: {"dtype": self.dtype.str} | a for name, a in about.items()}}, indent=2)
-        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+        (self.folder / MANIFEST).write_text(json.dumps({"columns": about}, indent=2), encoding="utf-8")
         return Table.open(self.folder)
 
 
-class _Growing:
-    """One column being written."""
+class _ColumnWriter:
+    """The open files of one column."""
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
         self.dtype = dtype
+        self.channels: int | None = None  # of vectors
         self.ids: BinaryIO = open(f"{path}.ids", "wb")  # noqa: SIM115  # closed by close()
         self.offsets: BinaryIO = open(f"{path}.offsets", "wb")  # noqa: SIM115
         self.offsets.write(np.zeros(1, "<i8").tobytes())
@@ -174,7 +186,9 @@ class _Growing:
 
     def extend(self, column: Column) -> None:
         ids = np.asarray(column.ids[:])
-        if len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
+        if ids.ndim > 1:
+            self.dtype, self.channels = np.dtype(VECTORS), ids.shape[1]
+        elif len(ids) and int(ids.max()) > np.iinfo(self.dtype).max:
             raise OverflowError(f"id {int(ids.max())} is beyond the vocabulary")
         data = ids.astype(self.dtype).tobytes()
         self.ids.write(data)
@@ -190,7 +204,8 @@ class _Growing:
             self.offsets.write(np.asarray([0, self.total], "<i8").tobytes())
             self.rows = 1
         self.offsets.close()
-        return {"rows": self.rows, "ids": self.total, "sha256": self.digest.hexdigest()}
+        about = {"dtype": self.dtype.str, "rows": self.rows, "ids": self.total, "sha256": self.digest.hexdigest()}
+        return about if self.channels is None else about | {"channels": self.channels}
 
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

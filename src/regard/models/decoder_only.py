@@ -11,7 +11,7 @@ from regard.errors import DataError
 from regard.models.base import LanguageModel, ModelSpec, own_mask, refuse
 from regard.models.build import check_sizes, check_vocab, site_of
 from regard.models.decoding import Decoding
-from regard.models.embedding import Inputs, Tables, check_types
+from regard.models.embedding import Inputs, Tables, check_input
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
@@ -56,7 +56,7 @@ class DecoderOnly(ModelSpec):
     def check(self) -> None:
         check_sizes(self)
         check_vocab("vocab", self.vocab)
-        check_types(self.input)
+        check_input(self.input)
 
     def build(self, init: Init) -> "DecoderOnlyModel":
         return DecoderOnlyModel(self, init)
@@ -83,7 +83,7 @@ class DecoderOnlyModel(LanguageModel):
     def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
         """The first stream, at the positions of the mask."""
         positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get("target")(ids, self.tables.get("target"), positions, mask.bound(S))
+        return self.inputs.embed("target", ids, self.tables.get("target"), positions, mask.bound(S))
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None

@@ -1,12 +1,17 @@
 """The vocabulary tables and the inputs of a model, each stored once however many sides share it."""
 
-from torch import nn
+from typing import Literal
 
-from regard.errors import SpecError
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import DataError, SpecError
 from regard.nn.core import Site
 from regard.nn.input import Input, InputSpec
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.tables import Table, TableSpec
+
+Side = Literal["source", "target"]
 
 
 class Tables(nn.Module):
@@ -21,7 +26,7 @@ class Tables(nn.Module):
         output: TableSpec | None = None,
         field: str = "sharing",
     ) -> None:
-        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is said.
+        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is set.
 
         `output` describes the table of the output where it has its own; None: like the others.
         """
@@ -35,36 +40,57 @@ class Tables(nn.Module):
             head.check_table(output or spec, not own)
         for use, (owner, vocab, width) in uses.items():
             if use == owner:
-                described, where = (output, "output_table") if output and use == "output" else (spec, "table")
-                self.tables[use] = described.build(vocab, width, site.inside(where))
+                table, path = (output, "output_table") if output and use == "output" else (spec, "table")
+                self.tables[use] = table.build(vocab, width, site.inside(path))
             elif uses[owner][1:] != (vocab, width):
-                there = f"{uses[owner][1]} x {uses[owner][2]}"
                 raise SpecError(
-                    field, f"the {use} table is {vocab} x {width} and the {owner} table {there}; they cannot be one"
+                    field,
+                    f"the {use} table is {vocab} x {width} and the {owner} table {uses[owner][1]} x {uses[owner][2]}; "
+                    "they cannot be one",
                 )
 
     def get(self, use: str) -> Table | None:
-        """The table for `source`, `target` or `output`; None if the head brings its own."""
+        """The table for `source`, `target` or `output`; None where the input reads vectors or the head has its own."""
         return self.tables[self.owner[use]] if use in self.owner else None  # type: ignore[reportReturnType]
 
 
 class Inputs(nn.Module):
-    """The input modules of a model. Source and target have one each, or share it."""
+    """The input modules of a model: one for each side, or one that both share."""
 
-    def __init__(self, spec: InputSpec, sites: dict[str, Site], shared: bool) -> None:
+    def __init__(self, spec: InputSpec, sites: dict[Side, Site], shared: bool) -> None:
         super().__init__()
-        first = next(iter(sites))
-        self.owner = dict.fromkeys(sites, first) if shared else {use: use for use in sites}
-        self.inputs = nn.ModuleDict(
-            {o: spec.build(sites[o].inside("input")) for o in dict.fromkeys(self.owner.values())}
-        )
+        sides = list(sites)
+        shared = shared and spec.of(sides[0]) == spec.of(sides[-1])
+        self.owner: dict[Side, Side] = {side: sides[0] if shared else side for side in sides}
+        self.channels = {side: spec.of(side).vector_channels for side in sides}
+        self.inputs = nn.ModuleDict()
+        for side in dict.fromkeys(self.owner.values()):
+            self.inputs[side] = spec.of(side).build(sites[side].inside("input"))
 
-    def get(self, use: str) -> Input:
+    def get(self, side: Side) -> Input:
         """The input of `source` or `target`."""
-        return self.inputs[self.owner[use]]  # type: ignore[reportReturnType]
+        return self.inputs[self.owner[side]]  # type: ignore[reportReturnType]
+
+    def embed(
+        self,
+        side: Side,
+        values: Int[Tensor, "B T"] | Float[Tensor, "B T C"],
+        table: Table | None,
+        positions: Int[Tensor, "b T"],
+        bound: int,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The first hidden states of a side; all positions are below `bound`."""
+        channels = self.channels[side]
+        if values.shape[2:] != ((channels,) if channels else ()):
+            form = f"vectors (B, T, {channels})" if channels else "token ids (B, T)"
+            raise DataError(f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")
+        return self.get(side)(values, table, positions, bound, types)
 
 
-def check_types(spec: InputSpec) -> None:
-    """Refuse an input that tells kinds of tokens apart where only one kind is read."""
-    if spec.kinds:
-        raise SpecError("input.types", "only an encoder reads several kinds of tokens; set it to 0")
+def check_input(spec: InputSpec) -> None:
+    """Refuse an input that a decoder cannot have: it reads the token ids that it predicts, of one type."""
+    if spec.token_types:
+        raise SpecError("input.types", "only an encoder reads several types of tokens; set it to 0")
+    if spec.of("target").vector_channels:
+        raise SpecError("input", "a decoder reads the tokens it predicts; give vectors to the source, with 'by_side'")

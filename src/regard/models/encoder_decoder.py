@@ -10,7 +10,7 @@ from regard.errors import DataError, SpecError
 from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.build import check_sizes, check_vocab, site_of
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_types
+from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
@@ -57,7 +57,7 @@ class EncoderDecoder(ModelSpec):
         check_sizes(self)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
-        check_types(self.input)
+        check_input(self.input)
         if self.bridge.needs_layers and self.encoder.shortens:
             raise SpecError(
                 "bridge", f"{self.bridge.kind!r} mixes layers of one length, which {self.encoder.kind!r} does not have"

@@ -80,19 +80,20 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: EncoderOnly, site: Site) -> None:
         super().__init__()
-        width = spec.input.table_width(spec.d_model)
-        self.tables = Tables(spec.table, site, {"source": ("source", spec.vocab, width)})
+        reads_vectors = spec.input.vector_channels > 0
+        width = 0 if reads_vectors else spec.input.table_width(spec.d_model)
+        self.tables = Tables(spec.table, site, {} if reads_vectors else {"source": ("source", spec.vocab, width)})
         self.inputs = Inputs(spec.input, {"source": site}, shared=False)
         self.stack = spec.encoder.build(site.inside("encoder"))
         self.width = width
 
     def forward(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> StackOut:
-        ids, T = batch.target, batch.target.shape[1]
+        values, T, device = batch.target, batch.target.shape[1], batch.target.device
         refuse(batch, "source", "prefix")
         mask = own_mask(batch, batch.target_pos, batch.target_seg)
-        positions = mask.positions(T, T, ids.device)[0]
-        x = self.inputs.get("source")(ids, self.tables.get("source"), positions, mask.bound(T), batch.types)
-        return self.stack(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace))
+        positions = mask.positions(T, T, device)[0]
+        x = self.inputs.embed("source", values, self.tables.get("source"), positions, mask.bound(T), batch.types)
+        return self.stack(x, Context(View(mask, T, T, device), losses=losses, trace=trace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class MaskedLMModel(Model):
         self.transform = site.linear(spec.d_model, {"other": spec.d_model})
         self.activate = ACTIVATIONS[task.activation]
         self.norm = task.norm.build(site.inside("norm"))
+        if not encoder.width:
+            raise site.error("kind", "'masked_lm' predicts the tokens that it reads, and this input reads vectors")
         try:
             task.head.check_table(spec.table, task.tied)
         except SpecError as error:
@@ -331,7 +334,7 @@ class TokenClassifierModel(Classifier):
         return self.classes(self.dropout(self.encoder(batch, losses, trace).x))
 
     def loss(self, batch: Batch) -> Loss:
-        if batch.labels is None or batch.labels.shape != batch.target.shape:
+        if batch.labels is None or batch.labels.shape != batch.target.shape[:2]:
             raise DataError("labels: token classification needs one label per token")
         losses: list[Tensor] | None = [] if self.training else None
         scores, labels, weights = real_rows(self.scores(batch, losses), batch.labels, label_weights(batch))

@@ -38,7 +38,7 @@ def label_weights(batch: Batch) -> Float[Tensor, "B T"]:
     if batch.weights is not None:
         return batch.weights
     if batch.target_seg is None:
-        return torch.ones(batch.target.shape, device=batch.target.device)
+        return torch.ones(batch.target.shape[:2], device=batch.target.device)
     return (batch.target_seg != 0).to(torch.get_default_dtype())
 
 

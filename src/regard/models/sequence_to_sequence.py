@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.models.base import LanguageModel
-from regard.models.embedding import Inputs, Tables
+from regard.models.embedding import Inputs, Side, Tables
 from regard.nn.core import Site
 from regard.nn.init import Init
 from regard.nn.input import InputSpec
@@ -79,16 +79,20 @@ class TwoSided(LanguageModel):
 
     def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
         """Make the tables and inputs of both sides; returns how many ids can be said, from vectors of width d_out."""
-        vocab, width = spec.target_vocab or spec.vocab, spec.input.table_width(spec.d_model)
-        owner = "source" if spec.sharing.source_target else "target"
-        uses = {"source": ("source", spec.vocab, width), "target": (owner, vocab, width)}
+        vocab, reads_vectors = spec.target_vocab or spec.vocab, spec.input.of("source").vector_channels > 0
+        owner = "source" if spec.sharing.source_target and not reads_vectors else "target"
+        uses = {"target": (owner, vocab, spec.input.of("target").table_width(spec.d_model))}
+        if not reads_vectors:
+            uses = {"source": ("source", spec.vocab, spec.input.of("source").table_width(spec.d_model)), **uses}
         if spec.head.needs_table:
             uses["output"] = (owner if spec.sharing.input_output else "output", vocab, d_out or spec.d_model)
         self.tables = Tables(spec.table, source, uses, spec.head, spec.output_table)
         self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
         return vocab
 
-    def embed(self, side: str, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
+    def embed(
+        self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
+    ) -> Float[Tensor, "B T D"]:
         """The first stream of the source or the target side, at the positions of the mask."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.get(side)(ids, self.tables.get(side), positions, mask.bound(S))
+        positions = mask.queries(values.shape[1], values.device)
+        return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))

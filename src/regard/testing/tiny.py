@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge
 from regard.nn.init import Init
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import BySide, InputSpec, Tokens
 from regard.nn.linear import Linear
 from regard.nn.norm import Norm
 from regard.nn.pattern import AttentionPattern
@@ -115,7 +116,7 @@ def families() -> Mapping[str, ModelSpec]:
     }
 
 
-def around(part: Spec) -> dict[str, ModelSpec]:
+def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one for each slot
     """Tiny models in which `part` stands wherever its slot is. What a model refuses to build is left to the caller."""
     if isinstance(part, ModelSpec):
         return {part.kind: part}
@@ -134,6 +135,11 @@ def around(part: Spec) -> dict[str, ModelSpec]:
         field = "encoder" if isinstance(part, RecurrentEncoder) else "decoder"
         return {"recurrent": replace(recurrent(), **{field: part})}
     models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
+    if isinstance(part, BySide):
+        return {"encoder_decoder": _with(models["encoder_decoder"], part)}
+    if isinstance(part, InputSpec) and part.vector_channels:
+        models = {name: families()[name] for name in ("sentence_classifier", "token_classifier")}
+        return around(BySide(part)) | {name: _with(model, part) for name, model in models.items()}
     if isinstance(part, BranchSpec):
         return {name: _with_branch(model, part) for name, model in models.items()}
     if isinstance(part, StackSpec | Block):  # one and the same on both sides, it could not look at the encoder
@@ -279,10 +285,12 @@ def collate(
     source, source_seg, source_pos = lay([row.source for row in rows])
     if not spec.reads_source:
         source = source_seg = source_pos = None
+    else:
+        source = _values(spec, "source", source)
     before = lay([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
     weights = lay([[int(weight) for weight in row.weights] for row in rows])[0]
     batch = Batch(
-        target,
+        _values(spec, "target", target),
         torch.tensor([row.row_label for row in rows]) if by_row else lay([row.labels for row in rows])[0],
         target_seg,
         source,
@@ -296,3 +304,10 @@ def collate(
         longest=max(max(len(row.target), len(row.source)) for row in rows) if packed else None,
     )
     return batch.to(device)
+
+
+def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
+    """The ids, or a fixed random vector for each where the model's input reads vectors on that side."""
+    described = getattr(spec, "input", None)
+    channels = described.of(side).vector_channels if isinstance(described, InputSpec) else 0
+    return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids

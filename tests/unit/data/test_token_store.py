@@ -213,3 +213,21 @@ def test_chunks_keep_all_items_in_order(count: int, sizes: list[int]) -> None:
     found = list(chunks(iter(range(count)), 3))
     assert [len(chunk) for chunk in found] == sizes
     assert [item for chunk in found for item in chunk] == list(range(count))
+
+
+def test_vectors_come_back_from_disk(tmp_path: Path) -> None:
+    rows = [[[0.5, 1.0], [2.0, -3.0]], [], [[4.0, 5.0]]]
+    with Writer(tmp_path, ("text", "label"), 3) as writer:
+        for part in (rows[:2], rows[2:]):
+            labels = Column.of([[1]] * len(part))
+            writer.add(Table({"text": Column.of_vectors(part, 2), "label": labels}))
+        table = writer.close()
+    assert [table["text"][row].tolist() for row in range(3)] == rows
+    assert table["text"].lengths.tolist() == [2, 0, 1]
+    assert table["text"].take(np.asarray([2, 0]))[1].tolist() == rows[0]
+    assert rows_of(table, "label") == [[1], [1], [1]]
+
+
+def test_vectors_need_their_number_of_channels() -> None:
+    with pytest.raises(DataError, match="record 2: every vector needs 2 numbers"):
+        Column.of_vectors([[[1.0, 2.0]], [[1.0]]], 2)

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from regard import from_record
-from regard.errors import SpecError
+from regard.batch import Batch
+from regard.errors import DataError, SpecError
+from regard.models.base import ModelSpec
+from regard.models.build import build
 from regard.nn.core import Site
-from regard.nn.input import Input, Tokens
+from regard.nn.input import BySide, Input, InputSpec, Tokens, Vectors
 from regard.nn.norm import LayerNorm
 from regard.nn.position.additive import Learned, Sinusoidal
 from regard.nn.vocab.tables import Embeddings, Table
 from regard.testing import tiny
-from regard.tree import to_record
+from regard.tree import swap, to_record
 
 MakeSite = Callable[..., Site]
 IDS = torch.tensor([[3, 1, 4], [1, 5, 2]])
@@ -91,7 +94,7 @@ def test_types_and_norm(site: MakeSite) -> None:
 
 def test_types_that_would_be_ignored_are_refused(site: MakeSite) -> None:
     module, table = made(Tokens(), site(path="input"))
-    with pytest.raises(SpecError, match=r"^input\.types: this input does not tell kinds of tokens apart"):
+    with pytest.raises(SpecError, match=r"^input\.types: this input does not distinguish token types"):
         module(IDS, table, PLACES, 3, torch.zeros(2, 3, dtype=torch.int64))
 
 
@@ -167,3 +170,47 @@ def test_refusals(given: dict[str, Any], path: str) -> None:
 def test_a_position_must_leave_room_for_tokens(width: int) -> None:
     with pytest.raises(SpecError, match=r"^input\.position_width: .* of 12 channels for tokens"):
         Tokens(join="concat", position_width=width).table_width(12)
+
+
+def with_input(family: str, spec: InputSpec) -> ModelSpec:
+    return swap(tiny.families()[family], InputSpec, lambda _: spec)
+
+
+def test_vectors_are_projected_and_get_positions(site: MakeSite) -> None:
+    module = Vectors(2).build(site())
+    values = torch.tensor([[[1.0, -2.0], [0.5, 3.0]]], dtype=torch.float32)
+    weights = dict(module.named_parameters())
+    y = module(values, None, torch.tensor([[0, 1]]), 2)
+    for t in range(2):
+        for c in range(12):
+            angle = t * 10000 ** (-2 * (c // 2) / 12)
+            wave = math.sin(angle) if c % 2 == 0 else math.cos(angle)
+            linear = sum(weights["linear.weight"][c, i].item() * values[0, t, i].item() for i in range(2))
+            expected = linear + weights["linear.bias"][c].item() + wave
+            assert y[0, t, c].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_model_of_vectors_has_no_vocabulary_table() -> None:
+    model = build(with_input("sentence_classifier", Vectors(2)))
+    assert not [name for name, _ in model.named_parameters() if "tables" in name]
+    translator = build(with_input("encoder_decoder", BySide(Vectors(2))))
+    assert [name for name, _ in translator.named_parameters() if "tables" in name] == ["tables.tables.target.weight"]
+
+
+def test_ids_and_vectors_are_not_confused() -> None:
+    ids, vectors = torch.tensor([[3, 4]]), torch.zeros(1, 2, 2)
+    reads_vectors = build(with_input("sentence_classifier", Vectors(2)))
+    with pytest.raises(DataError, match=r"^source: this model reads vectors \(B, T, 2\), not \(1, 2\) of torch.int64"):
+        reads_vectors(Batch(ids))
+    with pytest.raises(DataError, match=r"^source: this model reads vectors \(B, T, 2\), not \(1, 2, 3\)"):
+        reads_vectors(Batch(torch.zeros(1, 2, 3)))
+    with pytest.raises(DataError, match=r"^source: this model reads token ids \(B, T\), not \(1, 2, 2\)"):
+        build(tiny.families()["sentence_classifier"])(Batch(vectors))
+
+
+def test_vectors_are_refused_where_tokens_are_predicted() -> None:
+    for name in ("decoder_only", "encoder_decoder"):
+        with pytest.raises(SpecError, match=r"^input: a decoder reads the tokens it predicts"):
+            with_input(name, Vectors(2))
+    with pytest.raises(SpecError, match=r"^task\.kind: 'masked_lm' predicts the tokens that it reads"):
+        build(with_input("masked_lm", Vectors(2)))

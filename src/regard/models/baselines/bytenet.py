@@ -14,7 +14,7 @@ from regard.errors import DataError, SpecError
 from regard.models.base import ModelSpec, refuse
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding
-from regard.models.embedding import check_types
+from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.causal_convolution import receptive_field, taps, windows
 from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Site, check_count
@@ -89,7 +89,7 @@ class ByteNet(ModelSpec):
             raise SpecError("extra", f"must not be negative, not {self.extra}")
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
-        check_types(self.input)
+        check_input(self.input)
 
     def dilation(self, block: int) -> int:
         """How far apart the taps of a block are."""

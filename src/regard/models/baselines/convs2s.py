@@ -15,7 +15,7 @@ from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_types
+from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend, attention_weights
 from regard.nn.causal_convolution import receptive_field, taps, windows
@@ -83,7 +83,7 @@ class ConvS2S(ModelSpec):
                 check_count(f"{name}[{i}]", kernel, MOST_TAPS)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
-        check_types(self.input)
+        check_input(self.input)
 
     def receptive_fields(self) -> tuple[int, int]:
         """How many tokens one output of the encoder's, and of the decoder's convolutions depends on."""

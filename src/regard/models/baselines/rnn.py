@@ -15,7 +15,7 @@ from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, look
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_types
+from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.core import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, Site, check_count
 from regard.nn.init import Init, Xavier
@@ -237,7 +237,7 @@ class Recurrent(ModelSpec):
                     raise SpecError(name, f"nothing is looked up; set it to {nothing} or give the decoder an attention")
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
-        check_types(self.input)
+        check_input(self.input)
 
     def build(self, init: Init) -> "RecurrentModel":
         return RecurrentModel(self, init)
