@@ -25,6 +25,7 @@ from regard.recipe.recipe import Recipe, RecipeRequest, asked
 from regard.runs.resolve import resolve
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import read_json, write_json
+from regard.variants import variant
 
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
 LONG = 10**9  # steps that are never made
@@ -129,9 +130,12 @@ def ablate(
 
     `wanted` may be a function, which is called once the folder is there.
     """
+    names, named = chosen(settings.rows)
+    for name in names:
+        variant(name, machine.trust_code, "--rows")
     with begun(wanted, out, settings, machine, watch) as (text, recipe):
-        rows = Rows(recipe, text.data, settings.match)
-        planned = rows.rows(*chosen(settings.rows))
+        rows = Rows(recipe, text.data, settings.match, machine.trust_code)
+        planned = rows.rows(names, named)
         experiment = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned)
         found = experiment.run()
         found.save(Path(out), experiment.say)

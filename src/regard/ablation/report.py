@@ -288,7 +288,7 @@ def _line(
     variant = VARIANTS.get(row.name)
     return Line(
         row.name,
-        variant.about if variant else "the base as it is",
+        row.about or (variant.about if variant else "the base as it is"),
         None if row.model is None else row.parameters,
         None if row.model is None else row.operations,
         mean([result["steps_per_second"] for result in done]) if done else None,

@@ -15,7 +15,7 @@ from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe, fit
 from regard.runs.request import check_family
 from regard.tree import swap, walk
-from regard.variants import apply
+from regard.variants import apply, variant
 
 BASE = "base"
 ROUND, LARGE = 8, 64  # hidden widths from LARGE on are multiples of ROUND
@@ -34,6 +34,7 @@ class Row:
     note: str = ""
     left_out: str = ""
     steps: int | None = None  # None: as many as all others
+    about: str = ""
 
 
 def chosen(wanted: str) -> tuple[list[str], set[str]]:
@@ -42,13 +43,14 @@ def chosen(wanted: str) -> tuple[list[str], set[str]]:
     names = [name for word in words for name in variants.chosen([word]) if name != "vanilla"]
     if not names:
         raise SpecError("--rows", "names only the base, which every ablation has; name what it is compared with")
-    return list(dict.fromkeys(names)), {word for word in words if word in variants.VARIANTS}
+    return list(dict.fromkeys(names)), {word for word in words if word in variants.VARIANTS or ":" in word}
 
 
 class Rows:
     """Makes the rows of one base on one text."""
 
-    def __init__(self, recipe: Recipe, data: Prepared, match: Match) -> None:
+    def __init__(self, recipe: Recipe, data: Prepared, match: Match, trust_code: bool = False) -> None:
+        self.trust_code = trust_code
         self.base, self.match, self.objective = recipe.model, match, data.objective
         self.sizes = {name: data.tokenizers[name].size for name in data.objective.encoded}
         self.joint = len({tokenizer.sha256 for tokenizer in data.tokenizers.values()}) == 1
@@ -59,14 +61,14 @@ class Rows:
 
     def row(self, name: str) -> Row:
         """The base with a modification, of the base's size if that is asked for."""
-        model = self.fitted(apply(name, self.base), self.base)
-        row = self.measured(Row(name, model))
+        model = self.fitted(apply(name, self.base, self.trust_code), self.base)
+        row = self.measured(Row(name, model, about=variant(name, self.trust_code).about))
         return row if self.match == "none" else self._matched(row, model)
 
     def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
         """A model that was made of `before`, with what the text asks for; refused if it cannot learn the task."""
         fits = fitting.fitted(model, self.objective, self.sizes, self.longest, self.joint)
-        model = fit(model, before, fits)
+        model = fit(model, before, fits, self.trust_code)
         check_family(model, self.objective)
         return model
 

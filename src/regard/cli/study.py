@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import STUDY, AsJson, app, console, print_json
+from regard.cli.base import STUDY, AsJson, TrustCode, app, console, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def variants(
     ] = None,
     base: Annotated[str, typer.Option(metavar="PRESET", help="The model that is changed.")] = "narang_base",
     as_json: AsJson = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """List the modifications: the 52 rows of Narang et al. 2021, the methods of the papers, and what came since.
 
@@ -105,7 +106,7 @@ def variants(
     from regard.variants import chosen, described
 
     spec = preset(base)
-    rows = [described(variant, spec) for variant in chosen(name or [], group)]
+    rows = [described(variant, spec, trust_code) for variant in chosen(name or [], group)]
     if as_json:
         print_json({"base": base, "variants": rows})
         return

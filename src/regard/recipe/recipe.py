@@ -310,7 +310,7 @@ def _modified(
     sized = edited(spec, first, trust_code)
     fits = fitted(sized)
     suited = edited(sized, fits, trust_code)
-    made = combine(variants, suited)
+    made = combine(variants, suited, trust_code)
     made = edited(made, {path: value for path, value in changes.items() if path not in first}, trust_code)
     fits = fitted(made)
     for path, wanted in fits.items():

@@ -1,9 +1,10 @@
-"""The table of modifications: a variant is a function from description to description.
+"""The table of modifications: a variant is a function from a model spec to a model spec.
 
 The 52 rows of Narang et al. 2021 in the form that was run (but for what docs/decisions/008-rows-of-the-table.md lists),
 where a paper's method differs a second entry, and what came since. One file per group; a new variant is one entry.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from regard.models.base import ModelSpec
 from regard.models.build import count
 from regard.nn.position.base import AtHeads
 from regard.nn.stacks.base import StackSpec
-from regard.tree import diff, plain, walk
+from regard.presets import preset
+from regard.tree import diff, load, plain, walk
 from regard.variants import (
     activations,
     attention,
@@ -32,7 +34,7 @@ from regard.variants import (
     wiring,
     without,
 )
-from regard.variants.base import Row, Variant
+from regard.variants.base import Edit, Row, Variant
 
 BASE = Variant(lambda m: m, "base", "the base as it is", "Vaswani et al. 2017", Row(1, 223_043_328, 223_435_776))
 VARIANTS: dict[str, Variant] = {"vanilla": BASE}
@@ -58,35 +60,82 @@ for group in (
 VARIANTS = dict(sorted(VARIANTS.items()))
 
 
-def apply(name: str, spec: ModelSpec) -> ModelSpec:
-    """`spec` with a modification. One that would change nothing is refused: a run must be what it is called."""
-    if name not in VARIANTS:
-        raise SpecError("variants", f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
-    if name != "vanilla" and not any(isinstance(part, StackSpec) for part in walk(spec)):
+# Where a variant is tried to tell the user of a model that it does change.
+EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
+
+
+def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
+    """Return a variant by name; `module:function` is a user's own function from a model spec to a model spec."""
+    if ":" not in name:
+        if name not in VARIANTS:
+            raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
+        return VARIANTS[name]
+    if not trust_code:
+        raise SpecError(path, f"{name!r} would import code; add --trust-code if you trust it")
+    edit = load(name, path)
+    if not callable(edit):
+        raise SpecError(path, f"{name!r} is no function; it must take a model spec and return another")
+    about = (inspect.getdoc(edit) or "").partition("\n")[0]
+    return Variant(lambda spec: _own(name, edit, spec), "own", about or f"the function {name}")
+
+
+def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
+    """Call a user's function; any exception of it becomes one sentence."""
+    try:
+        changed = edit(spec)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError("variants", f"{name!r} failed with {type(error).__name__}: {error}") from None
+    if not isinstance(changed, ModelSpec):
+        raise SpecError("variants", f"{name!r} returned {type(changed).__name__}; it must return a model spec")
+    return changed
+
+
+def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
+    """Return `spec` with a modification; one that changes nothing is refused, so that a run is what its name says."""
+    chosen_variant = variant(name, trust_code)
+    if name == "vanilla":
+        return spec
+    if chosen_variant.group != "own" and not any(isinstance(part, StackSpec) for part in walk(spec)):
         raise SpecError(
             "variants",
             f"{name!r} modifies stacks of blocks, which {type(spec).kind!r} has none of; set its fields instead",
         )
-    changed = VARIANTS[name].edit(spec)
-    if name != "vanilla" and not diff(spec, changed):
-        raise SpecError("variants", f"{name!r} changes nothing here: the model has it already, or has no place for it")
+    changed = chosen_variant.edit(spec)
+    if not diff(spec, changed):
+        raise SpecError("variants", f"{name!r} changes nothing here{_instead(chosen_variant, spec)}")
     return changed
 
 
-def combine(names: Sequence[str], base: ModelSpec) -> ModelSpec:
-    """`base` with several modifications, one after the other. Two that do not go together are refused by name."""
+def _instead(unused: Variant, spec: ModelSpec) -> str:
+    """Return the end of the sentence that refuses a variant: why, and what the user can do."""
+    for name in EXAMPLES:
+        example = preset(name)
+        try:
+            if type(example) is type(spec) and diff(example, unused.edit(example)):
+                return f": this model has it already or has no part for it; leave it out, or start from {name}"
+        except SpecError:
+            continue
+    return ": this model has it already or has no part for it; leave it out"
+
+
+def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
+    """Apply several modifications, one after the other. Two that do not go together are refused by name."""
     spec = base
     before = {part.kind for part in walk(spec)}
     brought: dict[str, set[str]] = {}
     for i, name in enumerate(names):
-        spec = _after(names[:i], name, spec) if i else apply(name, spec)
+        spec = _after(names[:i], name, spec, trust_code) if i else apply(name, spec, trust_code)
         if i:
             try:
                 count(spec)
             except SpecError as error:
-                other = next((other for other in names[:i] if not _builds((other, name), base)), names[i - 1])
+                other = next(
+                    (other for other in names[:i] if not _builds((other, name), base, trust_code)), names[i - 1]
+                )
                 raise SpecError("variants", f"{other!r} and {name!r} do not go together: {error}") from None
-            lost = next((other for other in names[:i] if _idle(other, names[: i + 1], base, spec)), None)
+            lost = next((other for other in names[:i] if _unused(other, names[: i + 1], base, spec, trust_code)), None)
             if lost is not None:
                 raise SpecError("variants", f"{name!r} leaves nothing of {lost!r}; choose one of the two")
         kinds = {part.kind for part in walk(spec)}
@@ -101,82 +150,86 @@ def combine(names: Sequence[str], base: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _idle(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec) -> bool:
-    """Whether `spec` would be the same without the modification `name`, which would then be said and not done."""
+def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
+    """Return True if `spec` is the same without the modification `name`, which another one has undone."""
     without = base
     try:
         for other in names:
             if other != name:
-                without = apply(other, without)
+                without = apply(other, without, trust_code)
     except SpecError:  # the others need it
         return False
     return without == spec
 
 
-def _builds(names: Sequence[str], spec: ModelSpec) -> bool:
+def _builds(names: Sequence[str], spec: ModelSpec, trust_code: bool) -> bool:
     try:
         for name in names:
-            spec = apply(name, spec)
+            spec = apply(name, spec, trust_code)
         count(spec)
     except SpecError:
         return False
     return True
 
 
-def _after(earlier: Sequence[str], name: str, spec: ModelSpec) -> ModelSpec:
+def _after(earlier: Sequence[str], name: str, spec: ModelSpec, trust_code: bool) -> ModelSpec:
     try:
-        return apply(name, spec)
+        return apply(name, spec, trust_code)
     except SpecError as error:
         reason = str(error).removeprefix("variants: ")
         raise SpecError("variants", f"{name!r} cannot follow {' and '.join(map(repr, earlier))}: {reason}") from None
 
 
 def chosen(names: Sequence[str] = (), group: str | None = None) -> list[str]:
-    """The variants of these names, of a group, or all: the rows of the table in their order, then the others by name.
+    """Return the variants of these names, of a group, or all: rows of the table in their order, then others by name.
 
-    Among the names, `all`, `table` (the 52 rows) and the name of a group stand for their variants.
+    `all`, `table` (the 52 rows) and the name of a group stand for their variants. `module:function` comes last.
     """
     groups = {variant.group for variant in VARIANTS.values()}
     if group is not None and group not in groups:
         raise SpecError("group", f"unknown group {group!r}; {nearest(group, sorted(groups))}")
-    found: list[str] = []
+    selected: list[str] = []
     for name in names or ("all",):
         if name == "all":
-            found += VARIANTS
+            selected += VARIANTS
         elif name == "table":
-            found += (each for each, variant in VARIANTS.items() if variant.row is not None)
+            selected += (each for each, variant in VARIANTS.items() if variant.row is not None)
         elif name in groups:
-            found += (each for each, variant in VARIANTS.items() if variant.group == name)
-        elif name in VARIANTS:
-            found.append(name)
+            selected += (each for each, variant in VARIANTS.items() if variant.group == name)
+        elif name in VARIANTS or ":" in name:
+            selected.append(name)
         else:
             known = nearest(name, [*VARIANTS, *groups, "all", "table"])
             raise SpecError("rows", f"unknown variant {name!r}; {known}" if name else f"names nothing; {known}")
-    kept = [name for name in dict.fromkeys(found) if group in (None, VARIANTS[name].group)]
+    kept = [name for name in dict.fromkeys(selected) if group is None or _group(name) == group]
     return sorted(kept, key=lambda name: (_number(name), name))
 
 
+def _group(name: str) -> str:
+    return "own" if ":" in name else VARIANTS[name].group
+
+
 def _number(name: str) -> int:
-    row = VARIANTS[name].row
-    return 1000 if row is None else row.number
+    row = VARIANTS[name].row if name in VARIANTS else None
+    return 1000 + (":" in name) if row is None else row.number
 
 
-def described(name: str, base: ModelSpec) -> dict[str, Any]:
-    """All that is known of a variant and of what it makes of `base`, as plain values."""
-    variant = VARIANTS[name]
+def described(name: str, base: ModelSpec, trust_code: bool = False) -> dict[str, Any]:
+    """Return what is known about a variant and its changes to `base`, as plain values."""
+    entry = variant(name, trust_code)
     facts: dict[str, Any] = {
         "name": name,
-        "group": variant.group,
-        "row": None if variant.row is None else variant.row.number,
-        "about": variant.about,
-        "paper": variant.paper,
-        "bends": dict(variant.bends),
+        "group": entry.group,
+        "row": None if entry.row is None else entry.row.number,
+        "about": entry.about,
+        "paper": entry.paper,
+        "bends": dict(entry.bends),
         "parameters": None,
         "changes": [],
         "refused": None,
     }
     try:
-        changed = apply(name, base)
+        changed = apply(name, base, trust_code)
         facts["parameters"] = count(changed)
     except SpecError as error:
         return facts | {"refused": str(error)}

@@ -27,6 +27,7 @@ Group = Literal[
     "experts",
     "family",
     "without",
+    "own",
 ]
 
 
