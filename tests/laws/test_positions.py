@@ -13,7 +13,7 @@ from regard.nn.attention import attend, attention_weights, merge_heads, split_he
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Branch, Site
 from regard.nn.input import Tokens
-from regard.nn.mask import Context, Terms
+from regard.nn.mask import Context, Terms, View
 from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms
 from regard.nn.position.rotary import Rotary
 from regard.nn.stacks.plain import Plain

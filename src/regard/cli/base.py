@@ -38,6 +38,9 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Import parts that are named as module:Class, also from the current folder."),
 ]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Use the readable form of the model, without fused or captured kernels: slower.")
+]
 # What is learned from: `train` and `ablate` are told in the same words.
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
 Source = Annotated[str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")]

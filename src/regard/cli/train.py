@@ -17,6 +17,7 @@ from regard.cli.base import (
     JsonPairs,
     LabelledText,
     Pairs,
+    Plain,
     Quiet,
     RecipeFile,
     Source,
@@ -98,6 +99,7 @@ def train(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     time: TimeBudget = None,
     max_time: MaxTime = None,
     no_cache: Annotated[
@@ -140,7 +142,7 @@ def train(
         time=seconds(time, "--time"),
         trust_code=trust_code,
     )
-    options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache)
+    options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
     check_request(wanted)
     set_threads(threads, "train", device)  # which may take some seconds, the first time
     run, outcome = start_run(wanted, out, options)
@@ -152,6 +154,7 @@ def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     max_time: MaxTime = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -161,7 +164,8 @@ def resume(
     set_threads(threads, "train", device, Path(run))
     from regard.runs.train import TrainingOptions, resume_run
 
-    found, outcome = resume_run(run, TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code))
+    options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, plain=plain)
+    found, outcome = resume_run(run, options)
     _finish(found, outcome, as_json, quiet)
 
 

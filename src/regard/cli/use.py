@@ -17,6 +17,7 @@ from regard.cli.base import (
     USE,
     AsJson,
     Device,
+    Plain,
     Quantize,
     Threads,
     TrustCode,
@@ -102,6 +103,7 @@ def translate(
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -125,12 +127,14 @@ def translate(
         _check_workers(stream, threads)
     if stream:
         _check_stream(batch_size, as_json)
+    if plain and (engine != "native" or quantize is not None):
+        raise SpecError("--plain", "is a form of the native engine; leave out --plain, or --engine and --quantize")
     if workers is not None or engine != "native":
         if device not in {"auto", "cpu"}:
             what = "--workers are processes" if processes else f"the engine {engine!r} is here"
             raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave it out")
         device = "cpu"
-    loaded = [load(path, device, average, trust_code=trust_code, mapped=processes) for path in paths]
+    loaded = [load(path, device, average, trust_code=trust_code, mapped=processes, plain=plain) for path in paths]
     set_threads(threads, device=device, parameters=max(run.parameters for run in loaded))
     for run in loaded:
         _needs(run, "translation", "translate")
@@ -156,7 +160,7 @@ def translate(
             texts.translate_stream(line, search, limits, wishes, number) for number, line in enumerate(lines_of(file))
         )
     elif workers is not None and processes:
-        task = Task(paths, search, size, limits, wishes, average, trust_code)
+        task = Task(paths, search, size, limits, wishes, average, trust_code, plain)
         with Workers(workers, task) as several:
             _print_outputs(several.translate(lines_of(file), warn), as_json)
     else:
@@ -219,6 +223,7 @@ def generate(
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -237,7 +242,7 @@ def generate(
         raise SpecError("--prompt", f"the prompts of {file} would be ignored; give one of the two")
     if stream:
         _check_stream(batch_size, as_json)
-    loaded = [load(path, device, average, trust_code=trust_code) for path in paths]
+    loaded = [load(path, device, average, trust_code=trust_code, plain=plain) for path in paths]
     set_threads(threads, device=device, parameters=max(run.parameters for run in loaded))
     for run in loaded:
         _needs(run, "language_model", "generate")
@@ -267,6 +272,7 @@ def classify(
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -274,7 +280,7 @@ def classify(
     set_threads(threads, device=device)
     from regard.runs.trained_model import load
 
-    loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
+    loaded, size = load(run, device, average, trust_code=trust_code, plain=plain), batch_size or LINES
     _needs(loaded, "classification", "classify")
     guesses = (loaded.classify(piece, size, warn, first) for first, piece in pieces_of(file, AHEAD * size))
     if as_json:
@@ -298,6 +304,7 @@ def score(
     average: Average = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -309,7 +316,7 @@ def score(
     set_threads(threads, device=device)
     from regard.runs.trained_model import load
 
-    loaded, size = load(run, device, average, trust_code=trust_code), batch_size or LINES
+    loaded, size = load(run, device, average, trust_code=trust_code, plain=plain), batch_size or LINES
     if loaded.objective.kind == "classification":  # before text is waited for
         _needs(loaded, "language_model", "score")
     translates = loaded.objective.kind == "translation"
@@ -360,6 +367,7 @@ def evaluate(
     change: Change = None,
     device: Device = "auto",
     threads: Threads = None,
+    plain: Plain = False,
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -380,12 +388,13 @@ def evaluate(
             "--average": average is not None,
             "--batch-size": batch_size is not None,
             "--device": device != "auto",
+            "--plain": plain,
             "--stride": stride is not None,
         }
         _refuse(searching | computing, "files of outputs are only compared, nothing is computed")
 
     def loaded(path: str) -> "TrainedModel":
-        found = load(path, device, average, trust_code=trust_code)
+        found = load(path, device, average, trust_code=trust_code, plain=plain)
         kind = found.objective.kind
         set_threads(threads, device=device, parameters=found.parameters if kind == "translation" else None)
         if kind != "language_model":

@@ -37,6 +37,7 @@ def assemble(  # noqa: PLR0913  # what a training is made of
     checkpoints: CheckpointPolicy = CheckpointPolicy(),
     flops_per_token: float | None = None,
     began: float | None = None,
+    plain: bool = False,
 ) -> Trainer:
     """Return the trainer of a recipe, before its first step; the arguments after `device` are those of `Trainer`.
 
@@ -61,6 +62,7 @@ def assemble(  # noqa: PLR0913  # what a training is made of
         began=began,
         trained=parent is not None,
         checkpoints=checkpoints,
+        plain=plain,
     )
 
 

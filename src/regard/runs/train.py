@@ -42,6 +42,7 @@ class TrainingOptions:
     quiet: bool = True
     trust_code: bool = False  # parts named as module:Class may be imported
     cache: bool = True  # read prepared data from the cache, and store it there
+    plain: bool = False  # train the readable form of the model, without the kernels of regard.fast
     began: float = field(default_factory=time.monotonic)  # the start of a time budget
 
 
@@ -54,15 +55,17 @@ def train(
     quiet: bool = True,
     trust_code: bool = False,
     cache: bool = True,
+    plain: bool = False,
     **files: Any,
 ) -> TrainedModel:
     """Train on text files into the folder `out`, and return the trained model.
 
     `files` are those of `request_from_options`. `changes` are `path=value` edits of the recipe: `train.steps=1000`.
-    Text that was prepared before is read from the `cache` (`regard cache` prints its path).
+    Text that was prepared before is read from the `cache` (`regard cache` prints its path). `plain`
+    trains the readable form of the model, without the faster kernels of `regard.fast`.
     """
     request = request_from_options(changes=changes, trust_code=trust_code, **files)
-    return start_run(request, out, TrainingOptions(device, max_time, quiet, trust_code, cache))[0]
+    return start_run(request, out, TrainingOptions(device, max_time, quiet, trust_code, cache, plain))[0]
 
 
 def start_run(
@@ -109,9 +112,10 @@ def resume(
     max_time: float | None = None,
     quiet: bool = True,
     trust_code: bool = False,
+    plain: bool = False,
 ) -> TrainedModel:
     """Continue a run exactly where it stopped, and return the trained model."""
-    return resume_run(path, TrainingOptions(device, max_time, quiet, trust_code))[0]
+    return resume_run(path, TrainingOptions(device, max_time, quiet, trust_code, plain=plain))[0]
 
 
 def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:
@@ -128,7 +132,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
                 trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console)
                 trainer.resume()
                 return _fit(trainer, folder, request, options, console)
-    run = load(folder.path, options.device, trust_code=options.trust_code)
+    run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     console.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
     return run, Outcome(True, "it was finished", run.step)
 
@@ -177,6 +181,7 @@ def _prepare_and_assemble(
         parent=parent,
         flops_per_token=forward_flops(recipe, data) if device.type == "cuda" else None,
         began=options.began,
+        plain=options.plain,
     )
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
     console.say(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
@@ -241,7 +246,7 @@ def _fit(
         console.say(warning)
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint")
-    run = load(folder.path, options.device, trust_code=options.trust_code)
+    run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     if outcome.finished:
         baselines.compare(folder, run.scores, trainer.criterion, console.say)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
@@ -258,7 +263,7 @@ def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -
     At most `PARENT_RECORDS` records are translated. None if the parent is gone or memory does not suffice.
     """
     try:
-        parent = load(start, options.device, trust_code=options.trust_code)
+        parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
         data = opened(parent.recipe.data, RunFolder(parent.path).data)
     except DataError:  # moved or cleared since
         return None

@@ -35,6 +35,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALL
 class Task:
     """All that a worker has to know before the first line."""
 
+    AS_THEY_ARE: ClassVar = ("batch_size", "average", "trust_code", "plain")  # fields that JSON holds unchanged
+
     runs: Sequence[str]
     search: Search
     batch_size: int = 32
@@ -42,12 +44,13 @@ class Task:
     wishes: Constraints = Constraints()
     average: int | None = None
     trust_code: bool = False
+    plain: bool = False
 
     def order(self) -> dict[str, Any]:
         """The same as JSON has it."""
         limits, wishes = to_record(self.limits), asdict(self.wishes)
         whole = {"runs": list(self.runs), "search": to_record(self.search, PARTS), "limits": limits, "wishes": wishes}
-        return whole | {"batch_size": self.batch_size, "average": self.average, "trust_code": self.trust_code}
+        return whole | {name: getattr(self, name) for name in self.AS_THEY_ARE}
 
     @classmethod
     def of(cls, order: Mapping[str, Any]) -> "Task":
@@ -55,12 +58,15 @@ class Task:
         wishes = Constraints(**order["wishes"])
         search: Any = read(order["search"], Search, "", PARTS, order["trust_code"])
         limits: Limits = read(order["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
-        rest = {name: order[name] for name in ("batch_size", "average", "trust_code")}
+        rest = {name: order[name] for name in cls.AS_THEY_ARE}
         return cls(order["runs"], search, limits=limits, wishes=wishes, **rest)
 
     def texts(self, warn: Callable[[str], None]) -> Texts:
         """The runs, loaded."""
-        return texts_of([load(run, "cpu", self.average, None, self.trust_code, mapped=True) for run in self.runs], warn)
+        return texts_of(
+            [load(run, "cpu", self.average, None, self.trust_code, mapped=True, plain=self.plain) for run in self.runs],
+            warn,
+        )
 
 
 @dataclass

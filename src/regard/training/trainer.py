@@ -121,7 +121,8 @@ class Trainer:
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
         `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
         `trained` already are validated before the first step, and kept if no step improves them. `plain` trains the
-        model as it is, without the faster kernels of `regard.fast`. `checkpoints` says when checkpoints are written.
+        model as it is, without the kernels of `regard.fast`, compilation or CUDA graphs. `checkpoints` says when
+        checkpoints are written.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
@@ -130,6 +131,9 @@ class Trainer:
         self.checkpointed = time.monotonic()  # when the last checkpoint was written
         self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
         self.device = next(model.parameters()).device
+        self.plain = plain
+        if plain and spec.compile:
+            raise SpecError("train.compile", "compiles what --plain shows as it is written; leave one of the two out")
         if not plain:
             fast.install(model, self.device)
         self.budget = Budget(spec.time, began)
@@ -200,7 +204,8 @@ class Trainer:
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
         self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
-        self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
+        if not self.plain:
+            self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
         self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
         self.counts()  # of whatever ran before
         self.budget.validated = self.checkpointed = time.monotonic()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard import fast
 from regard.fast.beam_cache import BeamCache, SharedRows, shared_rows, side_by_side
 from regard.fast.refill import refill, refillable
 from regard.models.base import LanguageModel, ModelSpec

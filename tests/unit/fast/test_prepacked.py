@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import fast
+from regard.fast import prepacked
 from regard.fast.prepacked import Prepacked, PrepackedWeight
 from regard.models.base import LanguageModel
 from regard.models.build import build
-from regard.nn import packed
 from regard.testing import tiny
 
 
@@ -194,7 +194,7 @@ def test_copies_lay_out_their_own_weight(again: object) -> None:
 
 
 def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "available", lambda: False)
+    monkeypatch.setattr(prepacked, "available", lambda: False)
     model = build(tiny.encoder_decoder(), seed=1).eval()
     fast.install(model, fixed=True)
     assert not [module for module in model.modules() if isinstance(module, Prepacked)]
@@ -202,4 +202,4 @@ def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPat
 
 def test_this_torch_has_the_operators() -> None:
     """Should a version drop them, decoding goes on without, and this says so."""
-    assert packed.available()
+    assert prepacked.available()

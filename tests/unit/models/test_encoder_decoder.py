@@ -1,23 +1,17 @@
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.batch import Batch, pad, translation
-from regard.fast import encode
-from regard.fast.install import install
+from regard.batch import Batch, translation
 from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
-from regard.nn.bridge import Transparent
 from regard.nn.input import Tokens
 from regard.nn.mask import Context, Mask, Memory, Trace, View
 from regard.nn.position.additive import Learned, Sinusoidal
 from regard.nn.vocab.tables import Sharing
-from regard.testing import tiny
-from regard.testing.laws import Subject
 
 Pair = Callable[..., EncoderDecoder]
 Shaken = Callable[[Any], EncoderDecoderModel]
@@ -134,29 +128,3 @@ def test_packed_rows_may_be_longer_than_learned_positions(pair: Pair) -> None:
     """No segment is longer than 5 tokens, the row is 8."""
     model = build(pair(input=Tokens(position=Learned(5)))).eval()
     torch.testing.assert_close(model.loss(translation(PAIRS, packed=True)).total, model.loss(translation(PAIRS)).total)
-
-
-@pytest.mark.parametrize("bridge", ["last", "transparent"])
-def test_sources_of_one_length_are_encoded_together(bridge: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU no padding is computed that need not be; what is left of every source is the same."""
-    spec = tiny.encoder_decoder()
-    model = Subject(spec if bridge == "last" else replace(spec, bridge=Transparent())).generator()
-    assert isinstance(model, EncoderDecoderModel)
-    rows = [list(range(3, 3 + length)) for length in (9, 2, 5, 1, 9, 3, 7, 2, 4, 1)]
-    ids, seg = pad(rows)
-    batch, widths = Batch(ids[:, :1], source=ids, source_seg=seg), []
-    whole = model.encode(batch)
-    monkeypatch.setattr(encode, "TOGETHER", 3)
-    install(model)
-    assert isinstance(model, encode.LengthGroupedEncoder)
-    original = model.encode
-    monkeypatch.setattr(model, "encode", lambda part: widths.append(part.source.shape) or original(part))
-    apart = model.encode_by_length(batch)
-    assert widths == [(3, 2), (3, 4), (3, 9), (1, 9)]
-    assert apart.seg is not None
-    assert torch.equal(apart.seg, seg)
-    for mine, theirs in zip(apart.x, whole.x, strict=True):
-        torch.testing.assert_close(mine[seg != 0], theirs[seg != 0], rtol=1e-9, atol=1e-9)
-    widths.clear()
-    model.encode_by_length(Batch(ids[:4, :1], source=ids[:4].clamp(min=3), source_seg=torch.ones_like(ids[:4])))
-    assert widths == [(4, 9)]
