@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from regard import fast
 from regard.batch import Batch, translation
 from regard.errors import KernelError
 from regard.fast import attention as kernels
@@ -405,6 +406,7 @@ def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) 
         kernels.flexible, "create_block_mask", lambda *args, **kw: made.append(args[3]) or create(*args, **kw)
     )
     model = build(encoder_decoder(own=T5Bias()))
+    fast.install(model)
     with torch.no_grad(), kernels.use("flex"):
         model.loss(translation(PAIRS, source_end=()))
     assert made == [S, T, T]
