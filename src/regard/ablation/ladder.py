@@ -22,7 +22,6 @@ from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, Rows
 from regard.ablation.runner import Resources, Watch
 from regard.ablation.sizes import resized
-from regard.data.objectives import Translation
 from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
 from regard.evaluation.significance import Interval, intervals
@@ -137,7 +136,7 @@ def _planned(
         raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, METRIC)}")
     settings = replace(settings, each=True, base_seeds=settings.seeds, texts=True)
     with begun(wanted, out, settings, machine, watch) as (text, recipe):
-        if not isinstance(text.data.objective, Translation):
+        if text.data.objective.model != "sequence_to_sequence":
             raise SpecError("data", "a ladder is climbed with pairs of texts; give --source and --target, or --tsv")
         if not recipe.train.decode:
             raise SpecError("train.decode", "is 0, but a ladder compares translations; leave it out")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard import planner
 from regard.ablation.rows import Row
 from regard.aliases import former
 from regard.data.prepare import FORMAT as STORE_FORMAT
@@ -19,7 +18,7 @@ from regard.data.tokenizer import VERSION as TOKENIZERS_VERSION
 from regard.data.tokenizer import Imported
 from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
-from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, parse_change
+from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, default_train, parse_change
 from regard.training.checkpoint import file_digest
 from regard.training.optim import Muon
 from regard.training.spec import TrainSpec
@@ -133,7 +132,7 @@ def check_changes(changes: Iterable[str], wanted: RecipeRequest, steps: bool) ->
 
 def unused(wanted: RecipeRequest) -> str:
     """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
-    usual = (TrainSpec(), planner.for_objective(wanted.data.objective))
+    usual = (TrainSpec(), default_train(wanted.data.objective))
     said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
     said += ["train.seed"] * (wanted.train.seed != TrainSpec().seed and not wanted.data.split_by_source)
     said += ["decode"] * (wanted.decode != Beam())

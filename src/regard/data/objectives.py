@@ -6,9 +6,9 @@ defaults for training, evaluation and search it inherits.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -80,6 +80,9 @@ class Objective(Spec):
     criteria: ClassVar[tuple[str, ...]] = ("loss",)  # the metrics that may rank checkpoints
     baselines: ClassVar[tuple[str, ...]] = ()  # trivial baselines, by their names in evaluation.baselines
 
+    if TYPE_CHECKING:
+        labels: tuple[str, ...]  # a field of every labelled objective; (): those of the training text, sorted
+
     @property
     def stream(self) -> bool:
         """The corpus is read as one long row."""
@@ -89,6 +92,10 @@ class Objective(Spec):
         """The text that the model reads and the text that it should predict."""
         return record[self.input_text], record[self.output_text]
 
+    def with_labels(self, labels: Sequence[str]) -> "Objective":
+        """The same objective with its labels in order; only for a labelled one."""
+        return replace(self, labels=tuple(labels))  # type: ignore[type-var]  # every concrete spec is a dataclass
+
     def model_changes(self) -> dict[str, Any]:
         """Edits (path -> value) that a model needs for this objective; none by default."""
         return {}
@@ -96,6 +103,10 @@ class Objective(Spec):
     @abstractmethod
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         """The columns of records."""
+
+    def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:  # noqa: ARG002
+        """The column that a classifier reads, for texts without labels."""
+        raise DataError(f"{self.kind} is not a classification; its model has no classes")
 
     @abstractmethod
     def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:
@@ -261,7 +272,6 @@ class Classification(Objective):
     labels: tuple[str, ...] = ()  # (): those of the training text, sorted
 
     def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:
-        """The column `text`: ids, or vectors for an objective that reads no tokens."""
         tokenizer = tokenizers["text"]
         return tokenizer.encode_column(list(texts)).between((tokenizer.bos,), ())
 

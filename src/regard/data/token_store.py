@@ -177,7 +177,7 @@ class _ColumnWriter:
     """The open files of one column."""
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self.dtype = dtype
+        self.dtype: np.dtype = dtype
         self.channels: int | None = None  # of vectors
         self.ids: BinaryIO = open(f"{path}.ids", "wb")  # noqa: SIM115  # closed by close()
         self.offsets: BinaryIO = open(f"{path}.offsets", "wb")  # noqa: SIM115

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch, pad
-from regard.data.objectives import Classification, Objective
+from regard.data.objectives import Objective
 from regard.data.token_store import Column, chunks
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.constraints import TokenConstraints
@@ -433,7 +433,7 @@ class Prediction:
 @torch.no_grad()
 def classify(  # noqa: PLR0913, PLR0917  # what a run knows of its classifier, and what is asked
     model: Classifier,
-    objective: Classification,
+    objective: Objective,
     texts: Sequence[str],
     tokenizer: Tokenizer,
     device: torch.device,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from regard.data.batching import Batching, Buckets, Packing
-from regard.data.objectives import Classification, Objective
+from regard.data.objectives import Objective
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.models.baselines.bytenet import ByteNet
@@ -20,8 +20,8 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Return whether texts may share a row: not if each has a label, nor if a part shortens or mixes rows."""
-    if isinstance(objective, Classification) or objective.stream:
+    """True if texts may share a row: not if each has a label, nor if a part shortens or mixes rows."""
+    if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))
     shortened = any(isinstance(part, StackSpec) and part.shortens for part in parts)
@@ -42,23 +42,24 @@ def padded(batching: Batching) -> Batching:
 def fitted(
     model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int, joint: bool = True
 ) -> dict[str, Any]:
-    """Edits that make a model fit its tokenizers, its labels and its longest text; path -> value.
+    """Edits (path -> value) that make a model fit its tokenizers, its labels and its longest text.
 
-    `joint` says whether source and target have one tokenizer: pieces of two share no table, even if they are as many.
+    `joint`: source and target have one tokenizer. The subwords of two tokenizers share no table, whatever their number.
     """
     source, target = vocabulary.get("source"), vocabulary.get("target")
-    changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))}
+    changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))} if vocabulary else {}
     if isinstance(model, DecoderOnlyTranslator) and not joint:
         raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
     if isinstance(model, EncoderDecoder | ConvS2S | ByteNet | Recurrent) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False
-    if isinstance(model, EncoderOnly) and isinstance(objective, Classification):
+    if isinstance(model, EncoderOnly) and objective.labelled:
         classes = len(objective.labels)
         if isinstance(model.task, SentenceClassifier):
             changes["task.classes"] = classes
         else:
             changes["task"] = {"kind": "sentence_classifier", "classes": classes}
+    changes |= objective.model_changes()
     position = getattr(getattr(model, "input", None), "position", None)
     if isinstance(position, Learned):
         changes["input.position.max_len"] = 2 * longest if isinstance(model, DecoderOnlyTranslator) else longest

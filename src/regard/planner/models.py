@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import ModelType, Objective
 from regard.models.base import ModelSpec
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
@@ -38,13 +38,13 @@ class Candidate:
 
 def candidates(objective: Objective) -> list[Candidate]:
     """The models for an objective, the smallest first."""
-    return list(_known(type(objective)))
+    return list(_of_type(objective.model))
 
 
 @cache
-def _known(objective: type[Objective]) -> tuple[Candidate, ...]:
-    known = {Translation: _translators, LanguageModelling: _language_models, Classification: _classifiers}
-    return tuple(known[objective]())
+def _of_type(model: ModelType) -> tuple[Candidate, ...]:
+    known = {"sequence_to_sequence": _translators, "language_model": _language_models, "classifier": _classifiers}
+    return tuple(known[model]())
 
 
 def _translators() -> list[Candidate]:

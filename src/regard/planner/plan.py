@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.data.batching import Batching
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import Objective
 from regard.data.prepare import Survey
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
 from regard.planner.speed import Hardware, Lengths, muon_share
 from regard.training.optim import AdamW, Muon, OptimizerSpec
-from regard.training.schedule import Cosine
 from regard.training.spec import TrainSpec
 
 TEXT = 5.5  # parameters of the blocks for each token of the text, at most
@@ -145,7 +144,7 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
             passes = min(passes, budget.labels / text.labels)
         dropout = _dropout(objective, passes, text)
         if getattr(finished(dropped(spec, dropout)), "dropout", dropout) == dropout:
-            reason = "" if isinstance(objective, Classification) else f", for {_passes(passes)} through the text"
+            reason = "" if objective.labelled else f", for {_passes(passes)} through the text"
             why.insert(1, f"dropout: {dropout:g}{reason}")
         length = max(text.lengths)
         suited = for_length(spec, length)
@@ -268,7 +267,7 @@ def _smallest(text: Text, candidate: Candidate, hardware: Hardware) -> int:
 
 def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: Given) -> OptimizerSpec:
     """Muon for a Transformer that is chosen here; a model that is given or trained is known with AdamW."""
-    transformer = not isinstance(objective, Classification) and not of_ngrams(candidate.spec)
+    transformer = not objective.labelled and not of_ngrams(candidate.spec)
     if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
         return muon(objective)
     return adamw(objective)
@@ -345,7 +344,7 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
     speed = budget.speed or 1e4
     records = min(1000.0, 0.1 * budget.text.records + 1)
     loss = records * max(budget.text.lengths) / (3 * speed)
-    if not isinstance(objective, Translation):
+    if objective.model != "sequence_to_sequence":
         return loss
     target = 1.5 * budget.text.lengths[1] + 5
     if budget.hardware.kind == "cpu":
@@ -374,12 +373,12 @@ def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
 def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) -> float:
     """The peak learning rate of a model; Muon's updates are as large as AdamW's and stand a higher one."""
     width = candidate.width
-    if isinstance(objective, Classification):
+    if objective.model == "classifier":
         return round(min(2e-3, (0.384 if of_ngrams(candidate.spec) else 0.128) / width), 6)
     if isinstance(optimizer, Muon):
-        most = 7e-3 if isinstance(objective, Translation) else 1e-2
+        most = 7e-3 if objective.model == "sequence_to_sequence" else 1e-2
     else:
-        most = 3e-3 if isinstance(objective, Translation) else 4e-3
+        most = 3e-3 if objective.model == "sequence_to_sequence" else 4e-3
     return round(min(most, most * 128 / width), 6)
 
 
@@ -388,9 +387,9 @@ def _dropout(objective: Objective, passes: float, text: Text) -> float:
 
     A classifier of many short texts makes more steps, and with them can afford Kim's 0.5.
     """
-    if isinstance(objective, Classification):
+    if objective.model == "classifier":
         return 0.5 if text.records >= MANY and max(text.lengths) <= LONG else 0.3
-    if isinstance(objective, LanguageModelling):
+    if objective.model == "language_model":
         return round(min(0.35, 0.22 * math.log10(max(1.0, passes))), 2)
     return round(min(0.3, max(0.05, 0.07 * math.log10(max(1.0, passes)) ** 2)), 2)
 
@@ -408,18 +407,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
-def for_objective(objective: Objective) -> TrainSpec:
-    """The training that is usual for an objective, before its numbers are chosen."""
-    return TrainSpec(schedule=Cosine(floor=0.1 if isinstance(objective, Classification) else 0.02))
-
-
 def adamw(objective: Objective) -> AdamW:
-    """AdamW as it is usual for an objective."""
-    if isinstance(objective, Translation):
-        return AdamW()
-    return AdamW(betas=(0.9, 0.99), eps=1e-8, weight_decay=0.3 if isinstance(objective, LanguageModelling) else 0.1)
+    """AdamW with the defaults of an objective."""
+    return AdamW(**objective.optimizers.get("adamw", {}))
 
 
 def muon(objective: Objective) -> Muon:
-    """Muon as it is usual for an objective."""
-    return Muon(weight_decay=0.1 if isinstance(objective, LanguageModelling) else 0.0)
+    """Muon with the defaults of an objective."""
+    settings: dict[str, Any] = {"weight_decay": 0.0, **objective.optimizers.get("muon", {})}
+    return Muon(**settings)

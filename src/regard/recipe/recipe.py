@@ -183,7 +183,6 @@ def asked(
     if record.get("start") is not None:
         _check_start(record, sections, variants)
     data: DataSpec = _section(record["data"], DataSpec, "data", sections["data"], trust_code)
-    usual = "sample" if isinstance(data.objective, LanguageModelling) else "beam"
     train = record.get("train", {})
     edits_optimizer = any(path.startswith("optimizer.") for path in sections["train"])
     if edits_optimizer and isinstance(train, Mapping) and train.get("optimizer") is None:
@@ -191,7 +190,7 @@ def asked(
     wanted = RecipeRequest(
         data=data,
         train=_section(train, TrainSpec, "train", sections["train"], trust_code),
-        decode=_section(record.get("decode", usual), Search, "decode", sections["decode"], trust_code),
+        decode=_section(record.get("decode", data.objective.search), Search, "decode", sections["decode"], trust_code),
         model=model,
         variants=tuple(variants),
         changes=sections["model"],
@@ -203,6 +202,20 @@ def asked(
     if wanted.model is not None:
         model_for(wanted, None, lambda _: {})  # what is wrong with it is said before the corpus is read
     return wanted
+
+
+def default_train(objective: Objective) -> TrainSpec:
+    """The default training of an objective, before its numbers are chosen."""
+    return read({"kind": TrainSpec.kind, **objective.train}, TrainSpec, "train", PARTS)
+
+
+def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: bool = False) -> Objective:
+    """The objective of a recipe table with its `--set` edits."""
+    data = record.get("data")
+    kind = data.get("objective", Translation.kind) if isinstance(data, Mapping) else Translation.kind
+    for path, value in map(parse_change, changes):
+        kind = value if path == "data.objective" else kind
+    return read(kind, Objective, "data.objective", PARTS, trust_code)
 
 
 def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
-from regard.data.objectives import Classification
 from regard.data.prepare import Prepared
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import HeldOut, validate
@@ -118,4 +117,4 @@ def forward_flops(recipe: Recipe, data: Prepared) -> float:
         length = recipe.data.batching.length
     length = max(1, length)
     per_token = cost(recipe.model, length).flops_per_token
-    return per_token * length if isinstance(data.objective, Classification) else per_token
+    return per_token * length if data.objective.labelled else per_token

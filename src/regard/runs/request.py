@@ -1,22 +1,20 @@
 """Turn the options of a command or a function call into a recipe request, and refuse what is wrong with it early."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from regard import planner
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import Objective
 from regard.data.text import check_file
 from regard.data.tokenizer import Imported
 from regard.errors import SpecError
 from regard.evaluation.metrics import bleu_metric
 from regard.models.base import Classifier, LanguageModel
 from regard.models.build import build
-from regard.recipe.recipe import PARTS, RecipeRequest, asked, model_for, read_file
+from regard.recipe.recipe import RecipeRequest, asked, model_for, objective_of, read_file
 from regard.training.spec import TrainSpec
-from regard.tree import to_record
-
-OBJECTIVES: dict[str, Objective] = {o.kind: o for o in (Translation(), LanguageModelling(), Classification())}
 
 
 def request_from_options(  # noqa: PLR0913  # the options of the command line
@@ -55,6 +53,10 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     if valid is not None and not isinstance(held_out, str):
         raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
     record = with_files(record, files, held_out)
+    train = _section(record, "train")
+    with suppress(SpecError):  # reading the recipe raises it again
+        train = {**objective_of(record, _as_list(changes), trust_code).train, **train}
+    record["train"] = train
     if preset is not None:
         model = record.get("model")
         record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
@@ -91,7 +93,7 @@ def with_files(
             )
         if valid is not None:
             raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
-        return _with_default_train(record)
+        return record
     objective_of = {"lines": "language_model", "labelled": "classification"}
     objectives = {objective_of.get(kind, "translation") for kind in kinds}
     if len(objectives) > 1:
@@ -109,17 +111,7 @@ def with_files(
             raise SpecError("", "validation needs two aligned files; give both --valid-source and --valid-target")
         data["valid"] = [{"kind": "parallel", **valid}]
     record["data"] = data
-    return _with_default_train(record)
-
-
-def _with_default_train(record: dict[str, Any]) -> dict[str, Any]:
-    """Fill the train section with the defaults of the objective, wherever the recipe leaves a setting open."""
-    objective = _section(record, "data").get("objective", "translation")
-    kind = objective.get("kind") if isinstance(objective, Mapping) else objective
-    if not isinstance(kind, str) or kind not in OBJECTIVES:
-        return record  # reading the recipe raises the error
-    defaults = to_record(planner.for_objective(OBJECTIVES[kind]), PARTS)
-    return record | {"train": defaults | _section(record, "train")}
+    return record
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -149,7 +141,7 @@ def check_request(request: RecipeRequest) -> None:
         request.data.tokenizer.learn(())
     if request.model is not None:
         _, model = model_for(request, None, lambda _: {})
-        if not isinstance(request.data.objective, Classification):  # fitting may still replace the model's task
+        if not request.data.objective.labelled:  # fitting may still replace the model's task
             check_family(model, request.data.objective)
     elif request.changes or request.variants:
         _check_modifications(request)
@@ -171,12 +163,13 @@ def _check_modifications(request: RecipeRequest) -> None:
 def check_family(model: Any, objective: Objective) -> None:
     """Raise an error for a model that cannot learn the objective."""
     built = build(model, device="meta")
+    generates = isinstance(built, LanguageModel)
     fits = {
-        Translation: isinstance(built, LanguageModel) and model.reads_source,
-        LanguageModelling: isinstance(built, LanguageModel) and not model.reads_source,
-        Classification: isinstance(built, Classifier),
+        "sequence_to_sequence": generates and model.reads_source,
+        "language_model": generates and not model.reads_source,
+        "classifier": isinstance(built, Classifier),
     }
-    if not fits[type(objective)]:
+    if not fits[objective.model]:
         raise SpecError(
             "model", f"a model of kind {type(model).kind!r} cannot learn {objective.kind!r}; choose another"
         )
@@ -186,11 +179,8 @@ def criterion_of(train: TrainSpec, objective: Objective) -> str:
     """Return the metric that ranks checkpoints; raise an error for one that the objective does not measure."""
     criterion = train.criterion
     if criterion == "auto":
-        return "accuracy" if isinstance(objective, Classification) else "loss"
-    measured = {"loss"} | {Translation: {"bleu", "chrf", "exact_match"}, Classification: {"accuracy"}}.get(
-        type(objective), set()
-    )
-    if criterion not in measured:
+        return objective.criterion
+    if criterion not in objective.criteria:
         raise SpecError("train.criterion", f"{criterion!r} is not measured for {objective.kind}")
     if criterion not in ("loss", "accuracy") and not train.decode:
         raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")

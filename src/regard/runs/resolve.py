@@ -9,7 +9,7 @@ import torch
 
 from regard import planner
 from regard.data.batching import Windows
-from regard.data.objectives import Classification, Objective, Translation
+from regard.data.objectives import Objective
 from regard.data.prepare import DataSpec, Prepared
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import length_limit
@@ -106,7 +106,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
     """Return the length limit of outputs by the training text; after fine-tuning at least that of the parent."""
-    if not isinstance(data.objective, Translation):
+    if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)
     if parent is not None:
@@ -143,16 +143,16 @@ def _known_model(
     if parent is None:
         return None if request.model is None else model_for(request, None, fits)[1]
     model = parent.recipe.model
-    if isinstance(objective, Classification) and objective != parent.objective:
+    if objective.labelled and objective != parent.objective:
         model = edit(model, {"task.classes": len(objective.labels)}, PARTS)
     return model
 
 
 def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> TrainSpec:
     """Choose the metric that ranks checkpoints, and the tokenizer of BLEU, by the script and length of the targets."""
-    if not isinstance(data.objective, Translation) or not data.valid_texts:
+    if data.objective.model != "sequence_to_sequence" or not data.valid_texts:
         return train  # the metric is that of the objective, and nothing is decoded
-    choice = target_text.choose([record[1] for record in data.valid_texts], train.bleu_tokenize)
+    choice = target_text.choose([data.objective.pair(record)[1] for record in data.valid_texts], train.bleu_tokenize)
     train = replace(train, bleu_tokenize=choice.tokenize)
     if train.criterion == "auto" and train.decode:
         train = replace(train, criterion=choice.criterion)
@@ -162,8 +162,6 @@ def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> Train
 
 def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], None]) -> tuple[str, ...]:
     """Return the labels of the parent classifier in its order, then those that are new in the training text."""
-    assert isinstance(parent.objective, Classification)
-    assert isinstance(data.objective, Classification)
     known, given = parent.objective.labels, data.objective.labels
     if given and given[: len(known)] != known:
         raise SpecError(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from regard.data.cache import Cache
-from regard.data.objectives import Classification
 from regard.data.prepare import ROOM, Prepared, opened, prepare
 from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines
@@ -200,8 +199,8 @@ def _prepared(
     if parent is not None:
         if parent.objective.kind != request.data.objective.kind:
             raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {request.data.objective.kind}")
-        if isinstance(request.data.objective, Classification):
-            objective = replace(request.data.objective, labels=labels_after(parent, request.data, console.say))
+        if request.data.objective.labelled:
+            objective = request.data.objective.with_labels(labels_after(parent, request.data, console.say))
             request = replace(request, data=replace(request.data, objective=objective))
         spec, known = request.data, parent.recipe.data  # the model has positions for texts of the parent's length
         spec = replace(

@@ -15,7 +15,7 @@ from regard import fast
 from regard.batch import Batch
 from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import ModelType, Objective
 from regard.data.token_store import Column, Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam import Beam
@@ -182,7 +182,7 @@ class TrainedModel:
         Without `search` it is that of the recipe. An engine that is named is made anew each time; one that `engine`
         returned is used as it is.
         """
-        self._needs(Translation, "translate reads a source")
+        self._needs("sequence_to_sequence", "translate reads a source")
         made = self.engine(engine, say=warn) if isinstance(engine, str) else engine
         together = replace(texts_of([self], warn), engine=made)
         if search is None:
@@ -224,7 +224,7 @@ class TrainedModel:
 
         Without `limits.max_len` a continuation has at most 200 tokens, or as many as the model has positions for.
         """
-        self._needs(LanguageModelling, "generate continues text")
+        self._needs("language_model", "generate continues text")
         several = [prompts] if isinstance(prompts, str) else prompts
         search = self.recipe.decode if search is None else search
         found = list(texts_of([self], warn).generate(several, search, batch_size, limits, wishes))
@@ -282,9 +282,9 @@ class TrainedModel:
         if self.objective.stream:
             return [ScoringInput(tuple(self.tokenizer.encode("\n")), row) for row in ids]
         # bos stands before what is said
-        if not isinstance(self.objective, Translation):
+        if "source" not in self.objective.columns:
             return [ScoringInput(row[:1], row[1:]) for row in ids]
-        sources = texts.sources([source for source, _ in plain], first)
+        sources = texts.sources([self.objective.pair(record)[0] for record in plain], first)
         return [ScoringInput(row[:1], row[1:], tuple(source)) for row, source in zip(ids, sources, strict=True)]
 
     def _records(self, records: Sequence[Any], first: int = 0) -> list[tuple[str, ...]]:
@@ -299,7 +299,7 @@ class TrainedModel:
     def _said(self, output: Output, line: int) -> ScoringInput:
         size = self.tokenizer.size
         source = self.tokenizers.get("source", self.tokenizer)
-        limit = source.size if isinstance(self.objective, Translation) else size
+        limit = source.size if "source" in self.objective.columns else size
         if any(not 0 <= one < size for one in output.ids) or any(not 0 <= one < limit for one in output.read):
             raise DataError(
                 f"line {line}: the output has ids that this model's tokenizer has not; it is of another run"
@@ -311,7 +311,7 @@ class TrainedModel:
                     f"line {line}: the output has ids but not what was read before them (read), and cannot be scored"
                 )
             return ScoringInput((), ())
-        if isinstance(self.objective, Translation):
+        if "source" in self.objective.columns:
             return ScoringInput((self.tokenizer.bos,), said, output.read)
         return ScoringInput(output.read, said)
 
@@ -334,7 +334,7 @@ class TrainedModel:
 
         `first` is the number of the first text, where these are some of many.
         """
-        if not isinstance(self.model, Classifier) or not isinstance(self.objective, Classification):
+        if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
         found = classify(
             self.model,
@@ -376,8 +376,8 @@ class TrainedModel:
     def _beam(self) -> Beam:
         return self.recipe.decode if isinstance(self.recipe.decode, Beam) else Beam()
 
-    def _needs(self, objective: type[Objective], what: str) -> None:
-        if not isinstance(self.objective, objective):
+    def _needs(self, model: ModelType, what: str) -> None:
+        if self.objective.model != model:
             raise DataError(f"{what}, but {self.path} was trained for {self.objective.kind}")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard import planner
 from regard.ablation import plan, rows, work
 from regard.ablation.experiment import Settings, demo, metric_of
 from regard.ablation.results import DONE, FAILED, Results
@@ -26,7 +25,7 @@ from regard.files import held
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
-from regard.recipe.recipe import Recipe, RecipeRequest, asked
+from regard.recipe.recipe import Recipe, RecipeRequest, asked, default_train
 from regard.runs.resolve import resolve
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.optim import AdamW, Muon
@@ -285,7 +284,7 @@ def test_every_setting_of_the_training_is_used_or_refused(tmp_path: Path, name: 
             plan.check_changes([f"train.{name}=3"], found, steps=False)
         assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
         said = plan.unused(replace(found, train=after))
-        assert f"train.{name}" in said or TRAINING[name] == getattr(planner.for_objective(Translation()), name)
+        assert f"train.{name}" in said or TRAINING[name] == getattr(default_train(Translation()), name)
     else:
         plan.check_changes([f"train.{name}=3"], found, steps=False)
         assert getattr(plan.training(replace(after, steps=after.steps or 160), None), name) == TRAINING[name]

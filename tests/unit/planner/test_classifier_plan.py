@@ -13,6 +13,7 @@ from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.planner.models import candidates, of_ngrams
 from regard.planner.speed import nominal
 from regard.presets import preset
+from regard.recipe.recipe import default_train
 from regard.tree import walk
 
 LABELS = Classification(("a", "b"))
@@ -21,7 +22,7 @@ CPU, GPU = nominal("cpu"), nominal("cuda", 80e9)
 
 def planned(records: int, length: int, hardware: planner.Hardware = CPU, **given: Any) -> Any:
     survey = Survey(records=records, kept=records, ids={"text": records * length, "label": records})
-    train = planner.for_objective(LABELS)
+    train = default_train(LABELS)
     return planner.plan(LABELS, survey, Buckets(), train, hardware, planner.Given(**given))
 
 

@@ -15,6 +15,7 @@ from regard.planner.models import Candidate, candidates, of_ngrams
 from regard.planner.plan import ROOM, bytes_needed, described
 from regard.planner.speed import Hardware, muon_share, nominal
 from regard.presets import preset
+from regard.recipe.recipe import default_train
 from regard.training.budget import SPACING
 from regard.training.optim import AdamW, Muon, muon_matrices
 from regard.training.schedule import Constant, Cosine, LinearDecay, WarmupStableDecay
@@ -61,7 +62,7 @@ def _shape(spec: Any) -> tuple[int, int]:
 def test_plan_is_complete_and_has_reasons(
     objective: Objective, batching: Batching, lines: int, hardware: Hardware
 ) -> None:
-    train = planner.for_objective(objective)
+    train = default_train(objective)
     found = planner.plan(objective, survey(objective, lines), batching, train, hardware)
     chosen: Any = found.train
     numbers = [
