@@ -15,10 +15,9 @@ from regard.ablation.report import Report, report
 from regard.ablation.results import DONE, Results
 from regard.ablation.rows import Match, Row, Rows, chosen
 from regard.ablation.runner import Pool, Resources, Watch
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
-from regard.evaluation.validation import ROUGE
+from regard.evaluation.validation import metric_for
 from regard.files import LOCK, clear, held, replace_text
 from regard.planner import adamw
 from regard.recipe.recipe import Recipe, RecipeRequest, asked
@@ -69,23 +68,6 @@ class Settings:
         if self.search_rates and self.rates:
             raise SpecError("rates", "are known, and are to be searched; give one of rates and search_rates")
         chosen(self.rows)
-
-
-KNOWN: dict[type[Objective], tuple[str, ...]] = {
-    Translation: ("bleu", "chrf", "exact_match", *ROUGE, "perplexity"),
-    Classification: ("accuracy",),
-    LanguageModelling: ("perplexity", "bits_per_byte"),
-}
-
-
-def metric_of(objective: Objective, wanted: str | None, decode: int) -> str:
-    """What is shown beside the loss: what is asked for, if the task has it, or the task's usual."""
-    known = [name for name in KNOWN[type(objective)] if decode or name in ("perplexity", "accuracy", "bits_per_byte")]
-    if wanted is None:
-        return known[0]
-    if wanted not in known:
-        raise SpecError("--metric", f"{wanted!r} is not measured here; {nearest(wanted, known)}")
-    return wanted
 
 
 def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Sequence[str]) -> RecipeRequest:
@@ -226,8 +208,8 @@ class Experiment:
     ) -> None:
         self.folder, self.settings, self.machine, self.watch = folder, settings, machine, watch
         self.text, self.recipe, self.base, self.rows = text, recipe, base, rows
-        self.metric = metric_of(text.data.objective, settings.metric, recipe.train.decode)
-        self.results = Results(folder, self.metric, settings.texts)
+        self.metric = metric_for(text.data.objective, settings.metric, recipe.train.decode, machine.trust_code)
+        self.results = Results(folder, self.metric.name, settings.texts)
         self.jobs: list[Job] = []
         names = [row.name for row in (base, *rows)]
         for name in settings.rates:
@@ -291,7 +273,7 @@ class Experiment:
                 self.results.add(event["result"])
             self.watch(event)
 
-        wanted = {"metric": self.metric, "texts": self.settings.texts}
+        wanted = {"metric": self.settings.metric or self.metric.name, "texts": self.settings.texts}
         return pool.run(left.values(), self.text, wanted, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:

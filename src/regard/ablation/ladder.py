@@ -17,18 +17,20 @@ from rich.table import Table
 from regard.ablation import page
 from regard.ablation.experiment import DEMO_VALIDATION, Experiment, Settings, begun
 from regard.ablation.path import path_lengths
-from regard.ablation.report import METRICS, Line, Mean, Report, mean, plain, quantity
+from regard.ablation.report import Line, Mean, Report, mean, plain, quantity
 from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, Rows
 from regard.ablation.runner import Resources, Watch
 from regard.ablation.sizes import resized
 from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
+from regard.evaluation.metric import Metric
+from regard.evaluation.metrics import METRICS, metric_class, metric_heading
 from regard.evaluation.significance import Interval, intervals
 from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
-from regard.recipe.recipe import Recipe, RecipeRequest, asked
+from regard.recipe.recipe import RecipeRequest, asked
 from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
@@ -46,7 +48,6 @@ ABOUT = {
 }
 LESS = ("no_scaling", "one_head", "no_positions", "no_residual", "no_norm", "no_feed_forward")
 RUNGS = (*BEFORE, *LESS, FULL)
-METRIC = ("bleu", "chrf", "exact_match")  # of translations, line by line: those that can be resampled
 BUCKETS = 4
 QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 STEPS = 1800  # of the demo's text, if nothing is said
@@ -132,8 +133,9 @@ def _planned(
 ) -> Iterator[Experiment]:
     """The experiment of a ladder, in its folder."""
     names, named = chosen(rungs)
-    if settings.metric is not None and settings.metric not in METRIC:
-        raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, METRIC)}")
+    if settings.metric is not None and metric_class(settings.metric, machine.trust_code, "--metric").needs != "text":
+        of_text = [name for name, metric in METRICS.items() if metric.needs == "text"]
+        raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, of_text)}")
     settings = replace(settings, each=True, base_seeds=settings.seeds, texts=True)
     with begun(wanted, out, settings, machine, watch) as (text, recipe):
         if text.data.objective.model != "sequence_to_sequence":
@@ -236,7 +238,7 @@ class Ladder:
     @property
     def title(self) -> str:
         """`BLEU`."""
-        return METRICS.get(self.metric, self.metric)
+        return metric_heading(self.metric)
 
     def json(self) -> dict[str, Any]:
         """As JSON."""
@@ -385,8 +387,10 @@ def _climbed(experiment: Experiment, report: Report) -> Ladder:
             runs.setdefault(job.row, []).append(result)
     references = [record[1] for record in records]
 
+    metric = experiment.metric.with_tokenizer(recipe.train.bleu_tokenize)
+
     def rung(row: Row) -> Rung:
-        return _measured(row, lines[row.name], runs.get(row.name, []), references, groups, recipe, report)
+        return _measured(row, lines[row.name], runs.get(row.name, []), references, groups, report, metric)
 
     settings = experiment.settings
     return Ladder(
@@ -408,15 +412,14 @@ def _measured(
     done: Sequence[Result],
     references: Sequence[str],
     groups: Sequence[Bucket],
-    recipe: Recipe,
     report: Report,
+    metric: Metric,
 ) -> Rung:
     whole: Interval | None = None
     inside: list[Interval] = []
     if done:
         everything = [range(len(references)), *(one.lines for one in groups)]
-        settings: dict[str, Any] = {"tokenize": recipe.train.bleu_tokenize} if report.metric == "bleu" else {}
-        whole, *inside = intervals([one["said"] for one in done], references, everything, report.metric, **settings)
+        whole, *inside = intervals([one["said"] for one in done], references, everything, metric)
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
     effect = None if line.effect is None else asdict(line.effect)
     return Rung(

@@ -16,15 +16,12 @@ from regard.ablation.results import DIVERGED, DONE, Result, Results
 from regard.ablation.rows import Row, sequence_length
 from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
 from regard.data.prepare import Prepared
-from regard.evaluation.validation import ROUGE
+from regard.evaluation.metrics import metric_heading
 from regard.files import replace_text
 from regard.recipe.recipe import Recipe
 from regard.training.checkpoint import write_json
 from regard.variants import VARIANTS
 
-METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "bits_per_byte": "bits/byte"} | {
-    name: name.replace("rouge", "ROUGE-") for name in ROUGE
-}
 COLUMNS = ("row", "parameters", "operations", "steps/s", "early loss", "final loss")
 LEVEL, POWER = 0.05, 0.8
 HUGE = 1e100  # of values beyond it there is no standard deviation
@@ -140,7 +137,7 @@ class Report:
 
     def cells(self) -> list[list[str]]:
         """The table as text, its heading first."""
-        head = [*COLUMNS, METRICS.get(self.metric, self.metric), "effect", "verdict"]
+        head = [*COLUMNS, metric_heading(self.metric), "effect", "verdict"]
         return [head, *(_cells(line) for line in self.lines)]
 
     def markdown(self) -> str:

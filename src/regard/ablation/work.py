@@ -22,7 +22,7 @@ from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
-from regard.evaluation.validation import ROUGE, validate
+from regard.evaluation.validation import measured, metric_for, validate
 from regard.files import LOCK, clear, held
 from regard.recipe.recipe import Recipe
 from regard.runs.assemble import assemble, held_out, measure_of
@@ -56,13 +56,14 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     watchers = [Log(run.log, latest.step if latest else 0), Telling(tell, spec.steps or 0)]
     measure = measure_of(recipe, data, decode=0)
     trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)
+    metric = metric_for(data.objective, order["metric"], spec.decode, order["trust_code"])
+    metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize))
     if latest:
         trainer.resume()
     trainer.fit()
     said: list[str] = []
     with trainer.averaged(), torch.no_grad():
-        rouge = order["metric"] in ROUGE
-        final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, spec.bleu_tokenize, rouge, said)
+        final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, metrics, outputs=said)
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
     logged = _read_log(run.log)

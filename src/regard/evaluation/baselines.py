@@ -21,9 +21,12 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.evaluation.bag_of_words import BagOfWords
+from regard.evaluation.likelihood_metrics import LOSS
+from regard.evaluation.metric import Metric
+from regard.evaluation.metrics import METRICS
 from regard.evaluation.ngram import KneserNey
+from regard.evaluation.validation import measured
 from regard.training.checkpoint import RunFolder, read_json, write_json
-from regard.training.selection import HIGHER_IS_BETTER
 from regard.training.spec import TrainSpec
 
 ORDER = 4  # of the n-gram model
@@ -34,8 +37,7 @@ BAG_WORK = 20_000_000  # tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # pieces that a sample of a stream is made of
 
-# In the order in which they are preferred, where the criterion of a run was not measured.
-NAMES = {"accuracy": "accuracy", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "loss": "loss"}
+PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # where the criterion of a run was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,17 @@ class Baseline:
         numbers = (*found.metrics.values(), found.share)
         if not isinstance(found.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
             raise TypeError("a baseline is a name and numbers")
-        if not found.metrics.keys() & NAMES.keys():
+        if not found.metrics.keys() & {*PREFERRED}:
             raise ValueError("a baseline has no metric")
         return found
 
 
-def measure(data: Prepared, train: TrainSpec) -> list[Baseline]:
+def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
     """Return the baselines that fit the objective; none where there is no validation text, or nothing is decoded."""
     if data.valid is None or not data.valid.rows:
         return []
     if isinstance(data.objective, Translation):
-        return _translation(data, train)
+        return _translation(data, train, criterion)
     return _classification(data) if isinstance(data.objective, Classification) else _language_model(data)
 
 
@@ -89,7 +91,7 @@ def _classification(data: Prepared) -> list[Baseline]:
     ]
 
 
-def _translation(data: Prepared, train: TrainSpec) -> list[Baseline]:
+def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
     """The source as it is, and the most frequent target, on the records that validation decodes."""
     records = data.valid_texts[: train.decode]
     if not records:
@@ -97,14 +99,11 @@ def _translation(data: Prepared, train: TrainSpec) -> list[Baseline]:
     target, share = _most_frequent(data)
     answers = {"copying the source": [record[0] for record in records], "most frequent target": [target] * len(records)}
     references = [record[1] for record in records]
+    scored = [m for m in measured(data.objective, train.bleu_tokenize, criterion) if m.needs == "text"]
     return [
         Baseline(
             name,
-            {
-                "bleu": metrics.bleu(outputs, references, train.bleu_tokenize).value,
-                "chrf": metrics.chrf(outputs, references).value,
-                "exact_match": metrics.exact_match(outputs, references).value,
-            },
+            {metric.name: metric.score(outputs, references).value for metric in scored},
             share if name == "most frequent target" else 1.0,
         )
         for name, outputs in answers.items()
@@ -167,36 +166,44 @@ def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
 
 
 def report(
-    folder: RunFolder, data: Prepared, train: TrainSpec, tell: Callable[..., None], say: Callable[[str], None]
+    folder: RunFolder,
+    data: Prepared,
+    train: TrainSpec,
+    criterion: Metric,
+    tell: Callable[..., None],
+    say: Callable[[str], None],
 ) -> None:
     """Measure the baselines of a run, unless its folder has them; store them, log them and print one sentence."""
     if _intact(folder):
         return
     began = time.perf_counter()
-    found = measure(data, train)
+    found = measure(data, train, criterion)
     if found:
         record = {"baselines": [asdict(baseline) for baseline in found]}
         write_json(folder.baselines, record)
         tell("baselines", seconds=time.perf_counter() - began, **record)
-        say(f"baselines on the validation text: {sentence(found, train.criterion)}")
+        say(f"baselines on the validation text: {sentence(found, criterion.name)}")
 
 
-def compare(folder: RunFolder, scores: Mapping[str, float], criterion: str, say: Callable[[str], None]) -> None:
+def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, say: Callable[[str], None]) -> None:
     """Print a warning if the best baseline of a run is better than its final scores."""
 
-    def cost(baseline: Baseline) -> float:
-        metric = _metric(baseline, criterion)
-        return _cost(baseline.metrics[metric], metric)
+    def metric_of(baseline: Baseline) -> Metric:
+        name = _metric(baseline, criterion.name)
+        return criterion if name == criterion.name else METRICS[name]()
 
-    best = min((b for b in _intact(folder) if _metric(b, criterion) in scores), key=cost, default=None)
-    if best is None:
-        return
-    metric = _metric(best, criterion)
-    if cost(best) < _cost(scores[metric], metric):
+    def cost(baseline: Baseline, values: Mapping[str, float]) -> float:
+        metric = metric_of(baseline)
+        return -values[metric.name] if metric.higher_is_better else values[metric.name]
+
+    known = [baseline for baseline in _intact(folder) if metric_of(baseline).name in scores]
+    best = min(known, key=lambda baseline: cost(baseline, baseline.metrics), default=None)
+    if best is not None and cost(best, best.metrics) < cost(best, scores):
+        metric = metric_of(best)
         say(
-            f"warning: the model's {NAMES[metric]} on the validation text, {_number(scores[metric], metric)}, is worse "
-            f"than that of a trivial baseline ({best.name}: {_number(best.metrics[metric], metric)}); train for longer "
-            "or on more text (docs/training.md, section Trivial baselines)"
+            f"warning: the model's {metric.title} on the validation text, {metric.text(scores[metric.name])}, is worse "
+            f"than that of a trivial baseline ({best.name}: {metric.text(best.metrics[metric.name])}); train for "
+            "longer or on more text (docs/training.md, section Trivial baselines)"
         )
 
 
@@ -223,23 +230,15 @@ def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
     """Return the baselines in words: `majority class 22.1 %, bag of words 88.4 % accuracy`."""
     parts, samples = [], []
     for baseline in baselines:
-        metric = _metric(baseline, criterion)
-        parts.append(f"{baseline.name} {_number(baseline.metrics[metric], metric)}")
+        name = _metric(baseline, criterion)
+        value = baseline.metrics[name]
+        parts.append(f"{baseline.name} {METRICS[name]().text(value) if name in METRICS else f'{value:.1f}'}")
         if baseline.share < 1:
             samples.append(f" ({baseline.name}: from {100 * baseline.share:.3g} % of the training text)")
-    return f"{', '.join(parts)} {NAMES[_metric(baselines[-1], criterion)]}{''.join(samples)}"
+    name = _metric(baselines[-1], criterion)
+    return f"{', '.join(parts)} {METRICS[name].title if name in METRICS else name}{''.join(samples)}"
 
 
 def _metric(baseline: Baseline, criterion: str) -> str:
     """Return the metric of a baseline that a run is compared by: its criterion, if that was measured."""
-    return criterion if criterion in baseline.metrics else next(name for name in NAMES if name in baseline.metrics)
-
-
-def _cost(value: float, metric: str) -> float:
-    return -value if HIGHER_IS_BETTER[metric] else value
-
-
-def _number(value: float, metric: str) -> str:
-    if metric == "loss":
-        return f"{value:.3f}"
-    return f"{value:.1f} %" if metric in ("accuracy", "exact_match") else f"{value:.1f}"
+    return criterion if criterion in baseline.metrics else next(n for n in PREFERRED if n in baseline.metrics)

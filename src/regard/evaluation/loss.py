@@ -1,7 +1,7 @@
 """The plain negative log-likelihood of held-out text: without smoothing, dropout or auxiliary terms."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,20 +11,8 @@ from regard.data.batching import Batching
 from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Objective
 from regard.data.token_store import Column, Table
+from regard.evaluation.metric import Likelihood
 from regard.models.base import Model
-
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """Summed over a text; tokens include the end of every line where the model says it."""
-
-    nll: float
-    tokens: int
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nll / self.tokens
 
 
 @torch.no_grad()

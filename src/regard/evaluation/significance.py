@@ -1,21 +1,16 @@
 """Is one output better than another, or did it only meet easier lines? The paired bootstrap (Koehn, 2004)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from regard.errors import DataError, SpecError, nearest
-from regard.evaluation.metrics import (
-    CORPUS_METRICS,
-    References,
-    corpus_metric,
-    line_matches,
-    reference_streams,
-)
+from regard.errors import DataError, SpecError
+from regard.evaluation.metric import Metric, reference_lists
+from regard.evaluation.metrics import metric as by_name
 
 # sacreBLEU's defaults, so that both draw the same lines.
 RESAMPLES = 1000
@@ -47,36 +42,46 @@ class Comparison:
 
 
 def paired_bootstrap(
-    first: Sequence[str],
-    second: Sequence[str],
-    references: References,
-    metric: str = "bleu",
+    first: Sequence[Any],
+    second: Sequence[Any],
+    references: Sequence[Any],
+    metric: str | Metric = "bleu",
     resamples: int = RESAMPLES,
     seed: int = SEED,
     **settings: Any,
 ) -> Comparison:
-    """Compare two outputs by `bleu`, `chrf`, `ter` (with the settings of that metric) or `exact_match`.
+    """Compare two outputs by a metric, or by the name of one and its settings.
 
-    A corpus score is recomputed exactly for every resample, from sacreBLEU's own counts per line.
+    The score of every resample is exact: it is computed from the sums of the metric's statistics.
     """
-    if metric == "exact_match":
-        if settings:
-            raise SpecError(next(iter(settings)), "exact_match has no settings")
-        matches = line_matches(first, references), line_matches(second, references)
-        return compare_lines(*matches, name="exact match", resamples=resamples, seed=seed)
-    if metric not in CORPUS_METRICS:
-        raise SpecError("metric", f"unknown metric {metric!r}; {nearest(metric, (*CORPUS_METRICS, 'exact_match'))}")
-    scorer = corpus_metric(metric, **settings)
-    counts = _counts(scorer, first, references), _counts(scorer, second, references)
-    signature = scorer.get_signature()
-    signature.update("bs", resamples)
-    signature.update("seed", seed)
+    metric = as_metric(metric, settings)
+    statistics = metric.statistics(first, references), metric.statistics(second, references)
+    signature = metric.signature(reference_lists(references), bs=resamples, seed=seed)
+    return _compare(*statistics, metric.value, metric.full_title, signature, resamples, seed)
 
-    def score(total: Float[np.ndarray, "K"]) -> float:
-        return scorer._compute_score_from_stats(total.tolist()).score
 
-    name = scorer._compute_score_from_stats(counts[0].sum(0).tolist()).name
-    return _compare(*counts, score, name, signature.format(), resamples, seed)
+def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> str:
+    """Return in one sentence whether the second system is better than the first.
+
+    A difference is beyond chance if the 95 % interval leaves out 0.
+    """
+
+    def number(value: float) -> str:
+        return f"{value:.{metric.digits}f}"
+
+    scores = f"{metric.title} {metric.text(comparison.second)} against {metric.text(comparison.first)}"
+    interval = f"95 % interval {number(comparison.low)} to {number(comparison.high)}"
+    p_value = f"{comparison.p_value:.3f}" if comparison.p_value >= 0.0095 else f"{comparison.p_value:.1g}"
+    difference = f"difference {number(comparison.difference)} ({interval}, p = {p_value})"
+    if comparison.low <= 0 <= comparison.high:
+        return f"No difference beyond chance between {second} and {first}: {scores}, {difference}."
+    better = (comparison.difference > 0) == metric.higher_is_better
+    return f"{second} is {'better' if better else 'worse'} than {first}: {scores}, {difference}."
+
+
+def as_metric(metric: str | Metric, settings: Mapping[str, Any]) -> Metric:
+    """Return a metric, which may be given by its name and settings."""
+    return by_name(metric, **settings) if isinstance(metric, str) else metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,9 @@ class Interval:
 
 def intervals(
     outputs: Sequence[Sequence[str]],
-    references: References,
+    references: Sequence[Any],
     groups: Sequence[Sequence[int]],
-    metric: str = "bleu",
+    metric: str | Metric = "bleu",
     resamples: int = RESAMPLES,
     seed: int = SEED,
     **settings: Any,
@@ -103,19 +108,11 @@ def intervals(
     Every resample draws lines, the same for all outputs, and outputs, each with replacement: the interval tells of
     both, as far as few outputs can. Metrics as in `paired_bootstrap`. An empty group has no score: not a number.
     """
+    metric = as_metric(metric, settings)
     if not outputs:
-        raise DataError(f"{metric}: an interval needs at least one output")
-    if metric == "exact_match":
-        counts = [np.asarray(line_matches(said, references), dtype=np.float64).reshape(-1, 1) for said in outputs]
-        counts = [np.concatenate((matches, np.ones_like(matches)), 1) for matches in counts]
-        score: Callable[[Any], float] = lambda total: 100 * float(total[0] / total[1])  # noqa: E731
-    elif metric in CORPUS_METRICS:
-        scorer = corpus_metric(metric, **settings)
-        counts = [_counts(scorer, said, references) for said in outputs]
-        score = lambda total: scorer._compute_score_from_stats(total.tolist()).score  # noqa: E731
-    else:
-        raise SpecError("metric", f"unknown metric {metric!r}; {nearest(metric, (*CORPUS_METRICS, 'exact_match'))}")
-    return [_interval([one[list(group)] for one in counts], score, resamples, seed) for group in groups]
+        raise DataError(f"{metric.name}: an interval needs at least one output")
+    statistics = [metric.statistics(output, references) for output in outputs]
+    return [_interval([each[list(group)] for each in statistics], metric.value, resamples, seed) for group in groups]
 
 
 def _interval(
@@ -136,22 +133,26 @@ def _interval(
 
 
 def standard_error(
-    outputs: Sequence[str], references: References, metric: str, resamples: int = 200, seed: int = SEED, **settings: Any
+    outputs: Sequence[Any],
+    references: Sequence[Any],
+    metric: str | Metric,
+    resamples: int = 200,
+    seed: int = SEED,
+    **settings: Any,
 ) -> float:
-    """Standard error of a score in percent: how far it would vary with other lines of the same kind.
+    """Standard error of a score: how much it would vary with other segments of the same kind.
 
-    By the bootstrap for `bleu`, `chrf` and `ter`, by the binomial distribution for `exact_match`. A single line says
-    nothing of how much others vary: 100.
+    From the binomial distribution for a proportion, from the bootstrap for other metrics. The variation cannot be
+    estimated from a single segment: 100.
     """
-    if metric == "exact_match":
-        matches = line_matches(outputs, references)
-        return proportion_error(sum(matches), len(matches))
-    scorer = corpus_metric(metric, **settings)
-    counts = _counts(scorer, outputs, references)
-    if len(counts) < 2:
+    metric = as_metric(metric, settings)
+    statistics = metric.statistics(outputs, references)
+    if metric.proportion:
+        return proportion_error(int(statistics[:, 0].sum()), len(statistics))
+    if len(statistics) < 2:
         return 100.0
-    totals = np.concatenate([times @ counts for times in _draws(len(counts), resamples, seed)])
-    return float(np.std([scorer._compute_score_from_stats(total.tolist()).score for total in totals], ddof=1))
+    totals = np.concatenate([times @ statistics for times in _draws(len(statistics), resamples, seed)])
+    return float(np.std([metric.value(total) for total in totals], ddof=1))
 
 
 def proportion_error(right: int, lines: int) -> float:
@@ -176,12 +177,6 @@ def compare_lines(
             raise DataError(f"{name}: line {line} of the {which} output has the score {side[line - 1, 0]}")
     lines = len(first)
     return _compare(scores[0], scores[1], lambda total: 100 * float(total[0]) / lines, name, "", resamples, seed)
-
-
-def _counts(metric: Any, lines: Sequence[str], references: References) -> Float[np.ndarray, "N K"]:
-    """What a metric of sacreBLEU adds up over the lines: a corpus score is a function of the column sums."""
-    streams = reference_streams(lines, references)
-    return np.array(metric._extract_corpus_statistics(list(lines), streams), dtype=np.float64)
 
 
 def _compare(

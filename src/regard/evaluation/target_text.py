@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.data.scripts import HAN, KANA, OTHERS
-from regard.evaluation.metrics import bleu_metric
+from regard.evaluation.text_metrics import Bleu
 
 SAMPLE = 1000  # lines that are looked at
 ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
@@ -29,7 +29,7 @@ def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
     """Choose BLEU where most targets have a 4-gram, else chrF; and BLEU's tokenizer by script, unless it is given."""
     given = tokenize != "auto"
     tokenize = tokenize if given else bleu_tokenizer(targets)
-    split = bleu_metric(tokenize).tokenizer
+    split = Bleu(tokenize).scorer.tokenizer
     sample = _sample(targets)
     typical = statistics.median(len(split(line).split()) for line in sample) if sample else ORDER
     if typical < ORDER:

@@ -1,28 +1,41 @@
-"""What a model is worth on held-out records: likelihood, and what it says when it is asked."""
+"""Validation: the likelihood of held-out records, and metrics of what the model outputs for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from regard.data.batching import Batching
-from regard.data.objectives import Classification, Objective, Translation
+from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.length_limit import LengthLimit
 from regard.decoding.repetition import find_loop
 from regard.decoding.search import Search
-from regard.errors import DataError
-from regard.evaluation import metrics
+from regard.errors import DataError, SpecError, nearest
+from regard.evaluation.likelihood_metrics import LOSS
 from regard.evaluation.loss import likelihood
-from regard.evaluation.significance import proportion_error, standard_error
-from regard.fast import beam_search as searching
-from regard.inference.text import Texts, classify
+from regard.evaluation.metric import Likelihood, Metric
+from regard.evaluation.metrics import METRICS, metric
+from regard.evaluation.significance import standard_error
+from regard.fast import beam_search
+from regard.inference.text import Output, Texts, classify
 from regard.models.base import Classifier, Generator, Model
 from regard.training.degenerate import REPEATING, UNFINISHED
 from regard.training.selection import ERROR
+from regard.training.spec import TrainSpec
 
 Values = dict[str, float]
-ROUGE = ("rouge1", "rouge2", "rougeL")
+
+# What validation measures beside the loss, the most telling first; and what a metric may need of each task.
+MEASURED: dict[type[Objective], tuple[str, ...]] = {
+    Translation: ("bleu", "chrf", "exact_match", "perplexity"),
+    LanguageModelling: ("perplexity", "bits_per_byte"),
+    Classification: ("accuracy",),
+}
+PROVIDED: dict[type[Objective], tuple[str, ...]] = {
+    Translation: ("text", "likelihood"),
+    LanguageModelling: ("likelihood",),
+    Classification: ("labels",),
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +47,41 @@ class HeldOut:
     texts: Sequence[tuple[str, ...]]
     tokenizers: dict[str, Tokenizer]
     batching: Batching
-    bytes: int  # of the text that is to be said
+    bytes: int  # of the text that the model predicts
     max_len: int
     length_limit: LengthLimit | None = None  # of a translation
+
+
+def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
+    """Return the metrics that validation measures beside the loss: the task's usual ones, and `more`."""
+    usual = [METRICS[name]().with_tokenizer(tokenize) for name in MEASURED[type(objective)]]
+    names = {each.name for each in usual} | {"loss"}
+    return usual + [each for each in more if each.name not in names]
+
+
+def metric_for(objective: Objective, name: str | None, decode: int, trust_code: bool = False) -> Metric:
+    """Return the metric of an experiment, by name or the usual one; refuse one that the task has no inputs for."""
+    provided = [need for need in PROVIDED[type(objective)] if decode or need != "text"]
+    if name is None:
+        name = next(each for each in MEASURED[type(objective)] if METRICS[each].needs in provided)
+    found = None if ":" not in name and name not in METRICS else metric(name, trust_code, "--metric")
+    if found is None or found.needs not in provided or found.name == "loss":
+        known = [each for each in METRICS if METRICS[each].needs in provided and each != "loss"]
+        raise SpecError("--metric", f"{name!r} is not measured here; {nearest(name, known)}")
+    return found
+
+
+def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = False) -> Metric:
+    """Return the metric that ranks checkpoints; refuse one that is not measured."""
+    name = train.criterion
+    if name == "auto":
+        name = "accuracy" if isinstance(objective, Classification) else "loss"
+    found = metric(name, trust_code, "train.criterion")
+    if name != "loss" and found.needs not in PROVIDED[type(objective)]:
+        raise SpecError("train.criterion", f"{name!r} is not measured for {objective.kind}")
+    if found.needs == "text" and not train.decode:
+        raise SpecError("train.criterion", f"{name!r} needs translations; set train.decode above 0")
+    return found.with_tokenizer(train.bleu_tokenize)
 
 
 def validate(
@@ -44,81 +89,58 @@ def validate(
     held_out: HeldOut,
     search: Search,
     decode: int,
-    tokenize: str,
-    rouge: bool = False,
-    said: list[str] | None = None,
-    criterion: str = "loss",
+    metrics: Sequence[Metric],
+    criterion: Metric = LOSS,
+    outputs: list[str] | None = None,
 ) -> Values:
-    """All that is measured during training, by name; `decode` records are translated with `search`.
+    """Return the loss and these metrics by name; metrics of text on the first `decode` records, decoded by `search`.
 
-    `rouge` adds ROUGE, for summaries; `said` is given the translations. `standard_error` is that of the `criterion` on
-    these records.
+    Also the standard error of the criterion, and of decoded text the percentages of degenerate outputs: `repeating`
+    that contain a loop, `unfinished` that reach the length limit without an end. `outputs` receives the decoded text.
     """
-    found = likelihood(model, held_out.table, held_out.objective, held_out.batching)
+    objective = held_out.objective
+    found = likelihood(model, held_out.table, objective, held_out.batching)
+    found = Likelihood(found.nll, found.tokens, held_out.bytes)
     values = {"loss": found.loss}
-    if isinstance(held_out.objective, Translation):
-        outputs = [] if said is None else said
-        values |= translated(model, held_out, search, decode, tokenize, rouge, outputs)
-        if criterion in values and criterion != "loss":
-            settings: dict[str, Any] = {"tokenize": tokenize} if criterion == "bleu" else {}
-            references = [record[1] for record in held_out.texts[:decode]]
-            values[ERROR] = standard_error(outputs, references, criterion, **settings)
-    elif isinstance(held_out.objective, Classification):
-        values |= classified(model, held_out)
-    else:
-        values |= {"bits_per_byte": metrics.bits_per_byte(found.nll, held_out.bytes).value}
-    if not isinstance(held_out.objective, Classification):
-        values["perplexity"] = metrics.perplexity(found.nll, found.tokens).value
+    decoded, references = list[str](), list[str]()
+    if isinstance(objective, Classification):
+        decoded, references = classified(model, held_out), [record[0] for record in held_out.texts]
+    elif isinstance(objective, Translation) and (records := held_out.texts[:decode]):
+        translations = translated(model, held_out, search, [record[0] for record in records])
+        decoded, references = [output.text for output in translations], [record[1] for record in records]
+        values[REPEATING] = 100 * sum(find_loop(output.ids) is not None for output in translations) / len(records)
+        values[UNFINISHED] = 100 * sum(not output.ended for output in translations) / len(records)
+    if outputs is not None:
+        outputs += decoded
+    for each in metrics:
+        if each.needs == "likelihood":
+            values[each.name] = each.score([found]).value
+        elif decoded:
+            values[each.name] = each.score(decoded, references).value
+    if criterion.needs != "likelihood" and decoded:
+        values[ERROR] = standard_error(decoded, references, criterion)
     return values
 
 
-def translated(
-    model: Model,
-    held_out: HeldOut,
-    search: Search,
-    count: int,
-    tokenize: str,
-    rouge: bool = False,
-    said: list[str] | None = None,
-) -> Values:
-    """BLEU, chrF and exact matches of the first `count` records, and ROUGE if asked for.
-
-    Also the percentage of outputs that are degenerate: `repeating` that contain a loop, `unfinished` that reach the
-    length limit without an end.
-    """
-    records = held_out.texts[:count]
-    if not records:
-        return {}
+def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequence[str]) -> list[Output]:
+    """Return the best translation of each source."""
     if not isinstance(model, Generator):
         raise DataError("a model that translates is a generator; choose another family")
     tokenizers, device = held_out.tokenizers, next(model.parameters()).device
     limit = held_out.length_limit
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)
     batch_size = 64 if device.type == "cpu" else 256
-    outputs = [best[0] for best in texts.translate([record[0] for record in records], search, batch_size)]
-    found = [output.text for output in outputs]
-    searching.forget()  # the memory is training's again
-    if said is not None:
-        said += found
-    wanted = [record[1] for record in records]
-    summaries = zip(ROUGE, metrics.rouge(found, wanted, "unicode"), strict=True) if rouge else ()
-    return {name: score.value for name, score in summaries} | {
-        "bleu": metrics.bleu(found, wanted, tokenize).value,
-        "chrf": metrics.chrf(found, wanted).value,
-        "exact_match": metrics.exact_match(found, wanted).value,
-        REPEATING: 100 * sum(find_loop(output.ids) is not None for output in outputs) / len(outputs),
-        UNFINISHED: 100 * sum(not output.ended for output in outputs) / len(outputs),
-    }
+    outputs = [best[0] for best in texts.translate(sources, search, batch_size)]
+    beam_search.forget()  # its memory is needed for training
+    return outputs
 
 
-def classified(model: Model, held_out: HeldOut) -> Values:
-    """Accuracy, and its standard error."""
+def classified(model: Model, held_out: HeldOut) -> list[str]:
+    """Return the predicted label of each record."""
     objective = held_out.objective
     assert isinstance(objective, Classification)
     assert isinstance(model, Classifier)
     device = next(model.parameters()).device
     texts = [text for _, text in held_out.texts]
-    guesses = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
-    labels = [label for label, _ in held_out.texts]
-    accuracy = metrics.accuracy([guess.label for guess in guesses], labels).value
-    return {"accuracy": accuracy, ERROR: proportion_error(round(accuracy * len(labels) / 100), len(labels))}
+    predictions = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
+    return [prediction.label for prediction in predictions]

@@ -12,14 +12,16 @@ from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
 from regard.data.prepare import Prepared
 from regard.decoding.beam import Beam
-from regard.evaluation.validation import HeldOut, validate
+from regard.evaluation.likelihood_metrics import LOSS
+from regard.evaluation.metric import Metric
+from regard.evaluation.validation import HeldOut, measured, validate
 from regard.models.base import Model
 from regard.models.build import build
 from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import TrainedModel, load_weights
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
-from regard.training.selection import Metrics
+from regard.training.selection import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
 
@@ -30,7 +32,7 @@ def assemble(  # noqa: PLR0913  # what a training is made of
     device: torch.device,
     watchers: Sequence[Watcher] = (),
     measure: Callable[[Model], Metrics] | None = None,
-    criterion: str = "loss",
+    criterion: Metric = LOSS,
     *,
     parent: TrainedModel | None = None,
     checkpoints: CheckpointPolicy = CheckpointPolicy(),
@@ -56,7 +58,7 @@ def assemble(  # noqa: PLR0913  # what a training is made of
         folder,
         measure,
         watchers,
-        criterion,
+        Criterion(criterion.name, criterion.higher_is_better),
         flops_per_token=flops_per_token,
         began=began,
         trained=parent is not None,
@@ -94,7 +96,7 @@ def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
 
 
 def measure_of(
-    recipe: Recipe, data: Prepared, criterion: str = "loss", decode: int | None = None
+    recipe: Recipe, data: Prepared, criterion: Metric = LOSS, decode: int | None = None
 ) -> Callable[[Model], Metrics] | None:
     """Return the function that computes the metrics of a model on the validation text; None if there is no such text.
 
@@ -104,7 +106,8 @@ def measure_of(
     if records is None:
         return None
     count = train.decode if decode is None else decode
-    return lambda model: validate(model, records, Beam(beam_size=1), count, train.bleu_tokenize, criterion=criterion)
+    metrics = measured(data.objective, train.bleu_tokenize, criterion)
+    return lambda model: validate(model, records, Beam(beam_size=1), count, metrics, criterion)
 
 
 def forward_flops(recipe: Recipe, data: Prepared) -> float:

@@ -12,9 +12,11 @@ from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
 from regard.data.token_store import Column, Table
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
-from regard.evaluation import metrics
-from regard.evaluation.loss import Likelihood, likelihood, stream_likelihood
-from regard.evaluation.significance import Comparison, paired_bootstrap
+from regard.evaluation.likelihood_metrics import BitsPerByte, Loss, Perplexity
+from regard.evaluation.loss import likelihood, stream_likelihood
+from regard.evaluation.metric import Likelihood, Metric
+from regard.evaluation.metrics import metric, perplexity
+from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
 
 if TYPE_CHECKING:
@@ -77,12 +79,19 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What one system says to a test: a run that is asked, or a file that holds its outputs."""
+class Outputs:
+    """What one system outputs for a test, computed by a run or read from a file, and facts about that run."""
 
     name: str
-    said: list[str]
+    texts: list[str]
     facts: dict[str, Any]
+    likelihood: list[Likelihood]  # of every reference; []: unknown
+
+
+# What is reported if no metric is named, and of which of them the difference between two systems is tested.
+TRANSLATION = ("bleu", "chrf", "ter", "exact_match")
+CLASSIFICATION = ("accuracy", "matthews")
+COMPARED = ("bleu", "chrf", "accuracy")
 
 
 def evaluate_run(
@@ -93,37 +102,42 @@ def evaluate_run(
     search_of: Callable[["TrainedModel"], Search],
     samples: int = 1000,
     warn: Warn = lambda _: None,
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
-    """The report: scores of a run, or of two and their difference."""
+    """Return the scores of a run, or of two and their difference, by these metrics (none: the usual ones)."""
     first = None if holds_outputs(name) else load(name)
     if first is not None and not isinstance(first.objective, Translation | Classification):
         if against is not None:
-            raise SpecError("--against", "compares what systems say; measure each language model by itself")
-        return _language_model(first, test)
+            raise SpecError("--against", "compares outputs; evaluate each language model by itself")
+        return _language_model(first, test, metrics)
     classifies = first is not None and isinstance(first.objective, Classification)
-    wanted = [label for label, _ in test.examples] if classifies else [target for _, target in test.pairs]
+    references = [label for label, _ in test.examples] if classifies else [target for _, target in test.pairs]
     for remark in test.remarks():
         warn(remark.removeprefix("warning: "))
 
-    def answers(path: str, run: "TrainedModel | None") -> Answers:
+    def outputs(path: str, run: "TrainedModel | None") -> Outputs:
         if run is None and Path(path).is_dir():
             run = load(path)
         if run is None:
-            return Answers(path, _outputs(path, len(wanted)), {})
+            return Outputs(path, _outputs(path, len(references)), {}, [])
         return _classified(run, test, warn) if classifies else _translated(run, test, search_of(run), warn)
 
-    one = answers(name, first)
+    one = outputs(name, first)
     tokenize = test.tokenize or (first.recipe.train.bleu_tokenize if first is not None else "auto")
     if tokenize == "auto":
-        tokenize = "13a" if classifies else bleu_tokenizer(wanted)
-    report = {"run": one.name} | _scores(one.said, wanted, tokenize, classifies) | one.facts
+        tokenize = "13a" if classifies else bleu_tokenizer(references)
+    usual = CLASSIFICATION if classifies else TRANSLATION
+    scored = [each.with_tokenizer(tokenize) for each in metrics or map(metric, usual)]
+    report = {"run": one.name} | _scores(one, references, scored, classifies) | one.facts
     if against is None:
         return report
-    two = answers(against, None)
-    other = {"run": two.name} | _scores(two.said, wanted, tokenize, classifies) | two.facts
+    two = outputs(against, None)
+    compared = [each for each in scored if metrics or each.name in COMPARED]
+    differences = {each.name: _difference(one, two, references, each, classifies, samples) for each in compared}
     return report | {
-        "against": other,
-        "difference": _difference(one.said, two.said, wanted, tokenize, classifies, samples),
+        "against": {"run": two.name} | _scores(two, references, scored, classifies) | two.facts,
+        "difference": differences,
+        "verdict": next(iter(differences.values()))["verdict"],
     }
 
 
@@ -133,30 +147,35 @@ def holds_outputs(path: str) -> bool:
 
 
 def _outputs(path: str, count: int) -> list[str]:
-    said = list(lines(path))
-    if len(said) != count:
-        raise DataError(f"{path} has {len(said)} lines and the reference {count}; they must be aligned")
-    return said
+    outputs = list(lines(path))
+    if len(outputs) != count:
+        raise DataError(f"{path} has {len(outputs)} lines and the reference {count}; they must be aligned")
+    return outputs
 
 
-def _translated(run: "TrainedModel", test: Test, search: Search, warn: Warn) -> Answers:
+def _translated(run: "TrainedModel", test: Test, search: Search, warn: Warn) -> Outputs:
     pairs = test.pairs
     outputs = run.translations([source for source, _ in pairs], search, test.batch_size, warn=warn)
-    said = [best[0].text for best in outputs]
+    texts = [best[0].text for best in outputs]
     scores = run.score(pairs, test.batch_size)
-    nll, tokens = -sum(s.log_prob for s in scores), sum(s.tokens for s in scores)
-    facts = {"perplexity": metrics.perplexity(nll, tokens).value, "lines": len(pairs), "step": run.step}
-    return Answers(str(run.path), said, facts)
+    likelihood = [
+        Likelihood(-score.log_prob, score.tokens, len(target.encode()))
+        for score, (_, target) in zip(scores, pairs, strict=True)
+    ]
+    nll, tokens = -sum(score.log_prob for score in scores), sum(score.tokens for score in scores)
+    facts = {"perplexity": perplexity(nll, tokens).value, "lines": len(pairs), "step": run.step}
+    return Outputs(str(run.path), texts, facts, likelihood)
 
 
-def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Answers:
+def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
     examples = test.examples
-    guesses = run.classify([text for _, text in examples], test.batch_size, warn)
-    return Answers(str(run.path), [guess.label for guess in guesses], {"lines": len(examples), "step": run.step})
+    predictions = run.classify([text for _, text in examples], test.batch_size, warn)
+    labels = [prediction.label for prediction in predictions]
+    return Outputs(str(run.path), labels, {"lines": len(examples), "step": run.step}, [])
 
 
-def _language_model(run: "TrainedModel", test: Test) -> dict[str, Any]:
-    """Perplexity and bits per byte of a text, read as the model was trained: as one stream, or line by line.
+def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -> dict[str, Any]:
+    """Return the perplexity of a text, read as the model was trained: as one stream, or line by line.
 
     Windows of a stream overlap by half, so that what is measured is the model and not the cuts: validation during
     training, whose windows do not overlap, shows a higher loss.
@@ -176,15 +195,15 @@ def _language_model(run: "TrainedModel", test: Test) -> dict[str, Any]:
         found = likelihood(run.model, table, objective, batching)
     size = sum(len(record[0].encode()) + objective.stream for record in records)
     characters = sum(len(record[0]) + objective.stream for record in records)
-    return {
-        "run": str(run.path),
-        "loss": found.loss,
-        "perplexity": metrics.perplexity(found.nll, found.tokens).value,
-        "bits_per_byte": metrics.bits_per_byte(found.nll, size).value,
-        "nats_per_character": found.nll / characters,
-        "tokens": found.tokens,
-        "step": run.step,
-    }
+    for each in chosen:
+        if each.needs != "likelihood":
+            raise SpecError("--metric", f"{each.name!r} needs {each.needs}, which a language model does not output")
+    likelihoods = [Likelihood(found.nll, found.tokens, size)]
+    usual = [Loss(), Perplexity(), BitsPerByte()]
+    values = {each.name: each.score(likelihoods).value for each in chosen or usual}
+    if not chosen:
+        values["nats_per_character"] = found.nll / characters
+    return {"run": str(run.path)} | values | {"tokens": found.tokens, "step": run.step}
 
 
 def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int | None) -> Likelihood:
@@ -198,41 +217,35 @@ def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int
     return stream_likelihood(run.model, text, run.objective, length, stride, rows)
 
 
-def _scores(said: Sequence[str], wanted: Sequence[str], tokenize: str, classifies: bool) -> dict[str, Any]:
-    if classifies:
-        return {
-            "accuracy": metrics.accuracy(said, wanted).value,
-            "matthews": metrics.matthews(said, wanted).value,
-        }
-    bleu, chrf, ter = metrics.bleu(said, wanted, tokenize), metrics.chrf(said, wanted), metrics.ter(said, wanted)
-    return {
-        "bleu": bleu.value,
-        "chrf": chrf.value,
-        "ter": ter.value,
-        "exact_match": metrics.exact_match(said, wanted).value,
-        "signature": bleu.signature,
-        "signatures": {"bleu": bleu.signature, "chrf": chrf.signature, "ter": ter.signature},
-    }
+def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metric], classifies: bool) -> dict[str, Any]:
+    """Return the scores by name, and the signatures of those that have one."""
+    scores = {each.name: each.score(*_inputs(outputs, references, each, classifies)) for each in metrics}
+    signatures = {name: score.signature for name, score in scores.items() if score.signature}
+    about = {"signature": next(iter(signatures.values())), "signatures": signatures} if signatures else {}
+    return {name: score.value for name, score in scores.items()} | about
+
+
+def _inputs(
+    outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
+) -> tuple[Sequence[Any], Sequence[str]]:
+    """Return what a metric compares; refuse one whose inputs the system does not have."""
+    if metric.needs == "likelihood":
+        if not outputs.likelihood:
+            raise SpecError("--metric", f"{metric.name!r} needs a model that translates, which {outputs.name} is not")
+        return outputs.likelihood, ()
+    if (metric.needs == "labels") != classifies:
+        raise SpecError("--metric", f"{metric.name!r} needs {metric.needs}, which {outputs.name} does not output")
+    return outputs.texts, references
 
 
 def _difference(
-    one: Sequence[str], two: Sequence[str], wanted: Sequence[str], tokenize: str, classifies: bool, samples: int
+    one: Outputs, two: Outputs, references: Sequence[str], metric: Metric, classifies: bool, samples: int
 ) -> dict[str, Any]:
-    """`one` minus `two` by each metric, with its interval: positive where the run is better than what it is against."""
-    if classifies:
-        return {"accuracy": _shown(paired_bootstrap(two, one, wanted, "exact_match", samples))}
-    return {
-        "bleu": _shown(paired_bootstrap(two, one, wanted, "bleu", samples, tokenize=tokenize)),
-        "chrf": _shown(paired_bootstrap(two, one, wanted, "chrf", samples)),
-    }
-
-
-def _shown(found: Comparison) -> dict[str, Any]:
-    return {
-        "difference": found.difference,
-        "low": found.low,
-        "high": found.high,
-        "p_value": found.p_value,
-        "resamples": found.resamples,
-        "seed": found.seed,
+    """Return `one` minus `two` by a metric, with its interval and a verdict on `one`."""
+    second, targets = _inputs(one, references, metric, classifies)
+    first, _ = _inputs(two, references, metric, classifies)
+    comparison = paired_bootstrap(first, second, targets, metric, samples)
+    shown = ("difference", "low", "high", "p_value", "resamples", "seed")
+    return {name: getattr(comparison, name) for name in shown} | {
+        "verdict": verdict(comparison, metric, two.name, one.name)
     }

@@ -10,7 +10,8 @@ from regard.data.objectives import Objective
 from regard.data.text import check_file
 from regard.data.tokenizer import Imported
 from regard.errors import SpecError
-from regard.evaluation.metrics import bleu_metric
+from regard.evaluation.text_metrics import Bleu
+from regard.evaluation.validation import criterion_of
 from regard.models.base import Classifier, LanguageModel
 from regard.models.build import build
 from regard.recipe.recipe import RecipeRequest, asked, model_for, objective_of, read_file
@@ -128,10 +129,10 @@ def check_request(request: RecipeRequest) -> None:
         raise SpecError(
             "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
         )
-    criterion_of(request.train, request.data.objective)
+    criterion_of(request.train, request.data.objective, request.trust_code)
     if request.train.bleu_tokenize != TrainSpec().bleu_tokenize:
         try:
-            bleu_metric(request.train.bleu_tokenize)
+            assert Bleu(request.train.bleu_tokenize).scorer
         except SpecError as error:
             raise SpecError("train.bleu_tokenize", error.message) from None
     for corpus in (*request.data.train, *request.data.valid):
@@ -173,15 +174,3 @@ def check_family(model: Any, objective: Objective) -> None:
         raise SpecError(
             "model", f"a model of kind {type(model).kind!r} cannot learn {objective.kind!r}; choose another"
         )
-
-
-def criterion_of(train: TrainSpec, objective: Objective) -> str:
-    """Return the metric that ranks checkpoints; raise an error for one that the objective does not measure."""
-    criterion = train.criterion
-    if criterion == "auto":
-        return objective.criterion
-    if criterion not in objective.criteria:
-        raise SpecError("train.criterion", f"{criterion!r} is not measured for {objective.kind}")
-    if criterion not in ("loss", "accuracy") and not train.decode:
-        raise SpecError("train.criterion", f"{criterion!r} needs translations; set train.decode above 0")
-    return criterion

@@ -15,12 +15,14 @@ from regard.data.cache import Cache
 from regard.data.prepare import ROOM, Prepared, opened, prepare
 from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines
+from regard.evaluation.likelihood_metrics import LOSS
+from regard.evaluation.validation import criterion_of, measured
 from regard.files import LOCK, TEMPORARY, clear, held
 from regard.planner.speed import hardware
 from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.assemble import assemble, forward_flops, measure_of
-from regard.runs.request import check_request, criterion_of, request_from_options
+from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve, tokenizer_files
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
@@ -168,7 +170,7 @@ def _prepare_and_assemble(
     else:
         console.say("no TensorBoard events: pip install 'regard[log]' adds them")
     write_json(folder.path / "environment.json", environment(device))
-    criterion = criterion_of(recipe.train, data.objective)
+    criterion = criterion_of(recipe.train, data.objective, options.trust_code)
     trainer = assemble(
         recipe,
         data,
@@ -184,7 +186,9 @@ def _prepare_and_assemble(
     )
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
     console.say(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
-    baselines.report(folder, data, recipe.train, trainer.tell, console.say)
+    decoded = [each for each in measured(data.objective, "none") if each.needs != "likelihood"]
+    console.titles = {each.name: each.heading for each in (LOSS, *decoded, criterion)}
+    baselines.report(folder, data, recipe.train, criterion, trainer.tell, console.say)
     return trainer
 
 
@@ -247,11 +251,12 @@ def _fit(
         raise DataError(f"{folder.path} has no checkpoint")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     if outcome.finished:
-        baselines.compare(folder, run.scores, trainer.criterion, console.say)
+        criterion = criterion_of(trainer.spec, run.objective, options.trust_code)
+        baselines.compare(folder, run.scores, criterion, console.say)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
         if change is not None:
             trainer.tell("parent", **change)
-            console.say(described_change(change, trainer.criterion))
+            console.say(described_change(change, criterion.name))
     console.warn(run.scores)
     return run, outcome
 
@@ -264,9 +269,9 @@ def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
         data = opened(parent.recipe.data, RunFolder(parent.path).data)
-    except DataError:  # moved or cleared since
+        criterion = criterion_of(parent.recipe.train, data.objective, options.trust_code)
+    except (DataError, SpecError):  # moved or cleared since, or its criterion is code that is not trusted
         return None
-    criterion = criterion_of(parent.recipe.train, data.objective)
     decode = min(PARENT_RECORDS, parent.recipe.train.decode)
     # A classifier may have got new classes.
     before, after = (

@@ -11,8 +11,6 @@ from regard.training import degenerate
 from regard.training.executor import facts as described
 from regard.training.trainer import Event
 
-NAMES = {"loss": "loss", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "accuracy": "accuracy"}
-
 
 class TrainingConsole:
     """Progress with loss, speed, memory and time left; a line for every validation."""
@@ -20,6 +18,7 @@ class TrainingConsole:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, emoji=False)
         self.quiet = quiet
+        self.titles: Mapping[str, str] = {"loss": "loss"}  # of the metrics that a validation prints
         self.live: Progress | None = None
         self.task: TaskID | None = None
         self.steps = 0
@@ -80,7 +79,8 @@ class TrainingConsole:
     def on_valid(self, event: Event) -> None:
         """A line that stays."""
         best = "  (best so far)" if event["best"] == event["step"] else ""
-        self.say(f"step {event['step']:>7,}  {_time(event.get('clock', event['time'])):>8}  {_validation(event)}{best}")
+        time = _time(event.get("clock", event["time"]))
+        self.say(f"step {event['step']:>7,}  {time:>8}  {self.validation(event)}{best}")
         # In the first half of the steps this is usual, and the end of training has a warning of its own.
         if not self.warned and self.steps / 2 <= event["step"] < self.steps:
             self.warn(event)
@@ -95,23 +95,23 @@ class TrainingConsole:
         """What the mean of several checkpoints is worth."""
         steps, kept = event["steps"], event["kept"]
         behind = "" if kept == steps else f"; ranks behind step {kept[0]:,}, which is used instead"
-        self.say(f"mean of {len(steps)} checkpoints: {_validation(event)}{behind}")
+        self.say(f"mean of {len(steps)} checkpoints: {self.validation(event)}{behind}")
 
     def on_end(self, event: Event) -> None:
         """The last line."""
         self.close()
         self.say(f"{'done' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
 
+    def validation(self, event: Event) -> str:
+        """Return the metrics of a validation."""
+        values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
+        return f"validation {'  '.join(values)}"
+
     def close(self) -> None:
         """Take the live line away."""
         if self.live is not None:
             self.live.stop()
             self.live = None
-
-
-def _validation(event: Event) -> str:
-    """The metrics of a validation."""
-    return "validation " + "  ".join(f"{name} {_number(event[key])}" for key, name in NAMES.items() if key in event)
 
 
 def _number(value: Any) -> str:

@@ -10,7 +10,6 @@ from regard.training.schedule import InverseSqrt, Schedule
 from regard.tree import Spec
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Criterion = Literal["auto", "loss", "bleu", "chrf", "exact_match", "accuracy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,10 @@ class TrainSpec(Spec):
     keep: int = 5  # how many of the last checkpoints keep their weights
     choose: Literal["best", "last"] = "best"  # which checkpoints make the final weights: by validation, or by age
     average: int = 1  # how many of them are averaged, if their mean ranks before each of them on the validation text
-    # What ranks checkpoints; within the noise of the validation set, the loss does. auto: for translation bleu, or chrf
-    # where targets are too short for it; accuracy for classification; loss otherwise.
-    criterion: Criterion = "auto"
+    # The metric that ranks checkpoints, by name or as module:Class; within the noise of the validation set, the loss
+    # does. auto: for translation bleu, or chrf where targets are too short for it; accuracy for classification; loss
+    # otherwise.
+    criterion: str = "auto"
     decode: int = 500  # how many validation records are translated each time
     bleu_tokenize: str = "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, by script
     # Early stopping after so many validations in which neither the criterion nor the loss improved; 0: never.

@@ -28,7 +28,7 @@ from regard.training.executor import Done, Eager, Lack, StepExecutor, Update, ch
 from regard.training.mfu import peak, utilisation
 from regard.training.progress import Progress, final_steps
 from regard.training.schedule import Schedule
-from regard.training.selection import Metrics, improvements, order
+from regard.training.selection import LOSS, Criterion, Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
@@ -108,7 +108,7 @@ class Trainer:
         folder: RunFolder,
         measure: Callable[[Model], Metrics] | None = None,
         watchers: Sequence[Watcher] = (),
-        criterion: str = "loss",
+        criterion: Criterion = LOSS,
         *,
         flops_per_token: float | None = None,
         began: float | None = None,
@@ -116,7 +116,7 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
-        """`measure` validates a model: its metrics by name, `criterion` among them; None: nothing is measured.
+        """`measure` validates a model: its metrics by name, that of `criterion` among them; None: nothing is measured.
 
         `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
         `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regard.ablation import plan, rows, work
-from regard.ablation.experiment import Settings, demo, metric_of
+from regard.ablation.experiment import Settings, demo
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
@@ -21,6 +21,7 @@ from regard.data.prepare import DataSpec
 from regard.data.text import TSV
 from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
+from regard.evaluation.validation import metric_for
 from regard.files import held
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
@@ -473,12 +474,12 @@ def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
     ],
 )
 def test_the_metric_is_the_tasks(objective: Objective, wanted: str | None, decode: int, metric: str) -> None:
-    assert metric_of(objective, wanted, decode) == metric
+    assert metric_for(objective, wanted, decode).name == metric
 
 
 def test_a_metric_that_the_task_lacks_is_refused() -> None:
-    with pytest.raises(SpecError, match="--metric: 'bleu' is not measured here; known names: 'accuracy'"):
-        metric_of(Classification(), "bleu", 5)
+    with pytest.raises(SpecError, match="--metric: 'bleu' is not measured here; known names: 'accuracy', 'matthews'"):
+        metric_for(Classification(), "bleu", 5)
 
 
 def test_a_gpu_gets_packed_rows_unless_told_otherwise(tmp_path: Path) -> None:

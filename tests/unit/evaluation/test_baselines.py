@@ -19,7 +19,7 @@ from regard.data.tokenizer import Bytes, Characters, Words
 from regard.errors import DataError
 from regard.evaluation import baselines
 from regard.evaluation.baselines import Baseline, compare, measure, report, sentence, stored
-from regard.evaluation.metrics import bleu, chrf
+from regard.evaluation.metrics import bleu, chrf, metric
 from regard.training.checkpoint import RunFolder
 from regard.training.spec import TrainSpec
 
@@ -135,13 +135,13 @@ class Told(list[Any]):
 def test_baselines_are_stored_once_and_made_again_if_damaged(tmp_path: Path) -> None:
     folder, data, told = RunFolder(tmp_path / "run"), translation(tmp_path), Told()
     folder.path.mkdir()
-    report(folder, data, TRAIN, told.tell, told.append)
+    report(folder, data, TRAIN, metric("loss"), told.tell, told.append)
     (event, values), line = told
     assert event == "baselines"
     assert values["baselines"] == json.loads(folder.baselines.read_text())["baselines"]
     assert line == f"baselines on the validation text: {sentence(measure(data, TRAIN), 'auto')}"
     assert stored(folder) == measure(data, TRAIN)
-    report(folder, data, TRAIN, told.tell, told.append)
+    report(folder, data, TRAIN, metric("loss"), told.tell, told.append)
     assert len(told) == 2
     whole = folder.baselines.read_text()
     record = {"name": "n", "metrics": {"bleu": 1.0}, "share": 1.0}
@@ -151,15 +151,15 @@ def test_baselines_are_stored_once_and_made_again_if_damaged(tmp_path: Path) -> 
         folder.baselines.write_text(damaged)
         with pytest.raises(DataError, match=r"baselines\.json"):
             stored(folder)
-        compare(folder, {"bleu": 0.0}, "bleu", told.append)  # compares with nothing
-        report(folder, data, TRAIN, told.tell, lambda _: None)
+        compare(folder, {"bleu": 0.0}, metric("bleu"), told.append)  # compares with nothing
+        report(folder, data, TRAIN, metric("loss"), told.tell, lambda _: None)
         assert folder.baselines.read_text() == whole
     assert [*map(type, told)] == [tuple, str, *[tuple] * 13]
 
 
 def test_nothing_is_written_where_there_is_no_baseline(tmp_path: Path) -> None:
     folder, told = RunFolder(tmp_path / "run"), Told()
-    report(folder, translation(tmp_path, ()), TRAIN, told.tell, told.append)
+    report(folder, translation(tmp_path, ()), TRAIN, metric("loss"), told.tell, told.append)
     assert told == []
     assert not folder.path.exists()
     assert stored(folder) == []
@@ -202,7 +202,7 @@ def test_a_model_that_is_worse_than_a_baseline_is_warned_of(
         {"name": "copying", "metrics": {"bleu": 5.0, "chrf": 9.0}},
     ]
     folder.baselines.write_text(json.dumps({"baselines": found}))
-    compare(folder, scores, criterion, lines.append)
+    compare(folder, scores, metric(criterion), lines.append)
     assert len(lines) == (worse is not None)
     assert all(line.startswith("warning: ") and str(worse) in line for line in lines)
 
@@ -210,7 +210,7 @@ def test_a_model_that_is_worse_than_a_baseline_is_warned_of(
 def test_a_higher_loss_is_worse(tmp_path: Path) -> None:
     folder, lines = RunFolder(tmp_path), list[str]()
     folder.baselines.write_text(json.dumps({"baselines": [{"name": "3-gram model", "metrics": {"loss": 4.0}}]}))
-    compare(folder, {"loss": 3.9}, "loss", lines.append)
+    compare(folder, {"loss": 3.9}, metric("loss"), lines.append)
     assert lines == []
-    compare(folder, {"loss": 4.1}, "loss", lines.append)
+    compare(folder, {"loss": 4.1}, metric("loss"), lines.append)
     assert "loss on the validation text, 4.100, is worse" in lines[0]

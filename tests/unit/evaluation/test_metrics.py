@@ -117,11 +117,11 @@ def test_lines_must_pair(score: Any) -> None:
 
 
 def test_a_metric_by_name_takes_only_its_own_settings() -> None:
-    assert metrics.corpus_metric("bleu", tokenize="intl").tokenizer_signature == "intl"
+    assert "|tok:intl|" in metrics.metric("bleu", tokenize="intl").signature(1)
     with pytest.raises(SpecError, match=r"^tokenize: chrf has no such setting"):
-        metrics.corpus_metric("chrf", tokenize="13a")
+        metrics.metric("chrf", tokenize="13a")
     with pytest.raises(SpecError, match=r"^metric: unknown metric 'belu'; did you mean 'bleu'"):
-        metrics.corpus_metric("belu")
+        metrics.metric("belu")
 
 
 def test_exact_match() -> None:

@@ -140,7 +140,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         paired_bootstrap(["a", "b"], ["a", "b"], ["a", "b"], "bleo")
     with pytest.raises(SpecError, match="tokenize: ter has no such setting"):
         paired_bootstrap(["a", "b"], ["a", "b"], ["a", "b"], "ter", tokenize="13a")
-    with pytest.raises(SpecError, match="lowercase: exact_match has no settings"):
+    with pytest.raises(SpecError, match="lowercase: exact_match has no such setting; leave it out"):
         paired_bootstrap(["a", "b"], ["a", "b"], ["a", "b"], "exact_match", lowercase=True)
     with pytest.raises(DataError, match="hypotheses: 1 lines, but references has 2"):
         paired_bootstrap(["a", "b"], ["a"], ["a", "b"])

@@ -13,7 +13,7 @@ from regard.data.objectives import Translation
 from regard.data.prepare import prepare
 from regard.decoding.beam import Beam
 from regard.decoding.length_limit import LengthLimit, fit
-from regard.evaluation.validation import HeldOut, translated
+from regard.evaluation.validation import HeldOut, measured, validate
 from regard.inference.text import Output, Texts
 from regard.models.build import build
 from regard.recipe.recipe import asked
@@ -48,6 +48,8 @@ def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
     held_out = HeldOut(
         Translation(), data.valid, data.valid_texts, data.tokenizers, Buckets(999), 1, 256, recipe.length_limit
     )
-    found = translated(build(preset("transformer_tiny", vocab=300)), held_out, Beam(1), 8, "13a")
+    model = build(preset("transformer_tiny", vocab=300)).eval()
+    found = validate(model, held_out, Beam(1), 8, measured(Translation(), "13a"))
+    assert {"loss", "bleu", "chrf", "exact_match", "perplexity"} <= found.keys()
     assert (found["repeating"], found["unfinished"]) == (25.0, 25.0)
     assert limits == [recipe.length_limit]

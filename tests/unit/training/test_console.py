@@ -20,6 +20,7 @@ def told(*events: dict[str, Any], terminal: bool = False, quiet: bool = False) -
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, color_system=None, legacy_windows=False)
     view = TrainingConsole(console, quiet)
+    view.titles = {"loss": "loss", "bleu": "BLEU", "chrf": "chrF", "accuracy": "accuracy"}
     for event in events:
         view.note(event)
     view.close()

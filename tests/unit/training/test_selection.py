@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from regard.training.selection import ERROR, Metrics, improvements, order
+from regard.training.selection import ERROR, LOSS, Criterion, Metrics, improvements, order
+
+BLEU = Criterion("bleu", True)
 
 
-def ranked(metrics: list[Metrics], criterion: str = "bleu") -> list[int]:
+def ranked(metrics: list[Metrics], criterion: Criterion = BLEU) -> list[int]:
     """The order after validating steps 1, 2, ... with these metrics."""
     reached: Metrics = {}
     for each in metrics:
@@ -22,7 +24,7 @@ def metrics(bleu: float, loss: float, error: float = 0.0) -> Metrics:
 
 def test_without_noise_the_criterion_decides_and_the_loss_breaks_ties() -> None:
     assert ranked([metrics(10, 3), metrics(12, 4), metrics(12, 3.5), metrics(11, 1)]) == [3, 2, 4, 1]
-    assert ranked([{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 1.0}], "loss") == [2, 4, 3, 1]
+    assert ranked([{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 1.0}], LOSS) == [2, 4, 3, 1]
 
 
 def test_while_nothing_is_right_the_loss_decides() -> None:
@@ -43,8 +45,8 @@ def test_a_falling_loss_cannot_carry_the_choice_further_down_than_the_noise() ->
     best = 0
     for step, bleu in enumerate([30.0, 29.4, 28.8, 28.2, 27.6], start=1):
         scores[step] = metrics(bleu, 5.0 - step, 2.0)
-        reached |= improvements(reached, scores[step], "bleu")
-        best = order(scores, "bleu", reached)[0]
+        reached |= improvements(reached, scores[step], BLEU)
+        best = order(scores, BLEU, reached)[0]
         scores = {kept: scores[kept] for kept in {best, step}}
     assert best == 2  # 29.4 is within 1.0 of 30, all later ones are not
 
@@ -61,7 +63,7 @@ def test_a_falling_loss_cannot_carry_the_choice_further_down_than_the_noise() ->
     ],
 )
 def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, found: Metrics, better: set[str]) -> None:
-    assert set(improvements(reached, found, "bleu")) == better
+    assert set(improvements(reached, found, BLEU)) == better
 
 
 @pytest.mark.parametrize("bad", [{"bleu": math.nan}, {"loss": math.nan}, {}])

@@ -29,7 +29,7 @@ from regard.training.log import Log
 from regard.training.optim import AdamW
 from regard.training.progress import Progress, newest_best
 from regard.training.schedule import Constant, InverseSqrt
-from regard.training.selection import ERROR, Metrics
+from regard.training.selection import ERROR, Criterion, Metrics
 from regard.training.spec import TrainSpec
 from regard.training.trainer import (
     DivergedError,
@@ -323,10 +323,14 @@ class Judge:
         return {self.criterion: self.scores[len(self.seen) - 1], "other": 0.0}
 
 
+def ranking(name: str) -> Criterion:
+    return Criterion(name, higher_is_better=name != "loss")
+
+
 def judged(path: Path, scores: Sequence[float], criterion: str = "loss", **settings: Any) -> tuple[Trainer, Judge]:
     judge = Judge(criterion, scores)
     spec = spec_of(**{"steps": len(scores), "validate_every": 1, "patience": 0} | settings)
-    return trained(path, spec, bucketed(), measure=judge, criterion=criterion), judge
+    return trained(path, spec, bucketed(), measure=judge, criterion=ranking(criterion)), judge
 
 
 @pytest.mark.parametrize(
@@ -349,7 +353,7 @@ def test_training_stops_when_it_gets_no_better(
     notes = Notes()
     judge = Judge(criterion, scores)
     spec = spec_of(len(scores), validate_every=1, patience=patience)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, [notes], criterion)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, [notes], ranking(criterion))
     outcome = trainer.fit()
     assert (outcome.finished, outcome.step, len(judge.seen)) == (True, ends, ends)
     early = patience and ends < len(scores)
@@ -413,7 +417,7 @@ def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[lis
     """Steps and scores of the final weights, and where training ended."""
     path.mkdir(exist_ok=True)
     spec = spec_of(**{"steps": steps, "validate_every": 1} | settings)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(path), judge, (), "bleu")
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(path), judge, (), ranking("bleu"))
     outcome = trainer.fit()
     about = read_about(trainer.folder.final)
     return json.loads(about["steps"]), json.loads(about["scores"]), outcome.step
@@ -481,13 +485,13 @@ def test_an_unfinished_run_is_used_by_a_single_checkpoint(
 def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) -> None:
     found = [(5.0, 3.0), (9.0, 2.0), (1.0, 2.5)]
     spec = spec_of(4, validate_every=1, patience=0)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints(*found), (), "bleu")
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints(*found), (), ranking("bleu"))
     trainer.fit(lambda: "enough" if trainer.progress.step == 3 else None)
     path = trainer.folder.trainer(3, "json")
     state = json.loads(path.read_text())
     del state["reached"]
     path.write_text(json.dumps(state))
-    again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), "bleu")
+    again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), ranking("bleu"))
     assert again.resume()
     assert (again.progress.reached["bleu"], again.progress.reached["loss"]) == (9.0, 2.0)
 
