@@ -77,7 +77,7 @@ class Objective(Spec):
     # What is measured
     metrics: ClassVar[tuple[str, ...]] = ()  # on validation text beside the loss, the most telling first
     criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints, where the recipe names none
-    criteria: ClassVar[tuple[str, ...]] = ("loss",)  # the metrics that may rank checkpoints
+    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # what metrics can be computed from (`Metric.needs`)
     baselines: ClassVar[tuple[str, ...]] = ()  # trivial baselines, by their names in evaluation.baselines
 
     if TYPE_CHECKING:
@@ -120,9 +120,6 @@ class Objective(Spec):
         """A batch. Each row is an array of example numbers: one example, or several in a packed row."""
 
 
-TEXT_METRICS = ("bleu", "chrf", "exact_match")
-
-
 @dataclass(frozen=True, slots=True)
 class Translation(Objective):
     """Predict a target text from a source text.
@@ -140,8 +137,8 @@ class Translation(Objective):
     may_drop = True
     model = "sequence_to_sequence"
     train = MappingProxyType({"schedule": {"kind": "cosine", "floor": 0.02}})
-    metrics = (*TEXT_METRICS, "rouge1", "rouge2", "rougeL", "perplexity")
-    criteria = ("loss", *TEXT_METRICS)
+    metrics = ("bleu", "chrf", "exact_match", "perplexity")
+    provides = ("text", "likelihood")
     baselines = ("source", "most_frequent_target")
 
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
@@ -267,7 +264,7 @@ class Classification(Objective):
     optimizers = MappingProxyType({"adamw": {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}})
     metrics = ("accuracy",)
     criterion = "accuracy"
-    criteria = ("loss", "accuracy")
+    provides = ("labels",)
     baselines = ("majority_class", "bag_of_words")
     labels: tuple[str, ...] = ()  # (): those of the training text, sorted
 

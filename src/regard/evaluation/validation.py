@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regard.data.batching import Batching
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import Classification, Objective
 from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.length_limit import LengthLimit
@@ -25,18 +25,6 @@ from regard.training.spec import TrainSpec
 
 Values = dict[str, float]
 
-# What validation measures beside the loss, the most telling first; and what a metric may need of each task.
-MEASURED: dict[type[Objective], tuple[str, ...]] = {
-    Translation: ("bleu", "chrf", "exact_match", "perplexity"),
-    LanguageModelling: ("perplexity", "bits_per_byte"),
-    Classification: ("accuracy",),
-}
-PROVIDED: dict[type[Objective], tuple[str, ...]] = {
-    Translation: ("text", "likelihood"),
-    LanguageModelling: ("likelihood",),
-    Classification: ("labels",),
-}
-
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -54,16 +42,16 @@ class HeldOut:
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
     """Return the metrics that validation measures beside the loss: the task's usual ones, and `more`."""
-    usual = [METRICS[name]().with_tokenizer(tokenize) for name in MEASURED[type(objective)]]
+    usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics]
     names = {each.name for each in usual} | {"loss"}
     return usual + [each for each in more if each.name not in names]
 
 
 def metric_for(objective: Objective, name: str | None, decode: int, trust_code: bool = False) -> Metric:
     """Return the metric of an experiment, by name or the usual one; refuse one that the task has no inputs for."""
-    provided = [need for need in PROVIDED[type(objective)] if decode or need != "text"]
+    provided = [need for need in objective.provides if decode or need != "text"]
     if name is None:
-        name = next(each for each in MEASURED[type(objective)] if METRICS[each].needs in provided)
+        name = next(each for each in objective.metrics if METRICS[each].needs in provided)
     found = None if ":" not in name and name not in METRICS else metric(name, trust_code, "--metric")
     if found is None or found.needs not in provided or found.name == "loss":
         known = [each for each in METRICS if METRICS[each].needs in provided and each != "loss"]
@@ -73,11 +61,9 @@ def metric_for(objective: Objective, name: str | None, decode: int, trust_code: 
 
 def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = False) -> Metric:
     """Return the metric that ranks checkpoints; refuse one that is not measured."""
-    name = train.criterion
-    if name == "auto":
-        name = "accuracy" if isinstance(objective, Classification) else "loss"
+    name = objective.criterion if train.criterion == "auto" else train.criterion
     found = metric(name, trust_code, "train.criterion")
-    if name != "loss" and found.needs not in PROVIDED[type(objective)]:
+    if name != "loss" and found.needs not in objective.provides:
         raise SpecError("train.criterion", f"{name!r} is not measured for {objective.kind}")
     if found.needs == "text" and not train.decode:
         raise SpecError("train.criterion", f"{name!r} needs translations; set train.decode above 0")
@@ -103,13 +89,14 @@ def validate(
     found = Likelihood(found.nll, found.tokens, held_out.bytes)
     values = {"loss": found.loss}
     decoded, references = list[str](), list[str]()
-    if isinstance(objective, Classification):
-        decoded, references = classified(model, held_out), [record[0] for record in held_out.texts]
-    elif isinstance(objective, Translation) and (records := held_out.texts[:decode]):
-        translations = translated(model, held_out, search, [record[0] for record in records])
-        decoded, references = [output.text for output in translations], [record[1] for record in records]
-        values[REPEATING] = 100 * sum(find_loop(output.ids) is not None for output in translations) / len(records)
-        values[UNFINISHED] = 100 * sum(not output.ended for output in translations) / len(records)
+    pairs = [objective.pair(record) for record in held_out.texts]
+    if objective.labelled:
+        decoded, references = classified(model, held_out, [text for text, _ in pairs]), [label for _, label in pairs]
+    elif "text" in objective.provides and (pairs := pairs[:decode]):
+        translations = translated(model, held_out, search, [source for source, _ in pairs])
+        decoded, references = [output.text for output in translations], [target for _, target in pairs]
+        values[REPEATING] = 100 * sum(find_loop(output.ids) is not None for output in translations) / len(pairs)
+        values[UNFINISHED] = 100 * sum(not output.ended for output in translations) / len(pairs)
     if outputs is not None:
         outputs += decoded
     for each in metrics:
@@ -135,12 +122,11 @@ def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequenc
     return outputs
 
 
-def classified(model: Model, held_out: HeldOut) -> list[str]:
-    """Return the predicted label of each record."""
+def classified(model: Model, held_out: HeldOut, texts: Sequence[str]) -> list[str]:
+    """Return the predicted label of each text."""
     objective = held_out.objective
     assert isinstance(objective, Classification)
     assert isinstance(model, Classifier)
     device = next(model.parameters()).device
-    texts = [text for _, text in held_out.texts]
     predictions = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
     return [prediction.label for prediction in predictions]
