@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from regard.bench.contest import WARM_UP
 from regard.bench.peers import chosen
+from regard.bench.race import WARM_UP
 from regard.bench.shapes import EOS, LONGEST, SHAPES, Pair
-from regard.bench.train import CORPUS, Work, train
+from regard.bench.train import CORPUS, TrainingWork, train
 from regard.data.text import lines
 from regard.runs.trained_model import choose_device, load
 
@@ -81,7 +81,7 @@ def main() -> None:
         pairs, vocab = read(given, Path(scratch) / f"run{given.tokens[0]}", 3 * CORPUS)
     torch.manual_seed(0)
     shape = replace(SHAPES[given.shape], vocab=vocab)
-    work = Work.on(pairs, shape, SMOOTHING, device, WARM_UP + given.rounds)
+    work = TrainingWork.on(pairs, shape, SMOOTHING, device, WARM_UP + given.rounds)
     rows = train(work, peers, given.rounds, lambda said: print(said, file=sys.stderr, flush=True))
     for row in rows:
         print(json.dumps(row.record()))

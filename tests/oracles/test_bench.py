@@ -16,13 +16,13 @@ TINY = SHAPES["tiny"]
 def test_a_peer_has_our_size_and_learns(name: str) -> None:
     torch.manual_seed(0)
     ours = build(TINY.spec(0.1), seed=1)
-    trainee = next(peer for peer in PEERS if peer.name == name).code().trainee(TINY, 0.1, ours)
-    assert count(trainee.model) == count(ours)
-    inputs = [trainee.prepare(batch) for batch in padded(sentences(TINY, 100, seed=0), 64, seed=0, most=3)]
-    optimizer = torch.optim.AdamW(trainee.model.parameters(), lr=1e-2)
+    training_model = next(peer for peer in PEERS if peer.name == name).code().training_model(TINY, 0.1, ours)
+    assert count(training_model.model) == count(ours)
+    inputs = [training_model.prepare(batch) for batch in padded(sentences(TINY, 100, seed=0), 64, seed=0, most=3)]
+    optimizer = torch.optim.AdamW(training_model.model.parameters(), lr=1e-2)
     losses = []
     for n in range(30):
-        loss = trainee.loss(inputs[n % 3])
+        loss = training_model.loss(inputs[n % 3])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,1 +1,1 @@
-"""How fast we are: the same work for us and for other people's code, interleaved in one process."""
+"""Speed comparisons with other libraries: the same work, interleaved in one process."""

@@ -1,4 +1,4 @@
-"""A race in decoding: output tokens a second of beam search over ids, every output of one forced length."""
+"""A race in decoding: output tokens per second of beam search over ids, with outputs of one forced length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 
 from regard import fast
 from regard.batch import Batch, pad
-from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer, ctranslate2
-from regard.bench.peers.base import Ids, Speaker, count
+from regard.bench.peers.base import DecodingModel, Ids, count
+from regard.bench.race import Contestant, Report, Row, UnfairError, check_sizes, race
 from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits, SpecialTokens
@@ -19,12 +19,12 @@ from regard.fast.beam_search import captured
 from regard.models.base import Generator, LanguageModel, Model
 from regard.models.build import build
 
-ENDS = SpecialTokens(BOS, EOS, PAD)
+SPECIAL = SpecialTokens(BOS, EOS, PAD)
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is decoded on a device: settings of (batch, beams), lengths of a source and of every output."""
+class Workload:
+    """The work of a device: settings of (batch, beams), the mean length of a source, and the length of every output."""
 
     settings: tuple[tuple[int, int], ...]
     source: int
@@ -32,15 +32,15 @@ class Load:
     dtype: torch.dtype
 
 
-LOADS = {
-    "cpu": Load(((1, 1), (1, 5), (32, 1), (32, 5)), 20, 30, torch.float32),
-    "cuda": Load(((1, 5), (64, 5), (512, 5)), 24, 32, torch.bfloat16),
+WORKLOADS = {
+    "cpu": Workload(((1, 1), (1, 5), (32, 1), (32, 5)), 20, 30, torch.float32),
+    "cuda": Workload(((1, 5), (64, 5), (512, 5)), 24, 32, torch.bfloat16),
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The rows of one batch size and number of beams."""
+    """The rows of one batch size and beam size."""
 
     batch: int
     beams: int
@@ -48,29 +48,29 @@ class Setting:
 
 
 def decode(
-    shape: Shape, load: Load, peers: Sequence[Peer], rounds: int, device: torch.device, tell: Tell
+    shape: Shape, workload: Workload, peers: Sequence[Peer], rounds: int, device: torch.device, report: Report
 ) -> list[Setting]:
-    """Ours and theirs with the same weights. All must say what they were asked for: so many ids for every source."""
+    """Race our model and the peers' with the same weights, at every setting of the workload."""
     torch.manual_seed(0)
-    ours = mute(build(shape.spec(smoothing=0.0), seed=1))
-    theirs = [speaker for peer in peers for speaker in peer.code().speakers(shape, ours, device, load.dtype)]
-    engines = (
-        [ctranslate2.engine(shape, ours, "int8")] if device.type == "cpu" and "ctranslate2" in names(peers) else []
-    )
-    speakers = [our_speaker(ours, device, load.dtype), *engines, *theirs]
+    ours = without_special_tokens(build(shape.spec(smoothing=0.0), seed=1))
+    theirs = [model for peer in peers for model in peer.code().decoding_models(shape, ours, device, workload.dtype)]
+    engines = []
+    if device.type == "cpu" and any(peer.name == "ctranslate2" for peer in peers):
+        engines = [ctranslate2.engine(shape, ours, "int8")]
+    models = [our_model(ours, device, workload.dtype), *engines, *theirs]
     settings = []
-    for batch, beams in load.settings:
-        tell(f"batch {batch}, beam {beams}")
-        contestants = [entered(speaker, shape, load, batch, beams) for speaker in speakers]
+    for batch, beams in workload.settings:
+        report(f"batch {batch}, beam {beams}")
+        contestants = [contestant(model, shape, workload, batch, beams) for model in models]
         check_sizes(count(ours), contestants)
-        settings.append(Setting(batch, beams, race(contestants, rounds, device, tell)))
+        settings.append(Setting(batch, beams, race(contestants, rounds, device, report)))
         if device.type == "cuda" and not captured(ours):
-            raise UnfairError("regard: its search was not captured; the logger regard.decoding says why")
+            raise UnfairError("regard: its search was not captured; the logger regard.decoding has the reason")
     return settings
 
 
-def mute(model: Model) -> Generator:
-    """The model with vectors of 0 for what is not a word: of so many words some are always likelier."""
+def without_special_tokens(model: Model) -> Generator:
+    """The model with embeddings of 0 for special tokens, so that beam search never chooses one."""
     assert isinstance(model, LanguageModel)
     with torch.no_grad():
         for table in model.tables.parameters():
@@ -78,42 +78,38 @@ def mute(model: Model) -> Generator:
     return model
 
 
-def names(peers: Sequence[Peer]) -> set[str]:
-    """Who takes part."""
-    return {peer.name for peer in peers}
-
-
-def our_speaker(ours: Generator, device: torch.device, dtype: torch.dtype) -> Speaker:
-    """Beam search as `regard translate` runs it, from ids to ids."""
+def our_model(ours: Generator, device: torch.device, dtype: torch.dtype) -> DecodingModel:
+    """Beam search of `regard translate`, from ids to ids."""
     ours.to(device, dtype).eval()
-    fast.install(ours, fixed=True)  # as a run that is loaded does
+    fast.install(ours, fixed=True)  # as regard.load does
 
-    def say(sources: Ids, beams: int, length: int) -> Ids:
+    def search(sources: Ids, beams: int, length: int) -> Ids:
         ids, seg = pad(sources)
         batch = Batch(ids, source=ids, source_seg=seg).to(device)
-        found = find(ours, batch, Beam(beam_size=beams), ENDS, Limits(length, length))
-        return [list(best[0].ids) for best in found]
+        outputs = find(ours, batch, Beam(beam_size=beams), SPECIAL, Limits(length, length))
+        return [list(best[0].ids) for best in outputs]
 
-    return Speaker("regard", count(ours), say)
+    return DecodingModel("regard", count(ours), search)
 
 
-def entered(speaker: Speaker, shape: Shape, load: Load, batch: int, beams: int) -> Contestant:
-    """Somebody who decodes one batch a turn, and is asked whether the outputs are as long as they must be."""
+def contestant(model: DecodingModel, shape: Shape, workload: Workload, batch: int, beams: int) -> Contestant:
+    """Decode one batch per turn; refuse outputs of another length."""
 
     def turn(number: int) -> int:
-        said = speaker.say(sources(shape, load, batch, seed=number), beams, load.output)
-        lengths = {len(ids) for ids in said}
-        if len(said) != batch or lengths != {load.output}:
+        outputs = model.search(sources(shape, workload, batch, seed=number), beams, workload.output)
+        lengths = {len(ids) for ids in outputs}
+        if len(outputs) != batch or lengths != {workload.output}:
             raise UnfairError(
-                f"{speaker.title} said {len(said)} outputs of {sorted(lengths)} tokens, not {batch} of {load.output}"
+                f"{model.title} returned {len(outputs)} outputs of {sorted(lengths)} tokens, "
+                f"not {batch} of {workload.output}"
             )
-        return batch * load.output
+        return batch * workload.output
 
-    return Contestant(speaker.title, speaker.parameters, turn)
+    return Contestant(model.title, model.parameters, turn)
 
 
-def sources(shape: Shape, load: Load, batch: int, seed: int) -> Ids:
-    """Sources of about the same length: two thirds to four thirds of what is asked for, with their end."""
+def sources(shape: Shape, workload: Workload, batch: int, seed: int) -> Ids:
+    """Random sources of two thirds to four thirds of the workload's length, each with its end token."""
     rng = np.random.default_rng([seed, batch])
-    lengths = rng.integers(2 * load.source // 3, 4 * load.source // 3 + 1, batch).tolist()
+    lengths = rng.integers(2 * workload.source // 3, 4 * workload.source // 3 + 1, batch).tolist()
     return [[*rng.integers(FIRST, shape.vocab, n - 1).tolist(), EOS] for n in lengths]

@@ -1,19 +1,19 @@
-"""The result of a race: rows, what it was run on, and the same as a table."""
+"""The result of a race: its rows and the machine, as JSON and as a table."""
 
 import logging
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from regard.bench.contest import WARM_UP, Row, Tell
-from regard.bench.decode import LOADS, decode
+from regard.bench.decode import WORKLOADS, decode
 from regard.bench.peers import Peer
+from regard.bench.race import WARM_UP, Report, Row
 from regard.bench.shapes import SHAPES
-from regard.bench.train import Work, train
+from regard.bench.train import TrainingWork, train
 from regard.planner.threads import cpu
 from regard.training.log import version
 
@@ -21,8 +21,8 @@ PACKAGES = ("torch", "transformers", "x-transformers", "fairseq-fixed", "joeynmt
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was raced, on what, and how it went."""
+class RaceReport:
+    """The task, the machine, and a row for every contestant."""
 
     task: str
     shape: str
@@ -33,17 +33,18 @@ class Report:
     rows: list[Row]
 
     def json(self) -> dict[str, Any]:
-        """As one document."""
-        values = {name: getattr(self, name) for name in ("task", "shape", "rounds", "device", "unit", "machine")}
-        return values | {"rows": [row.record() for row in self.rows]}
+        """One JSON document."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {
+            "rows": [r.record() for r in self.rows]
+        }
 
     def headings(self) -> tuple[str, ...]:
-        """What stands above the columns of `lines`."""
+        """The column headings of `lines`."""
         memory = ("peak GB",) if any(row.memory_gb is not None for row in self.rows) else ()
         return "", "tokens/s", "ratio", "95 % interval", "parameters", *memory
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The rows as text."""
+        """The cells of every row as text."""
         return [_line(row)[: len(self.headings())] for row in self.rows]
 
 
@@ -55,42 +56,42 @@ def _line(row: Row) -> tuple[str, ...]:
 
 
 def run(
-    task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, tell: Tell
-) -> Report:
-    """Race, and write down how it went. What peers log meanwhile, which is much, is not shown."""
+    task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
+) -> RaceReport:
+    """Race the task (train or decode). What peers log meanwhile is not shown."""
     logging.disable(logging.WARNING)
     try:
-        rows, unit = _raced(task, shape, peers, rounds, smoothing, device, tell)
+        rows, unit = _race(task, shape, peers, rounds, smoothing, device, report)
     finally:
         logging.disable(logging.NOTSET)
-    return Report(task, shape, rounds, device.type, unit, facts(device), rows)
+    return RaceReport(task, shape, rounds, device.type, unit, machine(device), rows)
 
 
-def _raced(
-    task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, tell: Tell
+def _race(
+    task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
 ) -> tuple[list[Row], str]:
-    """The rows, and what their numbers are."""
+    """The rows, and the unit of their numbers."""
     second = "CPU second" if device.type == "cpu" else "second"
     if task == "train":
-        rows = train(Work.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, tell)
-        return rows, f"real target tokens a {second}, label smoothing {smoothing:g}"
-    load = LOADS[device.type]
-    settings = decode(SHAPES[shape], load, peers, rounds, device, tell)
+        rows = train(TrainingWork.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, report)
+        return rows, f"real target tokens per {second}, label smoothing {smoothing:g}"
+    workload = WORKLOADS[device.type]
+    settings = decode(SHAPES[shape], workload, peers, rounds, device, report)
     rows = [replace(row, name=f"{row.name} {s.batch}:{s.beams}") for s in settings for row in s.rows]
-    lengths = f"sources of about {load.source} tokens, outputs of exactly {load.output}"
-    kind = str(load.dtype).removeprefix("torch.")
-    return rows, f"output tokens a {second}, {kind} but where said otherwise, at batch:beams, {lengths}"
+    lengths = f"sources of about {workload.source} tokens, outputs of exactly {workload.output}"
+    dtype = str(workload.dtype).removeprefix("torch.")
+    return rows, f"output tokens per {second}, {dtype} unless stated otherwise, at batch:beams, {lengths}"
 
 
-def facts(device: torch.device) -> dict[str, Any]:
-    """What a race was run on: without it its numbers say nothing."""
-    known: dict[str, Any] = {
+def machine(device: torch.device) -> dict[str, Any]:
+    """The hardware and the versions of a race."""
+    facts: dict[str, Any] = {
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := version(name))},
+        "versions": {name: number for name in PACKAGES if (number := version(name))},
     }
     if device.type == "cuda":
-        known |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return known
+        facts |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return facts

@@ -1,4 +1,4 @@
-"""What is raced over: models of a few sizes, sentences of realistic lengths, and their batches."""
+"""The models and the text of a race: a few sizes, sentences of realistic lengths, and their batches."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from regard.data.batching import Buckets, Packing, Plan
 from regard.models.base import ModelSpec
 from regard.presets import preset
 
-PAD, BOS, EOS, FIRST = 0, 1, 2, 4  # FIRST: the first id that is a word
+PAD, BOS, EOS, FIRST = 0, 1, 2, 4  # FIRST: the first id that is not special
 Pair = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Transformer of Vaswani et al. 2017 with one table for everything, and the text that it works on."""
+    """A Transformer of Vaswani et al. 2017 with one tied embedding table, and the sizes of its text."""
 
     depth: int
     d_model: int
@@ -26,12 +26,12 @@ class Shape:
     d_hidden: int
     vocab: int
     length: int  # tokens of a sentence, on average
-    tokens: int  # of a training batch on a CPU, padded, on the longer side
-    steps: int  # of a round on a CPU
+    tokens: int  # of a training batch on a CPU, with padding, on the longer side
+    steps: int  # per round on a CPU
     dropout: float = 0.1
 
     def spec(self, smoothing: float) -> ModelSpec:
-        """Our description of it. Positions lie as Hugging Face lays them, so that weights can be copied."""
+        """Its spec, with the layout of Hugging Face's sinusoids, so that weights can be copied."""
         return preset(
             "transformer_base",
             **{
@@ -59,9 +59,9 @@ LONGEST = (150, 175)  # a source, a target
 
 
 def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
-    """Pairs of random ids with log-normal lengths, source and target about as long as each other.
+    """Pairs of random ids with log-normal lengths, source and target of about equal length.
 
-    The source has its end; that of the target is given to it when a batch is made.
+    A source contains its end token; a target gets its own in a batch.
     """
     rng = np.random.default_rng(seed)
     sigma = 0.5
@@ -72,14 +72,14 @@ def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
 
 
 def padded(pairs: Sequence[Pair], tokens: int, seed: int, most: int | None = None) -> list[Batch]:
-    """The first `most` batches of at most `tokens` padded tokens a side, from sorted pairs, in random order."""
+    """The first `most` batches, each of at most `tokens` tokens per side with padding, in random order."""
     plan = Buckets(tokens).plan(_lengths(pairs), np.arange(len(pairs)), np.random.default_rng(seed))
-    chosen = _batches(plan)[:most]
-    return [translation([pairs[n] for row in rows for n in row.tolist()], BOS, EOS, source_end=()) for rows in chosen]
+    batches = _batches(plan)[:most]
+    return [translation([pairs[n] for row in rows for n in row.tolist()], BOS, EOS, source_end=()) for rows in batches]
 
 
 def packed(pairs: Sequence[Pair], tokens: int, length: int, seed: int) -> list[Batch]:
-    """Batches of one fixed shape: rows of `length` with several pairs each, `tokens` in all."""
+    """Batches of one fixed shape: `tokens` tokens in rows of `length`, with several pairs each."""
     planned = Packing(tokens, length).plan(_lengths(pairs), np.arange(len(pairs)), np.random.default_rng(seed))
     batches = [[[pairs[n] for n in row.tolist()] for row in rows] for rows in _batches(planned)]
     segments = max(len(row) for rows in batches for row in rows)
@@ -107,5 +107,5 @@ def _batches(plan: Plan) -> list[list[np.ndarray]]:
 
 
 def labels(batch: Batch) -> int:
-    """The real target tokens of a batch: all that counts."""
+    """The number of real target tokens of a batch."""
     return int((batch.target_seg != 0).sum()) if batch.target_seg is not None else batch.target.numel()

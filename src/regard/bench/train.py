@@ -1,4 +1,4 @@
-"""A race in training: real target tokens a second of forward, backward, clipping and optimizer."""
+"""A race in training: real target tokens per second of forward, backward, clipping and optimizer step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from regard.batch import Batch
-from regard.bench.contest import Contestant, Row, Tell, UnfairError, check_sizes, race
 from regard.bench.peers import Peer
-from regard.bench.peers.base import Trainee, count
+from regard.bench.peers.base import TrainingModel, count
+from regard.bench.race import Contestant, Report, Row, UnfairError, check_sizes, race
 from regard.bench.shapes import Pair, Shape, labels, packed, padded, sentences
 from regard.data.batching import Buckets
 from regard.models.base import Model
@@ -21,17 +21,17 @@ from regard.training.executor import Captured, Eager, StepExecutor, Update
 from regard.training.optim import AdamW
 
 ADAMW, CLIP = AdamW(learning_rate=1e-4), 1.0
-CORPUS = 10_000  # pairs: enough that sorting leaves hardly any padding
-GPU_TOKENS = (16_384, 32_768)  # a side: peers take both, as some gain by it; ours is packed to the second
+CORPUS = 10_000  # pairs; enough that batches of sorted pairs contain hardly any padding
+GPU_TOKENS = (16_384, 32_768)  # per side; peers are raced with both, regard with rows packed to the second
 GPU_STEPS = 15
-GPU_WARM = 50  # steps: every shape of the padded batches about once, so that no allocation is timed
+GPU_WARM = 50  # warm-up steps: about one for every shape of a padded batch, so that no allocation is timed
 TOLERANCE = 1e-4
-CHECKED = 10  # pairs, of which the losses must agree
+CHECKED = 10  # pairs on which the losses must agree
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is trained on, where, and how many steps of it are a turn."""
+class TrainingWork:
+    """The batches of a race, the device, and the number of steps in a turn."""
 
     shape: Shape
     smoothing: float
@@ -41,103 +41,107 @@ class Work:
     steps: int
 
     @classmethod
-    def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
-        """Token-budget batches of sorted sentences; on a GPU everybody makes those that suit them."""
+    def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "TrainingWork":
+        """Random sentences. On a CPU in batches shared by all; on a GPU every contestant makes its own."""
         pairs = sentences(shape, CORPUS if device.type == "cpu" else 3 * CORPUS, seed=0)
         return cls.on(pairs, shape, smoothing, device, turns)
 
     @classmethod
-    def on(cls, pairs: Sequence[Pair], shape: Shape, smoothing: float, device: torch.device, turns: int) -> "Work":
-        """The same with given sentences."""
+    def on(
+        cls, pairs: Sequence[Pair], shape: Shape, smoothing: float, device: torch.device, turns: int
+    ) -> "TrainingWork":
+        """The same for given sentences."""
         if device.type == "cpu":
             batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps)
             return cls(shape, smoothing, device, pairs, batches, shape.steps)
         return cls(shape, smoothing, device, pairs, [], GPU_STEPS)
 
 
-def train(work: Work, peers: Sequence[Peer], rounds: int, tell: Tell) -> list[Row]:
-    """Ours and theirs. Before anything is timed, sizes are compared, and the loss of whoever has our weights."""
+def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report) -> list[Row]:
+    """Race our model and the peers'. Sizes are compared first, and the losses of peers that have our weights."""
     torch.manual_seed(0)
     ours = build(work.shape.spec(work.smoothing), seed=1)
     contestants = our_contestants(work, ours)
     for peer in peers:
-        contestants += their_contestants(work, lambda peer=peer: peer.code().trainee(work.shape, work.smoothing, ours))
+        contestants += their_contestants(
+            work, lambda peer=peer: peer.code().training_model(work.shape, work.smoothing, ours)
+        )
     check_sizes(count(ours), contestants)
-    return race(contestants, rounds, work.device, tell)
+    return race(contestants, rounds, work.device, report)
 
 
-def our_contestants(work: Work, ours: Model) -> list[Contestant]:
-    """Our step as training runs it: on a CPU over padded batches; on a GPU over packed ones, as one CUDA graph."""
+def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
+    """The training step of regard: over padded batches on a CPU; as a CUDA graph over packed rows on a GPU."""
     if work.device.type == "cpu":
         step = stepping(Eager(our_update(ours, work.device)))
-        return [entered("regard", ours, step, counted(work.batches), work)]
+        return [contestant("regard", ours, step, counted(work.batches), work)]
     longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
     batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
-    programs: dict[str, Callable[[Update], StepExecutor]] = {
+    executors: dict[str, Callable[[Update], StepExecutor]] = {
         "regard (graph)": lambda update: Captured(update, _silent),
         "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
     }
-    found = []
-    for title, program in programs.items():
+    contestants = []
+    for title, make in executors.items():
         model = build(ours.spec, seed=1)
-        running = program(our_update(model, work.device))
-        found.append(entered(title, model, stepping(running), counted(fixed), replace(work, batches=fixed)))
-        assert isinstance(running, Captured)
-        if running.graph is None:
-            raise UnfairError(f"{title}: its step was not captured: {running.failed or 'there were too few of them'}")
-    return found
+        executor = make(our_update(model, work.device))
+        contestants.append(contestant(title, model, stepping(executor), counted(fixed), replace(work, batches=fixed)))
+        assert isinstance(executor, Captured)
+        if executor.graph is None:
+            raise UnfairError(f"{title}: its step was not captured: {executor.failed or 'there were too few steps'}")
+    return contestants
 
 
 def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
-    """Batches with their labels, which are known on the host before a step begins."""
+    """Batches with their number of labels, counted before anything is timed."""
     return [(batch, labels(batch)) for batch in batches]
 
 
 def our_update(model: Model, device: torch.device) -> Update:
-    """A change of the weights, as the trainer makes it."""
+    """The update of the trainer."""
     optimizer = ADAMW.build(model.to(device))
     dtype = None if device.type == "cpu" else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     return Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None)
 
 
-def stepping(program: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
-    """Its steps over batches with their labels."""
+def stepping(executor: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
+    """A step of the executor on a batch and its number of labels."""
 
     def step(of: tuple[Batch, int]) -> None:
-        program.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
+        executor.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
 
     return step
 
 
 def _silent(*_: Any, **__: Any) -> None:
-    """Nobody is told how a step of a race is run."""
+    """Discard messages about capture and compilation."""
 
 
-def their_contestants(work: Work, make: Callable[[], Trainee]) -> list[Contestant]:
-    """The loop that a careful user writes; on a GPU in autocast, and with bfloat16 weights where they can."""
-    trainee = make()
-    if trainee.copied:
-        check_loss(work, trainee)
+def their_contestants(work: TrainingWork, make: Callable[[], TrainingModel]) -> list[Contestant]:
+    """A careful user's training loop; on a GPU with autocast, and with bfloat16 weights where supported."""
+    training_model = make()
+    if training_model.copied:
+        check_loss(work, training_model)
     if work.device.type == "cpu":
-        return [_theirs(work, trainee, trainee.title, nullcontext)]
-    found = []
+        return [_theirs(work, training_model, training_model.title, nullcontext)]
+    contestants = []
     for tokens in GPU_TOKENS:
         sized = replace(work, batches=padded(work.pairs, tokens, seed=0))
-        title = f"{trainee.title}, {tokens // 1024}k"
-        found.append(_theirs(sized, make(), f"{title} (autocast)", lambda: autocast(work.device)))
-        if trainee.pure_half:
-            rounded = make()
-            rounded.model.bfloat16()
-            found.append(_theirs(sized, rounded, f"{title} (bf16)", nullcontext))
-    return found
+        title = f"{training_model.title}, {tokens // 1024}k"
+        contestants.append(_theirs(sized, make(), f"{title} (autocast)", lambda: autocast(work.device)))
+        if training_model.pure_half:
+            half = make()
+            half.model.bfloat16()
+            contestants.append(_theirs(sized, half, f"{title} (bf16)", nullcontext))
+    return contestants
 
 
 def _theirs(
-    work: Work, trainee: Trainee, title: str, precision: Callable[[], AbstractContextManager[Any]]
+    work: TrainingWork, training_model: TrainingModel, title: str, precision: Callable[[], AbstractContextManager[Any]]
 ) -> Contestant:
-    model = trainee.model.to(work.device)
+    model = training_model.model.to(work.device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -150,18 +154,20 @@ def _theirs(
 
     def step(inputs: Any) -> None:
         with precision():
-            loss = trainee.loss(inputs)
+            loss = training_model.loss(inputs)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad()
 
-    inputs = [trainee.prepare(batch.to(work.device)) for batch in work.batches]
-    return entered(title, model, step, inputs, work)
+    inputs = [training_model.prepare(batch.to(work.device)) for batch in work.batches]
+    return contestant(title, model, step, inputs, work)
 
 
-def entered(title: str, model: nn.Module, step: Callable[[Any], None], inputs: Sequence[Any], work: Work) -> Contestant:
-    """Somebody who takes turns of `steps` steps over the inputs, which are the batches of the work in their form."""
+def contestant(
+    title: str, model: nn.Module, step: Callable[[Any], None], inputs: Sequence[Any], work: TrainingWork
+) -> Contestant:
+    """A contestant with turns of `work.steps` steps over the inputs, which are the batches of the work in its form."""
     tokens = [labels(batch) for batch in work.batches]
     model.train()
     memory = None
@@ -179,7 +185,7 @@ def entered(title: str, model: nn.Module, step: Callable[[Any], None], inputs: S
 
 
 def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.device) -> int:
-    """The most memory, in bytes, that these steps held beyond what was there: gradients, moments, activations."""
+    """Run the warm-up; return the peak of the additional memory in bytes: gradients, moments, activations."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -190,18 +196,18 @@ def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.de
 
 
 def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 products on a GPU; a CPU trains in float32."""
+    """bfloat16 matrix products on a GPU, float32 on a CPU."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-def check_loss(work: Work, trainee: Trainee) -> None:
-    """Refuse to compare what does not compute the same loss from the same weights."""
+def check_loss(work: TrainingWork, training_model: TrainingModel) -> None:
+    """Refuse a peer that has our weights and does not compute the same loss."""
     batch = padded(work.pairs[:CHECKED], GPU_TOKENS[0], seed=0, most=1)[0]
-    still = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
-    trainee.model.eval()
+    without_dropout = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
+    training_model.model.eval()
     with torch.no_grad():
-        loss = still.loss(batch)
+        loss = without_dropout.loss(batch)
         ours = float(loss.total / loss.tokens)
-        theirs = float(trainee.loss(trainee.prepare(batch)))
+        theirs = float(training_model.loss(training_model.prepare(batch)))
     if abs(ours - theirs) > TOLERANCE * abs(ours):
-        raise UnfairError(f"{trainee.title} finds a loss of {theirs:.6f} where regard finds {ours:.6f}")
+        raise UnfairError(f"{training_model.title} computes a loss of {theirs:.6f} and regard {ours:.6f}")

@@ -1,4 +1,4 @@
-"""The command that says how fast we are: bench."""
+"""The command bench: races against other libraries."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -9,36 +9,38 @@ from regard.cli.base import STUDY, AsJson, Device, Quiet, app, console, print_js
 from regard.errors import SpecError, nearest
 
 if TYPE_CHECKING:
-    from regard.bench.report import Report
+    from regard.bench.report import RaceReport
 
 TASKS, DEVICES = ("train", "decode"), ("cpu", "cuda")
-FEWEST = 10
+ENOUGH_ROUNDS = 10
 
 
 @app.command(rich_help_panel=STUDY)
 def bench(
     task: Annotated[str, typer.Argument(metavar="TASK", help="train or decode.")],
-    shape: Annotated[str, typer.Option(metavar="NAME", help="small, base or big; tiny to try the command.")] = "small",
+    shape: Annotated[
+        str, typer.Option(metavar="NAME", help="Size of the model: small, base or big; tiny to try the command.")
+    ] = "small",
     against: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Only these peers: hf,ctranslate2,joeynmt,fairseq,xtransformers,torch. Those installed if not given.",
+            help="Peers: hf,ctranslate2,joeynmt,fairseq,xtransformers,torch; all that are installed by default.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help=f"At least {FEWEST} for a verdict.")] = FEWEST,
-    smoothing: Annotated[
-        float, typer.Option(metavar="X", help="Label smoothing of everybody's loss, in training.")
-    ] = 0.1,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help=f"Rounds of the race; a verdict needs at least {ENOUGH_ROUNDS}.")
+    ] = ENOUGH_ROUNDS,
+    smoothing: Annotated[float, typer.Option(metavar="X", help="Label smoothing of the training loss.")] = 0.1,
     device: Device = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of everybody.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of every contestant.")] = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Race against other people's code: the same model and the same sentences, a short turn each, many rounds.
+    """Compare the speed with other libraries: the same model and sentences, short turns, many rounds.
 
-    Only real tokens count, not padding: per CPU second on a CPU, where other processes do not count then, or per
-    second on a GPU. The ratio is to the fastest peer, round by round: the median, and its 95 % interval.
+    Speed is real tokens, without padding, per CPU second on a CPU or per second on a GPU. The ratio to the fastest
+    peer is computed round by round; its median and 95 % interval are printed.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
@@ -46,7 +48,7 @@ def bench(
 
     names = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
     if names == []:
-        raise SpecError("--against", "names no peer; leave it out to race against all that are installed")
+        raise SpecError("--against", "names no peer; omit it to race against all that are installed")
     peers, missing = chosen(names, task)
     from regard.bench.report import run
     from regard.bench.shapes import SHAPES
@@ -58,7 +60,7 @@ def bench(
         raise SpecError("--smoothing", f"must lie in [0, 1), not {smoothing}")
     where = choose_device(device)
     if where.type not in DEVICES:
-        raise SpecError("--device", f"races are run on {' or '.join(DEVICES)}, not on {where.type}")
+        raise SpecError("--device", f"races run on {' or '.join(DEVICES)}, not on {where.type}")
     set_threads(threads)
     for peer in () if quiet else missing:
         warn(f"{peer.title} is not installed and left out; {peer.install}")
@@ -70,11 +72,11 @@ def bench(
 
 
 def progress(line: str) -> None:
-    """One line on stderr."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def _show(report: "Report") -> None:
+def _show(report: "RaceReport") -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -88,5 +90,5 @@ def _show(report: "Report") -> None:
     where = machine.get("gpu") or f"{machine['cpu']}, threads: {machine['threads']}"
     screen.print(f"{report.task} {report.shape}, {report.rounds} rounds: {report.unit}", markup=False, soft_wrap=True)
     screen.print(f"{where}, torch {machine['versions']['torch']}", markup=False)
-    if report.rounds < FEWEST:
-        screen.print(f"fewer than {FEWEST} rounds prove nothing")
+    if report.rounds < ENOUGH_ROUNDS:
+        screen.print(f"needs at least {ENOUGH_ROUNDS} rounds for a verdict")

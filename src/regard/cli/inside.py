@@ -1,4 +1,4 @@
-"""Commands that look inside: show."""
+"""The command show: a model or a run in detail."""
 
 import json
 from dataclasses import asdict
@@ -11,7 +11,6 @@ from regard.cli.base import INSIDE, TrustCode, app, console, print_json
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
-    from rich.text import Text
     from rich.tree import Tree
 
     from regard.models.cost import Cost
@@ -26,13 +25,13 @@ def show(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as decoder.depth=3. May be repeated."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of source and target for the FLOPs.")] = 128,
+    length: Annotated[int, typer.Option(min=1, help="Length of source and target, in tokens, for the FLOPs.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Show a model: its tree, what differs from its base, exact parameters and FLOPs per token by part.
+    """Print a model as a tree, its changes, and the parameters and FLOPs per token of every part.
 
-    Without an argument, list the presets.
+    Without an argument, list the presets. For a run, print its recipe, scores and the digest of its weights.
     """
     if model is None:
         _list_presets(as_json)
@@ -68,9 +67,9 @@ def show(
 
 
 def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) -> None:
-    """What a run is: recipe, parameters, step, scores, and the digest of its weights."""
+    """Print the recipe, parameters, step, scores and the digest of the weights of a run."""
     if changes:
-        raise SpecError("--set", "a run is what it is; train another with the change")
+        raise SpecError("--set", "does not apply to a finished run; train another run with the change")
     from regard.evaluation import baselines
     from regard.runs.trained_model import load
     from regard.training.checkpoint import RunFolder
@@ -118,7 +117,7 @@ def _list_presets(as_json: bool) -> None:
         table.add_row(Text(name, "bold"), Text(line))
     screen = console()
     screen.print(table)
-    screen.print("\nregard show NAME shows one of them.")
+    screen.print("\nregard show NAME prints one of them.")
 
 
 def _show(name: str, record: dict[str, Any], changes: list[tuple[str, Any, Any]], costs: "Cost") -> None:
@@ -131,19 +130,19 @@ def _show(name: str, record: dict[str, Any], changes: list[tuple[str, Any, Any]]
     _grow(tree, record)
     screen.print(tree)
     if changes:
-        screen.print("\n[bold]Changed[/]")
+        screen.print("\n[bold]Changes[/]")
         for path, before, after in changes:
             screen.print(Text.assemble(f"  {path}: {_short(before)} -> ", (_short(after), "bold")))
     screen.print()
     table = Table(box=None, pad_edge=False)
     table.add_column("part")
     table.add_column("parameters", justify="right")
-    table.add_column("MFLOP a token", justify="right")
+    table.add_column("MFLOPs per token", justify="right")
     for part in costs.parts:
         table.add_row(Text(part.part), f"{part.parameters:,}", f"{part.flops_per_token / 1e6:,.3f}")
     table.add_row("[bold]all[/]", f"[bold]{costs.parameters:,}[/]", f"[bold]{costs.flops_per_token / 1e6:,.3f}[/]")
     screen.print(table)
-    screen.print(f"\nFLOPs of a forward pass at {costs.length} tokens, two per multiply-add.")
+    screen.print(f"\nFLOPs are those of a forward pass at {costs.length} tokens; a multiply-add counts as two.")
 
 
 def _short(value: Any) -> str:
@@ -153,10 +152,7 @@ def _short(value: Any) -> str:
 def _grow(tree: "Tree", record: dict[str, Any]) -> None:
     from rich.text import Text
 
-    def labelled(key: str, value: str, style: str, between: str) -> "Text":
-        return Text.assemble(key, between, (value, style))  # not markup: a path may be `[/x]`
-
-    plain = [labelled(key, _short(value), "cyan", " ") for key, value in record.items() if _is_leaf(key, value)]
+    plain = [Text.assemble(key, " ", (_short(value), "cyan")) for key, value in record.items() if _is_leaf(key, value)]
     if plain:
         tree.add(Text("  ").join(plain))
     for key, value in record.items():
@@ -164,7 +160,9 @@ def _grow(tree: "Tree", record: dict[str, Any]) -> None:
         for i, item in enumerate(items):
             if isinstance(item, dict):
                 label = f"{key}[{i}]" if isinstance(value, list) else key
-                _grow(tree.add(labelled(label, item["kind"], "bold", "  ")), item)
+                _grow(
+                    tree.add(Text.assemble(label, "  ", (item["kind"], "bold"))), item
+                )  # not markup: `[/x]` is a path
 
 
 def _is_leaf(key: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Commands that ship a run: export."""
+"""The command export: a run in the format of another engine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,22 +12,22 @@ from regard.cli.use import Average, RunArgument
 @app.command(rich_help_panel=SHIP)
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="The engine to write for: ctranslate2.")] = "ctranslate2",
+    to: Annotated[str, typer.Option(help="Format: ctranslate2.")] = "ctranslate2",
     quantize: Quantize = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to; RUN/exports/ctranslate2-TYPE if not given.")
+        Path | None, typer.Option(metavar="DIR", help="Output folder; RUN/exports/ctranslate2-TYPE by default.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     average: Average = None,
     device: Device = "auto",
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a run for another engine, and check that it says the same there before calling it done.
+    """Convert a run for another engine, and verify the outputs of the result.
 
-    Texts of the run's validation set go through both; how many outputs agree and the largest difference of
-    log-probabilities are printed and kept in regard.json. A float export that differs by more than rounding is an error
-    (exit code 2), and nothing is left behind. What the other engine cannot express is refused by name.
+    Both engines translate texts of the validation set. The number of equal outputs and the largest difference of
+    log-probabilities are printed and stored in regard.json. A float export that differs by more than rounding fails
+    (exit code 2) and leaves no files. Parts that the engine does not support are refused by name.
     """
     from regard.inference.export import Check, sentence
     from regard.runs.trained_model import load

@@ -1,7 +1,7 @@
-"""The demo's corpus: numbers, dates, clock times and money in English, and the same in another language.
+"""The demo's corpus: numbers, dates, clock times and amounts of money in English and in another language.
 
-Words come from num2words, digits from Babel. Values are dealt to training or test before anything is rendered, so that
-no form of a held-out value is ever trained on.
+num2words writes them in words, Babel in digits. Values are split into training and test before they are rendered, so
+that the training text contains no form of a held-out value.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from typing import Any
 from regard.demo.languages import English, German, Language, Money, load
 from regard.errors import SpecError
 
-HELD_OUT = 16  # one value in so many
+HELD_OUT = 16  # one value in 16
 YEARS = range(1900, 2100)
 DAYS = (datetime.date(YEARS.stop, 1, 1) - datetime.date(YEARS.start, 1, 1)).days
 CURRENCIES = ("EUR", "USD", "GBP", "CHF", "JPY")
@@ -43,7 +43,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A value, and the facts that a pair of it gives away: first the whole, then what it contains."""
+    """A random value, and the facts that its pair reveals: first the value itself, then the values within it."""
 
     value: Any
     text: str
@@ -52,7 +52,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to express a kind of value, the same way in both languages; `share` is its part of the corpus."""
+    """A way to express a kind of value in both languages; `share` is its share of the corpus."""
 
     kind: str
     share: float
@@ -62,9 +62,9 @@ class Form:
 
 
 def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 1000) -> Corpus:
-    """`count` pairs for training and `held_out` distinct ones for testing; the same for the same arguments everywhere.
+    """Return `count` training pairs and `held_out` distinct test pairs, the same on every machine.
 
-    A larger `count` gives the same pairs and more.
+    A larger `count` appends to the same pairs.
     """
     if count < 1:
         raise SpecError("count", f"must be at least 1, not {count}")
@@ -75,53 +75,53 @@ def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 10
 
 
 def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
-    """Pairs that give away nothing that is held out; short ones come again."""
+    """Pairs that reveal no held-out value; short ones repeat."""
     rng, limits = random.Random(f"train {seed}"), list(accumulate(form.share for form in forms))
 
     def allowed(drawn: Drawn) -> bool:
-        return not any(held(fact, seed) for fact in drawn.facts)
+        return not any(held_out_value(fact, seed) for fact in drawn.facts)
 
     return tuple(_example(rng.choices(forms, cum_weights=limits)[0], rng, allowed) for _ in range(count))
 
 
 def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
-    """Distinct held-out pairs: one of every kind first, then as the shares have it."""
+    """Distinct held-out pairs: one of every kind first, then in the proportions of the shares."""
     rng, limits = random.Random(f"test {seed}"), list(accumulate(form.share for form in forms))
 
     def allowed(drawn: Drawn) -> bool:
-        return bool(drawn.facts) and held(drawn.facts[0], seed)
+        return bool(drawn.facts) and held_out_value(drawn.facts[0], seed)
 
     queue = list({form.kind: form for form in forms}.values())[:count]
-    found: dict[str, Example] = {}
-    while len(found) < count:
+    by_source: dict[str, Example] = {}
+    while len(by_source) < count:
         form = queue.pop() if queue else rng.choices(forms, cum_weights=limits)[0]
         example = _example(form, rng, allowed)
-        found.setdefault(example.source, example)
-    examples = list(found.values())
+        by_source.setdefault(example.source, example)
+    examples = list(by_source.values())
     rng.shuffle(examples)
     return tuple(examples)
 
 
 def _example(form: Form, rng: random.Random, allowed: Callable[[Drawn], bool]) -> Example:
-    """Draw until a value is on the right side, then render it."""
+    """Draw until a value is allowed, then render it."""
     while not allowed(drawn := form.draw(rng)):
         pass
     return Example(form.kind, drawn.text, form.source(drawn.value), form.target(drawn.value))
 
 
-def held(fact: str, seed: int) -> bool:
-    """Whether a fact belongs to the test set: decided by its own hash, so that no other choice can change it."""
+def held_out_value(fact: str, seed: int) -> bool:
+    """True if a fact belongs to the test set. Its hash decides, independently of every other choice."""
     digest = hashlib.blake2b(f"{seed} {fact}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % HELD_OUT == 0
 
 
 def number_facts(number: int) -> tuple[str, ...]:
-    """Numbers below 100 are what others are built of, and years are in dates: neither can be held out."""
+    """The facts of a number. Numbers below 100 are part of other numbers and years of dates, so neither is held out."""
     return () if number < 100 or number in YEARS else (f"number {number}",)
 
 
 def draw_number(rng: random.Random, digits: int) -> Drawn:
-    """A whole number of 1 to `digits` digits, longer ones more often, of which there are more."""
+    """A whole number of 1 to `digits` digits; longer ones are more frequent."""
     length = max(rng.randint(1, digits), rng.randint(1, digits))
     number = rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)
     return Drawn(number, str(number), number_facts(number))
@@ -146,7 +146,7 @@ def draw_date(rng: random.Random) -> Drawn:
 
 
 def draw_short_month(rng: random.Random) -> Drawn:
-    """A day in a month whose name can be abbreviated: "May 3, 1966" would be two forms at once."""
+    """A day in any month but May, whose short and long names are equal."""
     while (drawn := draw_date(rng)).value.month == 5:
         pass
     return drawn
@@ -159,7 +159,7 @@ def draw_time(rng: random.Random) -> Drawn:
 
 
 def draw_money(rng: random.Random, currencies: Sequence[str]) -> Drawn:
-    """From 1.00 to 9,999.99, one in four without cents (yen always)."""
+    """From 1.00 to 9,999.99; one in four, and every amount in yen, has no cents."""
     whole = max(1, draw_number(rng, 4).value)
     currency = rng.choice(currencies)
     cents = 0 if currency == "JPY" or rng.random() < 0.25 else rng.randrange(1, 100)
@@ -170,9 +170,9 @@ def draw_money(rng: random.Random, currencies: Sequence[str]) -> Drawn:
 
 
 def _forms(english: English, other: Language) -> list[Form]:
-    """All forms that both languages have; of a whole corpus two thirds are spoken English.
+    """All forms that both languages have. Two thirds of the corpus is English in words.
 
-    No two give the same English text, so that a source has one translation.
+    No two forms produce the same English text, so that a source has one translation.
     """
     currencies = [currency for currency in other.spoken_currencies() if currency in english.spoken_currencies()]
     forms = [
@@ -185,7 +185,7 @@ def _forms(english: English, other: Language) -> list[Form]:
         Form("date", 0.03, draw_short_month, english.medium_date, other.medium_date),
         Form("date", 0.05, draw_date, english.short_date, other.short_date),
         Form("time", 0.06, draw_time, english.spoken_clock, other.spoken_clock),
-        Form("time", 0.05, draw_time, english.told_clock, other.clock),
+        Form("time", 0.05, draw_time, english.colloquial_clock, other.clock),
         Form("time", 0.06, draw_time, english.clock, other.clock),
         Form("money", 0.05, partial(draw_money, currencies=CURRENCIES), english.money, other.money),
     ]

@@ -1,4 +1,4 @@
-"""How languages say and write numbers, dates, clock times and money: words from num2words, digits from Babel."""
+"""Numbers, dates, clock times and money in a language: in words by num2words, in digits by Babel."""
 
 import datetime
 import re
@@ -26,13 +26,16 @@ class Money:
 
 
 class Language:
-    """Any language that both packages know, as they have it.
+    """A language that both packages support.
 
-    It has no ordinals, which inflect and which num2words gets wrong in many languages, and no spoken dates and clock
-    times, of which the packages know nothing: those are written in digits.
+    Dates and clock times are in digits, as the packages have no words for them. There are no ordinals: they inflect,
+    and num2words gets them wrong in many languages.
     """
 
-    currencies: tuple[str, ...] = ("EUR", "USD")  # to be spoken; num2words gets the gender of pounds wrong in some
+    currencies: tuple[str, ...] = (
+        "EUR",
+        "USD",
+    )  # in words; pounds have the wrong gender in some languages
 
     def __init__(self, code: str) -> None:
         self.dates = package("babel.dates")
@@ -50,7 +53,7 @@ class Language:
         return clean(self.numbers.format_decimal(number, locale=self.locale))
 
     def short_date(self, day: datetime.date) -> str:
-        """In digits, the year with all four: 05.03.2021."""
+        """05.03.2021, with all digits of the year."""
         return clean(self.dates.format_date(day, self.short_pattern, locale=self.locale))
 
     def medium_date(self, day: datetime.date) -> str:
@@ -70,7 +73,7 @@ class Language:
         return self.long_date(day)
 
     def clock(self, time: datetime.time) -> str:
-        """14:30 or 2:30 PM, as the language has it."""
+        """14:30 or 2:30 PM."""
         return clean(self.dates.format_time(time, "short", locale=self.locale))
 
     def spoken_clock(self, time: datetime.time) -> str:
@@ -78,35 +81,35 @@ class Language:
         return self.clock(time)
 
     def money(self, money: Money) -> str:
-        """$1,234.56; letters stand apart from digits, as CLDR wants it and Babel forgets."""
+        """$1,234.56; with a space between letters and digits, which CLDR requires and Babel omits."""
         text = self.numbers.format_currency(money.amount, money.currency, locale=self.locale)
         return clean(re.sub(r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])", " ", text))
 
     def spoken_money(self, money: Money) -> str:
-        """Twelve dollars and fifty cents; nobody says "and zero cents"."""
+        """Twelve dollars and fifty cents; without "and zero cents"."""
         if money.hundredths % 100:
             return clean(self.converter.to_currency(money.amount, currency=money.currency))
         text = self.converter.to_currency(money.amount, currency=money.currency, separator="|")
         return clean(text[: text.index("|")])
 
     def spoken_currencies(self) -> tuple[str, ...]:
-        """The currencies whose amounts num2words can say; many languages lack some or all, each in its own way."""
+        """The currencies that num2words has words for in this language; many languages lack some or all."""
         english = package("num2words.lang_EU").Num2Word_EU.CURRENCY_FORMS
         if getattr(self.converter, "CURRENCY_FORMS", english) is english:
-            return ()  # Hungarian would have "cents"
-        return tuple(currency for currency in self.currencies if self._can_say(currency))
+            return ()  # inherited from English: Hungarian would have "cents"
+        return tuple(currency for currency in self.currencies if self._has_words_for(currency))
 
-    def _can_say(self, currency: str) -> bool:
+    def _has_words_for(self, currency: str) -> bool:
         probes = (100, 101, 250, 2100, 2101, 99_999, 345_678)
         try:
             text = " ".join(self.spoken_money(Money(hundredths, currency)) for hundredths in probes)
-        except Exception:  # each converter says in its own way that it cannot
+        except Exception:  # every converter raises its own errors
             return False
         return not any(character.isdigit() for character in text)
 
 
 class German(Language):
-    """German, read through by hand."""
+    """German, checked by hand."""
 
     currencies = ("EUR", "USD", "GBP")
 
@@ -114,7 +117,7 @@ class German(Language):
         super().__init__("de")
 
     def cardinal(self, number: int) -> str:
-        """einundzwanzig; num2words says "einhunderteinstausend" for 101,000."""
+        """einundzwanzig; corrects "einhunderteinstausend", which num2words writes for 101,000."""
         return super().cardinal(number).replace("einstausend", "eintausend")
 
     def ordinal(self, number: int) -> str:
@@ -141,7 +144,7 @@ class German(Language):
 
 
 class English(Language):
-    """The source: American formats, with all the ways of speaking that the others are translated from."""
+    """The source language: American formats, and several ways to put a value into words."""
 
     currencies = ("EUR", "USD", "GBP")
 
@@ -159,7 +162,7 @@ class English(Language):
         return self.converter.to_ordinal_num(number)
 
     def short_date(self, day: datetime.date) -> str:
-        """03/05/2021: the month first, always."""
+        """03/05/2021."""
         return f"{day:%m/%d/%Y}"
 
     def spoken_date(self, day: datetime.date) -> str:
@@ -179,13 +182,13 @@ class English(Language):
         minutes = "oh " * (0 < time.minute < 10) + self.cardinal(time.minute) if time.minute else ""
         return clean(f"{self._hour(time.hour)} {minutes} {'a.m.' if time.hour < 12 else 'p.m.'}")
 
-    def told_clock(self, time: datetime.time) -> str:
+    def colloquial_clock(self, time: datetime.time) -> str:
         """Half past two in the afternoon."""
         if not time.minute and time.hour % 12 == 0:
             return "noon" if time.hour else "midnight"
-        return f"{self._told_minutes(time)} {_part_of_day(time.hour)}"
+        return f"{self._colloquial_minutes(time)} {_part_of_day(time.hour)}"
 
-    def _told_minutes(self, time: datetime.time) -> str:
+    def _colloquial_minutes(self, time: datetime.time) -> str:
         if not time.minute:
             return f"{self._hour(time.hour)} o'clock"
         if time.minute <= 30:
@@ -209,7 +212,7 @@ class English(Language):
 
 
 def _part_of_day(hour: int) -> str:
-    """No two hours with one name share a part of the day, so that the whole names one hour."""
+    """The part of the day, which tells apart the two hours of each name."""
     if hour == 0 or hour >= 21:
         return "at night"
     if hour < 12:
@@ -230,13 +233,13 @@ def load(code: str) -> Language:
     try:
         for number in (0, 7, 21, 101, 1000, 21_000, 999_999):
             language.cardinal(number)
-    except Exception:  # whatever a converter trips over
+    except Exception:  # every converter raises its own errors
         raise SpecError("language", f"num2words cannot count in {code!r}; choose another language") from None
     return language
 
 
 def _without_giants(converter: Any) -> Any:
-    """A copy that knows no names above a million: num2words goes through all, up to 10^600, before it finds "two"."""
+    """A copy without names above a million, for speed: num2words tries every name from 10^600 downwards."""
     converter = copy(converter)
     if hasattr(converter, "cards"):
         cards = converter.cards
@@ -245,7 +248,7 @@ def _without_giants(converter: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """One plain space for every run of white space, of which CLDR uses many kinds."""
+    """Replace every sequence of white space, of which CLDR uses many kinds, by one space."""
     return " ".join(text.split())
 
 

@@ -1,8 +1,9 @@
-"""The demo: English numbers, dates, times and amounts of money into another language, trained in front of you."""
+"""The demo: train a translator of English numbers, dates, times and amounts of money, and show what it learned."""
 
 import random
 import time
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,20 @@ from regard.runs.trained_model import TrainedModel
 
 PAIRS, VALIDATION = 100_000, 200
 STEPS = 1800
-PIECES = 800
-SHOWN = 8  # translations that are shown
+SUBWORDS = 800
+SHOWN = 8  # translations that are printed
+NEXT = """
+Next:
+
+  echo 'four hundred and twenty-one' | regard translate {folder}
+  regard show {folder}                      # the model, layer by layer
+  regard train --tsv {folder}/text/train.tsv --variant swiglu --time 2m --out runs/swiglu
+  regard train --source mine.en --target mine.de --out runs/mine      # your own files
+"""
 
 
 def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
-    """Two layers a side, rotary positions, no dropout: there is more text than the model can learn by heart."""
+    """The recipe of the demo: 2 + 2 layers, rotary positions, no dropout, as the text is too large to memorise."""
     return {
         "model": {
             "preset": "transformer_tiny",
@@ -41,7 +50,7 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
         "data": {
             "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
             "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
-            "tokenizer": {"kind": "bpe", "vocab": PIECES},
+            "tokenizer": {"kind": "bpe", "vocab": SUBWORDS},
             "batching": {"kind": "buckets", "tokens": 1000},
         },
         "train": {
@@ -59,15 +68,15 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
 
 
 def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bool) -> dict[str, Any]:
-    """Train, test, translate, show; the facts of it."""
+    """Generate the corpus, train, translate held-out values, draw the attention; return the scores and the paths."""
     console = Console(quiet=quiet, emoji=False, highlight=False)
     folder = out or _free(Path("runs") / "demo")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):  # before anything is written into it
         raise DataError(f"{folder} exists; choose another folder with --out")
     steps = steps or STEPS
-    console.print(f"Making {PAIRS:,} pairs of English and '{language}' from num2words and Babel.", markup=False)
+    console.print(f"Generating {PAIRS:,} pairs of English and '{language}' with num2words and Babel.", markup=False)
     corpus = generate(PAIRS, language, seed)
-    torch.set_num_threads(quickest_threads())
+    torch.set_num_threads(fastest_threads())
     text = folder / "text"
     wanted = asked(recipe(text, steps, seed))
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,26 +85,21 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     trained, _ = start_run(wanted, folder, TrainingOptions("cpu", quiet=quiet, cache=False), beside=("text",))
     seconds = time.perf_counter() - started
     test = corpus.test[VALIDATION:]
-    said = trained.translate([example.source for example in test], beam=1, batch_size=64)
-    right = metrics.exact_match(said, [example.target for example in test])
-    bleu = metrics.bleu(said, [example.target for example in test])
+    outputs = trained.translate([example.source for example in test], beam=1, batch_size=64)
+    right = metrics.exact_match(outputs, [example.target for example in test])
+    bleu = metrics.bleu(outputs, [example.target for example in test])
     console.print(
-        f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are right to the letter "
-        f"(BLEU {bleu.value:.1f}), after {seconds:.0f} s. Their values occur nowhere in the training text.\n",
+        f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are translated without any error "
+        f"(BLEU {bleu.value:.1f}), after {seconds:.0f} s. No form of their values is in the training text.\n",
         soft_wrap=True,
     )
-    for example, translation in _sampled(list(zip(test, said, strict=True)), seed):
+    for example, translation in _sampled(list(zip(test, outputs, strict=True)), seed):
         mark = "" if translation == example.target else f"   (should be {example.target})"
         line = Text.assemble(f"  {example.source} -> ", (translation, "bold"), mark)
         console.print(line, soft_wrap=True)
-    picture = _show(trained, test, said, console)
-    console.print(
-        f"\nThe run is in {folder}, the picture in {picture}. Use it, or train on your own files:\n",
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(f"  echo 'four hundred and twenty-one' | regard translate {folder}", markup=False, soft_wrap=True)
-    console.print("  regard train --source mine.en --target mine.de --out runs/mine", markup=False)
+    picture = _draw_attention(trained, test, outputs, console)
+    console.print(f"\nThe run is in {folder}, the picture in {picture}.", markup=False, soft_wrap=True)
+    console.print(NEXT.format(folder=folder), markup=False, soft_wrap=True)
     return {
         "exact_match": right.value,
         "bleu": bleu.value,
@@ -107,28 +111,25 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     }
 
 
-def quickest_threads() -> int:
-    """One thread, or torch's choice, whichever is quicker now: beside a busy process threads wait for each other."""
-    usual = torch.get_num_threads()
+def fastest_threads() -> int:
+    """One thread or torch's default, whichever is faster now: beside a busy process several threads are slower."""
+    default = torch.get_num_threads()
     a, b = torch.rand(1000, 128), torch.rand(128, 512)
     seconds = {}
-    for threads in (1, usual):
+    for threads in (1, default):
         torch.set_num_threads(threads)
         started = time.perf_counter()
         for _ in range(200):
             (a @ b).relu_()
         seconds[threads] = time.perf_counter() - started
-    torch.set_num_threads(usual)
+    torch.set_num_threads(default)
     return min(seconds, key=lambda threads: seconds[threads])
 
 
 def _free(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that is free."""
-    number = 2
-    free = path
-    while free.exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return free
+    """The path, or the first of path-2, path-3, ... that does not exist."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def _write(folder: Path, train: Sequence[Example], test: Sequence[Example]) -> None:
@@ -147,26 +148,27 @@ def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example,
     return turns[:SHOWN]
 
 
-def _show(trained: TrainedModel, test: Sequence[Example], said: Sequence[str], console: Console) -> Path:
-    """The cross-attention of one example: on the terminal, and as a picture in the run."""
-    right = [example for example, text in zip(test, said, strict=True) if text == example.target] or list(test)
-    spoken = [example for example in right if example.kind == "date"] or right
-    example = min(spoken, key=lambda e: (abs(len(e.source) - 36), e.source))
-    weights, rows, columns = looked(trained, example.source, example.target)
+def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Sequence[str], console: Console) -> Path:
+    """Print the cross-attention of one example on the terminal, and save it as a picture in the run."""
+    right = [example for example, text in zip(test, outputs, strict=True) if text == example.target] or list(test)
+    spoken = [example for example in right if example.kind == "money" and "-" in example.source] or right
+    example = min(spoken, key=lambda e: (abs(len(e.source) - 40), e.source))
+    weights, rows, columns = cross_attention(trained, example.source, example.target)
     console.print(
-        f"\nWhere it looked in '{example.source}' while it said '{example.target}' (last layer, mean of heads):\n",
+        f"\nCross-attention (last layer, mean of heads): rows are the subwords of '{example.target}', columns those "
+        f"of '{example.source}'\n",
         markup=False,
         soft_wrap=True,
     )
     console.print(render.terminal(weights, rows, columns, console.width), markup=False)
     path = trained.path / "attention.png"
-    render.png(weights, rows, columns, path, f"{example.source}  ->  {example.target}")
+    render.png(weights, rows, columns, path, f"{example.source}  \u2192  {example.target}")
     return path
 
 
 @torch.no_grad()
-def looked(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
-    """Cross-attention of the last layer, mean of the heads (T, S), and the pieces on either side."""
+def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
+    """Cross-attention weights (T, S) of the last layer, mean of the heads, and the subwords of either side."""
     objective, model = Translation(), trained.model
     assert isinstance(model, LanguageModel)
     table = objective.table([(source, target)], trained.tokenizers)

@@ -107,15 +107,19 @@ def png(
     image = axes.imshow(
         matrix, cmap="Blues", vmin=low, vmax=high if high > low else 1.0, aspect="auto", interpolation="nearest"
     )
-    figure.colorbar(image, ax=axes)
+    figure.colorbar(image, ax=axes, fraction=0.04, pad=0.03, label="attention weight").outline.set_visible(False)
+    for count, axis in ((len(columns), axes.xaxis), (len(rows), axes.yaxis)):
+        axis.set_ticks(np.arange(count - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=min(1.5, 5 * min(across, down)))
+    axes.spines[:].set_visible(False)
     families, known = _fonts("".join((*rows, *columns, title)))
     plain: dict[str, Any] = {"fontfamily": families, "parse_math": False, "usetex": False}
     labels = [[_fit(readable(text, known), 40) for text in texts] for texts in (columns, rows)]
     axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=_font_size(across), **plain)
     axes.set_yticks(range(len(rows)), labels[1], fontsize=_font_size(down), **plain)
     axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.set_title(readable(title, known), **plain)
+    axes.tick_params(which="both", length=0)
+    axes.set_title(readable(title, known), fontsize=11, pad=10, **plain)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight")
     _write(Path(path), buffer.getvalue())

@@ -1,4 +1,4 @@
-"""The demo's corpus: true sentences, one translation each, and no held-out value in training in any form."""
+"""The demo's corpus: correct pairs, one translation for each source, no form of a held-out value in training."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from regard.demo import languages
-from regard.demo.corpus import Corpus, Example, draw_integer, draw_money, generate, held
+from regard.demo.corpus import Corpus, Example, draw_integer, draw_money, generate, held_out_value
 from regard.demo.languages import English, German, Money, clean, load
 from regard.errors import SpecError
 
@@ -39,7 +39,7 @@ def test_sizes_kinds_and_shares(corpus: Corpus) -> None:
         assert spoken == pytest.approx(2 / 3, abs=0.02 if part is corpus.train else 0.06)
 
 
-def test_test_pairs_are_distinct_and_small_sets_hold_every_kind() -> None:
+def test_test_pairs_are_distinct_and_cover_every_kind() -> None:
     assert len({example.source for example in generate(1, held_out=1200).test}) == 1200
     for seed in range(3):
         assert len({example.kind for example in generate(1, seed=seed, held_out=5).test}) == 5
@@ -52,7 +52,7 @@ def numbers_in(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", ["corpus", "other"])
-def test_no_held_out_value_is_trained_on_in_any_form(name: str, request: pytest.FixtureRequest) -> None:
+def test_training_text_contains_no_form_of_a_held_out_value(name: str, request: pytest.FixtureRequest) -> None:
     corpus: Corpus = request.getfixturevalue(name)
     train = {(example.kind, example.value) for example in corpus.train}
     written = set().union(*(numbers_in(e.source) for e in corpus.train if e.kind in ("integer", "ordinal", "money")))
@@ -81,7 +81,7 @@ def spoken_number(example: Example) -> str:
     return re.split(r" (?:dollar|euro|pound)s?\b", example.source)[0]
 
 
-def test_dates_and_times_of_the_test_set_are_in_no_form_of_training(corpus: Corpus) -> None:
+def test_training_text_contains_no_form_of_a_held_out_date_or_time(corpus: Corpus) -> None:
     texts = {text for example in corpus.train for text in (example.source, example.target)}
     forms = {
         "date": (
@@ -89,7 +89,7 @@ def test_dates_and_times_of_the_test_set_are_in_no_form_of_training(corpus: Corp
             ENGLISH.spoken_full_date, GERMAN.short_date, GERMAN.long_date, GERMAN.full_date, GERMAN.spoken_date,
         ),
         "time": (
-            ENGLISH.clock, ENGLISH.spoken_clock, ENGLISH.told_clock, GERMAN.clock, GERMAN.spoken_clock,
+            ENGLISH.clock, ENGLISH.spoken_clock, ENGLISH.colloquial_clock, GERMAN.clock, GERMAN.spoken_clock,
         ),
     }  # fmt: skip
     parsers = {"date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat}
@@ -102,7 +102,7 @@ def test_dates_and_times_of_the_test_set_are_in_no_form_of_training(corpus: Corp
     assert checked["time"] > 300
 
 
-def test_training_covers_what_everything_is_built_of(corpus: Corpus) -> None:
+def test_training_covers_all_small_numbers_months_and_hours(corpus: Corpus) -> None:
     values = {example.value for example in corpus.train if example.kind in ("integer", "ordinal")}
     assert len({str(number) for number in range(100)} & values) > 95
     times = {example.value for example in corpus.train if example.kind == "time"}
@@ -118,11 +118,11 @@ def test_a_source_has_one_translation(corpus: Corpus) -> None:
 
 def test_every_minute_has_its_own_words() -> None:
     minutes = [datetime.time(hour, minute) for hour in range(24) for minute in range(60)]
-    for form in (ENGLISH.clock, ENGLISH.spoken_clock, ENGLISH.told_clock, GERMAN.clock, GERMAN.spoken_clock):
+    for form in (ENGLISH.clock, ENGLISH.spoken_clock, ENGLISH.colloquial_clock, GERMAN.clock, GERMAN.spoken_clock):
         assert len({form(minute) for minute in minutes}) == 1440
 
 
-def test_the_same_everywhere(corpus: Corpus) -> None:
+def test_corpus_is_the_same_in_every_process(corpus: Corpus) -> None:
     code = (
         "from regard.demo.corpus import generate; import hashlib\n"
         "corpus = generate(300, 'de', seed=3, held_out=50)\n"
@@ -194,7 +194,7 @@ DAY = datetime.date(2021, 3, 5)
         (ENGLISH.digits, GERMAN.digits, "21", "21"),
     ],
 )
-def test_twenty_one(source: object, target: object, english: str, german: str) -> None:
+def test_number_in_every_form(source: object, target: object, english: str, german: str) -> None:
     assert callable(source)
     assert callable(target)
     assert (source(21), target(21)) == (english, german)
@@ -219,7 +219,7 @@ def test_dates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "clock", "spoken", "told", "german", "said"),
+    ("time", "clock", "spoken", "colloquial", "german", "german_words"),
     [
         ("14:30", "2:30 PM", "two thirty p.m.", "half past two in the afternoon", "14:30 Uhr", "vierzehn Uhr dreißig"),
         ("00:00", "12:00 AM", "twelve a.m.", "midnight", "00:00 Uhr", "null Uhr"),
@@ -234,15 +234,16 @@ def test_dates() -> None:
         ("07:00", "7:00 AM", "seven a.m.", "seven o'clock in the morning", "07:00 Uhr", "sieben Uhr"),
     ],
 )  # fmt: skip
-def test_times(time: str, clock: str, spoken: str, told: str, german: str, said: str) -> None:
+def test_times(time: str, clock: str, spoken: str, colloquial: str, german: str, german_words: str) -> None:
     value = datetime.time.fromisoformat(time)
-    assert (ENGLISH.clock(value), ENGLISH.spoken_clock(value), ENGLISH.told_clock(value)) == (clock, spoken, told)
-    assert (GERMAN.clock(value), GERMAN.spoken_clock(value)) == (german, said)
+    assert (ENGLISH.clock(value), ENGLISH.spoken_clock(value)) == (clock, spoken)
+    assert ENGLISH.colloquial_clock(value) == colloquial
+    assert (GERMAN.clock(value), GERMAN.spoken_clock(value)) == (german, german_words)
     assert load("it").clock(value) == load("it").spoken_clock(value) == time
 
 
 @pytest.mark.parametrize(
-    ("money", "written", "german", "spoken", "said"),
+    ("money", "written", "german", "spoken", "german_words"),
     [
         (Money(123_456, "EUR"), "€1,234.56", "1.234,56 €",
          "one thousand, two hundred and thirty-four euros and fifty-six cents",
@@ -253,9 +254,9 @@ def test_times(time: str, clock: str, spoken: str, told: str, german: str, said:
         (Money(100, "EUR"), "€1.00", "1,00 €", "one euro", "ein Euro"),
     ],
 )  # fmt: skip
-def test_money(money: Money, written: str, german: str, spoken: str, said: str) -> None:
+def test_money(money: Money, written: str, german: str, spoken: str, german_words: str) -> None:
     assert (ENGLISH.money(money), GERMAN.money(money)) == (written, german)
-    assert (ENGLISH.spoken_money(money), GERMAN.spoken_money(money)) == (spoken, said)
+    assert (ENGLISH.spoken_money(money), GERMAN.spoken_money(money)) == (spoken, german_words)
 
 
 def test_money_in_currencies_without_words() -> None:
@@ -268,7 +269,7 @@ def test_money_in_currencies_without_words() -> None:
     assert all(money.value.hundredths % 100 == 0 for money in drawn)
 
 
-def test_what_a_value_gives_away() -> None:
+def test_facts_of_a_value() -> None:
     draws = [draw_integer(random.Random(seed)) for seed in range(3000)]
     for drawn in draws:
         free = drawn.value < 100 or 1900 <= drawn.value < 2100
@@ -282,7 +283,7 @@ def test_what_a_value_gives_away() -> None:
         if whole >= 100 and not 1900 <= whole < 2100:
             expected.append(f"number {whole}")
         assert drawn.facts == tuple(expected)
-    assert sum(held(f"number {n}", 0) for n in range(16_000)) == pytest.approx(1000, abs=100)
+    assert sum(held_out_value(f"number {n}", 0) for n in range(16_000)) == pytest.approx(1000, abs=100)
 
 
 @pytest.mark.parametrize("language", ["fr", "es", "it", "nl", "pl", "ru", "tr", "pt_BR", "ja", "ar", "hu"])
@@ -299,7 +300,7 @@ def test_other_languages(language: str) -> None:
     assert not values & {(example.kind, example.value) for example in corpus.test}
 
 
-def test_num2words_is_only_made_faster() -> None:
+def test_faster_converters_agree_with_num2words() -> None:
     from num2words import num2words
 
     for language in ("fr", "nl", "da", "fi"):
@@ -310,7 +311,7 @@ def test_num2words_is_only_made_faster() -> None:
         assert ENGLISH.cardinal(number) == num2words(number)
 
 
-def test_words_borrowed_from_english_are_not_used() -> None:
+def test_currencies_without_words_in_a_language_are_left_out() -> None:
     assert load("hu").spoken_currencies() == ()
     assert load("tr").spoken_currencies() == ()
     assert load("fr").spoken_currencies() == ("EUR", "USD")
@@ -327,13 +328,13 @@ def test_words_borrowed_from_english_are_not_used() -> None:
         ("am", "num2words cannot count in 'am'; choose another language"),
     ],
 )
-def test_an_unknown_language_is_one_sentence(language: str, sentence: str) -> None:
+def test_unknown_language_is_refused(language: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=r"^language: ") as caught:
         generate(1, language)
     assert sentence in str(caught.value)
 
 
-def test_sizes_that_make_no_sense_are_refused() -> None:
+def test_invalid_sizes_are_refused() -> None:
     with pytest.raises(SpecError, match="count: must be at least 1, not 0"):
         generate(0)
     for size in (0, 20_001):
@@ -341,7 +342,7 @@ def test_sizes_that_make_no_sense_are_refused() -> None:
             generate(1, held_out=size)
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
 

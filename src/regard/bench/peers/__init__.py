@@ -1,4 +1,4 @@
-"""Other people's code: who is raced against, and whether it is here."""
+"""The libraries that regard is raced against, and whether they are installed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from regard.errors import nearest
 
 @dataclass(frozen=True)
 class Peer:
-    """One of them. Its module here has `trainee` or `speakers`, by what it can do."""
+    """A library. Its module in this package has `training_model` or `decoding_models`, according to its tasks."""
 
     name: str
     title: str
-    package: str  # what must be importable
+    package: str  # must be importable
     install: str
     module: str
-    does: tuple[str, ...]  # train, decode
+    tasks: tuple[str, ...]  # train, decode
 
     def installed(self) -> bool:
-        """Whether its package can be found; nothing is imported."""
+        """True if its package can be found; nothing is imported."""
         return find_spec(self.package) is not None
 
     def code(self) -> ModuleType:
-        """Our file about it."""
+        """Its module in this package."""
         return import_module(f"regard.bench.peers.{self.module}")
 
 
-ORACLES = "make test-oracles installs it"
+FROM_ORACLES = "make test-oracles installs it"
 PEERS = (
     Peer("hf", "Hugging Face", "transformers", "pip install transformers", "huggingface", ("train", "decode")),
     Peer("ctranslate2", "CTranslate2", "ctranslate2", "pip install ctranslate2", "ctranslate2", ("decode",)),
-    Peer("joeynmt", "Joey NMT", "joeynmt", ORACLES, "joeynmt", ("train",)),
-    Peer("fairseq", "fairseq", "fairseq", ORACLES, "fairseq", ("train",)),
+    Peer("joeynmt", "Joey NMT", "joeynmt", FROM_ORACLES, "joeynmt", ("train",)),
+    Peer("fairseq", "fairseq", "fairseq", FROM_ORACLES, "fairseq", ("train",)),
     Peer(
         "xtransformers", "x-transformers", "x_transformers", "pip install x-transformers", "x_transformers", ("train",)
     ),
@@ -44,20 +44,20 @@ PEERS = (
 
 
 def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Peer]]:
-    """The peers of a race, and those left out because they are not installed. Those asked for must be there."""
-    able = {peer.name: peer for peer in PEERS if task in peer.does}
+    """The peers of a race, and those that are left out because they are not installed; named ones must be installed."""
+    able = {peer.name: peer for peer in PEERS if task in peer.tasks}
     if names is None:
         present = [peer for peer in able.values() if peer.installed()]
         return present, [peer for peer in able.values() if peer not in present]
-    every = {peer.name: peer for peer in PEERS}
-    found = []
+    known = {peer.name: peer for peer in PEERS}
+    peers = []
     for name in dict.fromkeys(names):
-        if name not in every:
-            raise PeerError(f"--against: unknown peer {name!r}; {nearest(name, every)}")
-        peer = every[name]
+        if name not in known:
+            raise PeerError(f"--against: unknown peer {name!r}; {nearest(name, known)}")
+        peer = known[name]
         if name not in able:
-            raise PeerError(f"--against: nothing here is compared with {peer.title} in {task}; use {' or '.join(able)}")
+            raise PeerError(f"--against: {peer.title} takes no part in {task}; use {' or '.join(able)}")
         if not peer.installed():
             raise PeerError(f"--against: {peer.title} is not installed; {peer.install}")
-        found.append(peer)
-    return found, []
+        peers.append(peer)
+    return peers, []

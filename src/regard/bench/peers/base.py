@@ -1,4 +1,4 @@
-"""What a peer's code gives to a race."""
+"""The interface of a peer's code to a race."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ IGNORED = -100
 
 
 class PeerError(RegardError):
-    """A peer that is not known, not installed, or does not do this."""
+    """A peer is unknown, not installed, or takes no part in this task."""
 
 
 def library(name: str) -> Any:
-    """A peer's module, imported when it is raced: nobody has all of them, and nothing is known of their types."""
+    """Import a module of a peer, untyped: few users have all of them installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -28,33 +28,33 @@ def library(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Trainee:
+class TrainingModel:
     """A model to be trained, and its loss."""
 
     title: str
     model: nn.Module
-    prepare: Callable[[Batch], Any]  # what its loss takes; made before anything is timed
+    prepare: Callable[[Batch], Any]  # the input of its loss; made before anything is timed
     loss: Callable[[Any], Tensor]  # the mean over real tokens, with label smoothing
-    copied: bool = False  # it has our weights, so its loss must be ours
-    pure_half: bool = False  # on a GPU also with all weights in bfloat16
+    copied: bool = False  # it has our weights, so its loss must equal ours
+    pure_half: bool = False  # on a GPU also raced with all weights in bfloat16
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """A model that says something about sources: `say(sources, beams, length)` is exactly `length` ids for each."""
+class DecodingModel:
+    """A model that translates: `search(sources, beams, length)` returns exactly `length` ids for each source."""
 
     title: str
     parameters: int
-    say: Callable[[Ids, int, int], Ids]
+    search: Callable[[Ids, int, int], Ids]
 
 
 def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """torch's cross-entropy, which is what one writes who has logits; labels of padding are IGNORED."""
+    """torch's cross-entropy with label smoothing; labels of padding are IGNORED."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Source, which of it is real, what the decoder reads, and labels in which padding is IGNORED."""
+    """The source, its mask of real tokens, the input of the decoder, and labels in which padding is IGNORED."""
     assert batch.source is not None
     assert batch.source_seg is not None
     assert batch.labels is not None
@@ -63,5 +63,5 @@ def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def count(model: nn.Module) -> int:
-    """Its trained parameters; shared ones once."""
+    """The number of trained parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.bench.peers.base import Trainee, columns, library
+from regard.bench.peers.base import TrainingModel, columns, library
 from regard.bench.shapes import BOS, PAD, Shape
 
 
-def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa: ARG001  # weights are its own
-    """Their model as their recipes build it; the loss is their label_smoothed_nll_loss."""
+def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
+    """The model of fairseq's recipes with its label_smoothed_nll_loss."""
     transformer = library("fairseq.models.transformer")
     criterion = library("fairseq.criterions.label_smoothed_cross_entropy")
     dictionary = library("fairseq.data.dictionary")
@@ -32,9 +32,9 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
     def prepare(batch: Batch) -> tuple[Tensor, ...]:
         assert batch.labels is not None
         source, real, read, labels = columns(batch)
-        moved = [torch.where(ids == PAD, pad, torch.where(ids == BOS, words.bos(), ids)) for ids in (source, read)]
-        told = torch.where(labels < 0, pad, labels)
-        return moved[0], real.sum(1), moved[1], told, (labels >= 0).sum()
+        inputs = [torch.where(ids == PAD, pad, torch.where(ids == BOS, words.bos(), ids)) for ids in (source, read)]
+        targets = torch.where(labels < 0, pad, labels)
+        return inputs[0], real.sum(1), inputs[1], targets, (labels >= 0).sum()
 
     def loss(inputs: tuple[Tensor, ...]) -> Tensor:
         source, lengths, read, labels, tokens = inputs
@@ -45,4 +45,4 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
         )
         return total / tokens
 
-    return Trainee("fairseq", model, prepare, loss)
+    return TrainingModel("fairseq", model, prepare, loss)

@@ -1,4 +1,4 @@
-"""Hugging Face Marian with our weights: eager, attention by SDPA."""
+"""Hugging Face Marian with our weights, eager, with SDPA attention."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.batch import Batch, pad
-from regard.bench.contest import UnfairError
-from regard.bench.peers.base import Ids, Speaker, Trainee, columns, count, library, smoothed
+from regard.bench.peers.base import DecodingModel, Ids, TrainingModel, columns, count, library, smoothed
+from regard.bench.race import UnfairError
 from regard.bench.shapes import BOS, EOS, PAD, Shape
 
 
 def marian(shape: Shape, ours: nn.Module) -> Any:
-    """Their model with the weights of ours."""
+    """A MarianMTModel with the weights of our model."""
     hub = library("transformers")
     sides: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
@@ -34,15 +34,15 @@ def marian(shape: Shape, ours: nn.Module) -> Any:
         attn_implementation="sdpa",
     )
     theirs = hub.MarianMTModel(config)
-    # Not strict: they also store positions, which are sinusoids, a bias of the logits, which is 0, and the table again.
+    # Not strict: Marian also stores its sinusoids, a zero bias of the logits, and the tied table a second time.
     _, unknown = theirs.load_state_dict(renamed(ours.state_dict(), shape.depth), strict=False)
     if unknown or count(theirs) != count(ours):
-        raise UnfairError(f"transformers {hub.__version__} has another Marian than we know")
+        raise UnfairError(f"transformers {hub.__version__} has a Marian with unexpected parameters")
     return theirs
 
 
-def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:
-    """Marian, and torch's smoothed cross-entropy over its logits."""
+def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:
+    """Marian with torch's cross-entropy."""
     theirs = marian(shape, ours)
 
     def prepare(batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
@@ -53,47 +53,47 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:
     def loss(inputs: tuple[dict[str, Tensor], Tensor]) -> Tensor:
         return smoothed(theirs(**inputs[0], use_cache=False).logits, inputs[1], smoothing)
 
-    return Trainee("hf marian", theirs, prepare, loss, copied=True, pure_half=True)
+    return TrainingModel("hf marian", theirs, prepare, loss, copied=True, pure_half=True)
 
 
-def speakers(shape: Shape, ours: nn.Module, device: torch.device, dtype: torch.dtype) -> list[Speaker]:
-    """`generate` of Marian."""
+def decoding_models(shape: Shape, ours: nn.Module, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:
+    """Beam search by Marian's `generate`."""
     theirs = marian(shape, ours).to(device, dtype).eval()
     parameters = count(theirs)
 
-    def say(sources: Ids, beams: int, length: int) -> Ids:
+    def search(sources: Ids, beams: int, length: int) -> Ids:
         ids, seg = pad(sources)
         lengths = {"min_new_tokens": length, "max_new_tokens": length}
-        said: Tensor = theirs.generate(
+        outputs: Tensor = theirs.generate(
             ids.to(device), attention_mask=seg.to(device), num_beams=beams, do_sample=False, **lengths
         )
-        return said[:, 1:].tolist()
+        return outputs[:, 1:].tolist()
 
-    return [Speaker("hf generate", parameters, say)]
+    return [DecodingModel("hf generate", parameters, search)]
 
 
 def renamed(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Our weights under their names."""
-    found = {"model.shared.weight": state["tables.tables.source.weight"]}
+    """Our weights under Marian's names."""
+    theirs = {"model.shared.weight": state["tables.tables.source.weight"]}
 
-    def give(our: str, *names: str) -> None:
+    def copy(our: str, *names: str) -> None:
         for kind in ("weight", "bias"):
             for name, part in zip(names, state[f"{our}.{kind}"].chunk(len(names)), strict=True):
-                found[f"{name}.{kind}"] = part
+                theirs[f"{name}.{kind}"] = part
 
     for side in ("encoder", "decoder"):
         for i in range(depth):
             our, their = f"{side}.blocks.{i}.branches", f"model.{side}.layers.{i}"
-            give(f"{our}.0.branch.qkv", *(f"{their}.self_attn.{x}_proj" for x in "qkv"))
-            give(f"{our}.0.branch.output", f"{their}.self_attn.out_proj")
-            give(f"{our}.0.norm", f"{their}.self_attn_layer_norm")
+            copy(f"{our}.0.branch.qkv", *(f"{their}.self_attn.{x}_proj" for x in "qkv"))
+            copy(f"{our}.0.branch.output", f"{their}.self_attn.out_proj")
+            copy(f"{our}.0.norm", f"{their}.self_attn_layer_norm")
             if side == "decoder":
-                give(f"{our}.1.branch.query", f"{their}.encoder_attn.q_proj")
-                give(f"{our}.1.branch.kv", *(f"{their}.encoder_attn.{x}_proj" for x in "kv"))
-                give(f"{our}.1.branch.output", f"{their}.encoder_attn.out_proj")
-                give(f"{our}.1.norm", f"{their}.encoder_attn_layer_norm")
+                copy(f"{our}.1.branch.query", f"{their}.encoder_attn.q_proj")
+                copy(f"{our}.1.branch.kv", *(f"{their}.encoder_attn.{x}_proj" for x in "kv"))
+                copy(f"{our}.1.branch.output", f"{their}.encoder_attn.out_proj")
+                copy(f"{our}.1.norm", f"{their}.encoder_attn_layer_norm")
             last = 1 if side == "encoder" else 2
-            give(f"{our}.{last}.branch.up", f"{their}.fc1")
-            give(f"{our}.{last}.branch.down", f"{their}.fc2")
-            give(f"{our}.{last}.norm", f"{their}.final_layer_norm")
-    return found
+            copy(f"{our}.{last}.branch.up", f"{their}.fc1")
+            copy(f"{our}.{last}.branch.down", f"{their}.fc2")
+            copy(f"{our}.{last}.norm", f"{their}.final_layer_norm")
+    return theirs

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.bench.peers.base import Trainee, columns, library
+from regard.bench.peers.base import TrainingModel, columns, library
 from regard.bench.shapes import BOS, EOS, PAD, Shape
 
 SPECIALS = {"unk": 0, "pad": 1, "bos": 2, "eos": 3}
 
 
-def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa: ARG001  # weights are its own
-    """Their model, as its configuration files describe one; the loss is their XentLoss."""
+def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
+    """The model of a Joey NMT configuration with its XentLoss."""
     model = library("joeynmt.model").build_model(_config(shape), *[_words(shape.vocab)] * 2)
     model.loss_function = ("crossentropy", smoothing)
-    # Residual dropout only, as everybody else has here: theirs is one number for everything.
+    # Residual dropout only, as in the other models: Joey NMT has one rate for all dropout.
     for layer in (*model.encoder.layers, *model.decoder.layers):
         for name, part in layer.named_children():
             if name.endswith("_att"):
@@ -25,22 +25,22 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
         layer.feed_forward.pwff_layer[2].p = 0.0
     theirs = {PAD: SPECIALS["pad"], BOS: SPECIALS["bos"], EOS: SPECIALS["eos"]}
 
-    def moved(ids: Tensor) -> Tensor:
-        """Our ids as theirs, whose first four are others."""
-        found = ids.clone()
+    def converted(ids: Tensor) -> Tensor:
+        """Ids with Joey NMT's special tokens."""
+        result = ids.clone()
         for our, their in theirs.items():
-            found[ids == our] = their
-        return found
+            result[ids == our] = their
+        return result
 
     def prepare(batch: Batch) -> dict[str, Tensor]:
         source, real, read, labels = columns(batch)
-        told = torch.where(labels < 0, SPECIALS["pad"], moved(labels.clamp(min=0)))
+        targets = torch.where(labels < 0, SPECIALS["pad"], converted(labels.clamp(min=0)))
         return {
-            "src": moved(source),
+            "src": converted(source),
             "src_mask": real[:, None],
             "src_length": real.sum(1),
-            "trg_input": moved(read),
-            "trg": told,
+            "trg_input": converted(read),
+            "trg": targets,
             "trg_mask": (labels >= 0)[:, None],
             "tokens": (labels >= 0).sum(),
         }
@@ -48,7 +48,7 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
     def loss(inputs: dict[str, Tensor]) -> Tensor:
         return model(return_type="loss", **inputs)[0] / inputs["tokens"]
 
-    return Trainee("joeynmt", model, prepare, loss)
+    return TrainingModel("joeynmt", model, prepare, loss)
 
 
 def _words(vocab: int) -> Any:
@@ -56,7 +56,7 @@ def _words(vocab: int) -> Any:
     tags |= {f"{name}_id": number for name, number in SPECIALS.items()}
     settings = SimpleNamespace(**tags, sep_token=None, sep_id=None, lang_tags=[])
     words = library("joeynmt.vocabulary").Vocabulary([], settings)
-    # Not by add_tokens, which looks through the whole list for every word.
+    # Not by add_tokens, which takes quadratic time.
     for n in range(len(words), vocab):
         words._stoi[f"w{n}"] = n
         words._itos.append(f"w{n}")

@@ -1,4 +1,4 @@
-"""torch.nn.Transformer: its encoder and decoder layers, with the table and the positions that one adds to them."""
+"""torch.nn.Transformer: its encoder and decoder layers, with an embedding table and sinusoidal positions."""
 
 import math
 
@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.bench.peers.base import Trainee, columns, smoothed
+from regard.bench.peers.base import TrainingModel, columns, smoothed
 from regard.bench.shapes import LONGEST, Shape
 from regard.nn.position.additive import Sinusoidal
 
 
 class Translator(nn.Module):
-    """Table, sinusoids, encoder, decoder, the table again. No norm after the stacks: their layers are post-norm."""
+    """Embeddings, sinusoids, encoder, decoder, tied output. Its layers are post-norm, so no norm follows the stacks."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Translator(nn.Module):
         self.encoder = nn.TransformerEncoder(encoder, shape.depth, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(decoder, shape.depth)
         for layer in (*self.encoder.layers, *self.decoder.layers):
-            # Residual dropout only, as everybody else has here.
+            # Residual dropout only, as in the other models.
             layer.dropout.p = layer.self_attn.dropout = 0.0  # type: ignore[reportAttributeAccessIssue]
         for layer in self.decoder.layers:
             layer.multihead_attn.dropout = 0.0  # type: ignore[reportAttributeAccessIssue]
@@ -38,13 +38,13 @@ class Translator(nn.Module):
         return x @ self.table.T
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Scaled rows of the table, and positions."""
+        """Scaled embeddings and positions."""
         x = F.embedding(ids, self.table) * self.factor + self.get_buffer("waves")[: ids.shape[1]]
         return F.dropout(x, self.dropout, self.training)
 
 
-def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa: ARG001  # weights are its own
-    """It, and torch's smoothed cross-entropy."""
+def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
+    """The translator with torch's cross-entropy."""
     model = Translator(shape)
 
     def prepare(batch: Batch) -> tuple[Tensor, ...]:
@@ -54,4 +54,4 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
     def loss(inputs: tuple[Tensor, ...]) -> Tensor:
         return smoothed(model(*inputs[:3]), inputs[3], smoothing)
 
-    return Trainee("torch.nn.Transformer", model, prepare, loss)
+    return TrainingModel("torch.nn.Transformer", model, prepare, loss)

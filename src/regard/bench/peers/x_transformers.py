@@ -1,18 +1,18 @@
-"""x-transformers: an encoder and a decoder of its wrappers, post-norm, with its fast attention."""
+"""x-transformers: an encoder and a decoder, post-norm, with its flash attention."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.bench.peers.base import Trainee, columns, library, smoothed
+from regard.bench.peers.base import TrainingModel, columns, library, smoothed
 from regard.bench.shapes import LONGEST, Shape
 
 
 class Translator(nn.Module):
-    """Its XTransformer, with the settings that it does not pass on: a tied output, attention by SDPA.
+    """Its XTransformer with a tied output and attention by SDPA, which XTransformer itself cannot be given.
 
-    It has no biases in its attention, and one scale for the sinusoids of each side: 0.1 % fewer parameters.
+    Its attention has no biases, and the sinusoids of each side have one learned scale: 0.1 % fewer parameters.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -49,8 +49,8 @@ class Translator(nn.Module):
         return self.decoder(read, context=memory, context_mask=real)
 
 
-def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa: ARG001  # weights are its own
-    """It, and torch's smoothed cross-entropy."""
+def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
+    """The translator with torch's cross-entropy."""
     model = Translator(shape)
 
     def prepare(batch: Batch) -> tuple[Tensor, ...]:
@@ -59,4 +59,4 @@ def trainee(shape: Shape, smoothing: float, ours: nn.Module) -> Trainee:  # noqa
     def loss(inputs: tuple[Tensor, ...]) -> Tensor:
         return smoothed(model(*inputs[:3]), inputs[3], smoothing)
 
-    return Trainee("x-transformers", model, prepare, loss)
+    return TrainingModel("x-transformers", model, prepare, loss)
