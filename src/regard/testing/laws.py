@@ -424,7 +424,7 @@ def fast_law(subject: Subject) -> None:
         close(answers(quick, batch)[real], expected[real], f"fast output{note}")
         for model in (plain, quick):
             model.zero_grad()
-            loss(model, batch).backward()
+            model.loss(batch).total.backward()
         for (name, mine), its in zip(plain.named_parameters(), quick.parameters(), strict=True):
             if mine.grad is not None and its.grad is not None:
                 close(its.grad, mine.grad, f"fast gradient of {name}{note}", 1e-8)
