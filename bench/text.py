@@ -39,14 +39,14 @@ def trained(given: argparse.Namespace, run: Path, tokens: int) -> dict[str, Any]
     words += [word for change in changes for word in ("--set", change)]
     subprocess.run([sys.executable, "-m", "regard", "train", *words], check=True, stdout=sys.stderr)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    programs = [event for event in log if event["event"] == "program"]
+    programs = [event for event in log if event["event"] == "executor"]
     settled = max((event["step"] for event in programs), default=0)
     steps = [event for event in log if event["event"] == "step" and event["step"] >= settled + given.log_every]
     return {
         "tokens": tokens,
         "tokens_per_second": median(event["tokens_per_second"] for event in steps) if steps else None,
         "noted": len(steps),
-        "programs": [event["program"] for event in programs],
+        "programs": [event["executor"] for event in programs],
         "mfu": steps[-1].get("mfu") if steps else None,
     }
 

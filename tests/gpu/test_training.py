@@ -19,7 +19,7 @@ from regard.data.token_store import Table
 from regard.models.base import Model
 from regard.models.build import build
 from regard.presets import preset
-from regard.training import executor as program
+from regard.training import executor
 from regard.training.checkpoint import RunFolder
 from regard.training.executor import Captured, Quickest
 from regard.training.optim import Adafactor, AdamW
@@ -43,8 +43,8 @@ class Notes(list[dict[str, Any]]):
         self.append(dict(event))
 
     @property
-    def programs(self) -> list[dict[str, Any]]:
-        return [event for event in self if event["event"] == "program"]
+    def executors(self) -> list[dict[str, Any]]:
+        return [event for event in self if event["event"] == "executor"]
 
 
 def stream(batching: Batching) -> BatchLoader:
@@ -92,7 +92,7 @@ def close(mine: dict[str, Tensor], its: dict[str, Tensor]) -> None:
 
 
 def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "obstacle", lambda *_: "asked not to")
+    monkeypatch.setattr(executor, "capture_obstacle", lambda *_: "asked not to")
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_a_captured_step_is_an_eager_step(
     """With dropout, over several epochs whose last batch has another shape, and with checkpoints in between."""
     spec = replace(SPEC, **changes)
     captured, notes = trained(tmp_path / "a", spec)
-    assert isinstance(captured.program, Quickest)
-    assert [event["program"] for event in notes.programs] == ["graph"]
+    assert isinstance(captured.executor, Quickest)
+    assert [event["executor"] for event in notes.executors] == ["graph"]
     eagerly(monkeypatch)
     eager, others = trained(tmp_path / "b", spec)
-    assert [event["program"] for event in others.programs] == ["eager"]
+    assert [event["executor"] for event in others.executors] == ["eager"]
     for mine, its in zip(
         [e for e in notes if e["event"] == "step"], [e for e in others if e["event"] == "step"], strict=True
     ):
@@ -120,7 +120,7 @@ def test_a_captured_step_is_an_eager_step(
 def test_a_compiled_step_learns_the_same(tmp_path: Path) -> None:
     _, plain = trained(tmp_path / "a")
     _, compiled = trained(tmp_path / "b", replace(SPEC, compile=True))
-    assert [event["program"] for event in compiled.programs] == ["compiling", "compiled graph"]
+    assert [event["executor"] for event in compiled.executors] == ["compiling", "compiled graph"]
     final = [[event["loss"] for event in notes if event["event"] == "step"][-1] for notes in (plain, compiled)]
     assert final[0] == pytest.approx(final[1], rel=0.05)  # dropout is drawn in another way
 
@@ -132,7 +132,7 @@ def test_torch_compile_never_describes_our_operators(tmp_path: Path, monkeypatch
     torch.compiler.reset()
     with config.patch(force_disable_caches=True):
         _, notes = trained(tmp_path, replace(SPEC, compile=True))
-    assert notes.programs[-1]["program"] == "compiled graph"
+    assert notes.executors[-1]["executor"] == "compiled graph"
     assert not [target for target in met if "regard" in target]
 
 
@@ -145,8 +145,8 @@ def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(torch, "compile", broken)
     _, notes = trained(tmp_path, replace(SPEC, compile=True))
-    assert [event["program"] for event in notes.programs] == ["compiling", "graph", "graph"]
-    assert "no compiler" in notes.programs[1]["why"]
+    assert [event["executor"] for event in notes.executors] == ["compiling", "graph", "graph"]
+    assert "no compiler" in notes.executors[1]["why"]
     assert notes[-1]["finished"]
 
 
@@ -154,8 +154,8 @@ def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: p
 def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -> None:
     _, notes = trained(tmp_path, replace(SPEC, steps=12), model(row))
     assert notes[-1]["finished"]
-    (event,) = notes.programs
-    assert event["program"] == "graph" or "cannot be captured" in event["why"]
+    (event,) = notes.executors
+    assert event["executor"] == "graph" or "cannot be captured" in event["why"]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -
 )
 def test_what_stands_in_the_way_is_said(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:
     _, notes = trained(tmp_path, replace(spec, steps=8), batching=batching)
-    assert [event["program"] for event in notes.programs] == ["eager"]
-    assert why in notes.programs[0]["why"]
+    assert [event["executor"] for event in notes.executors] == ["eager"]
+    assert why in notes.executors[0]["why"]
     assert notes[-1]["finished"]
 
 
@@ -183,9 +183,9 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     second = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
     assert second.resume()
     second.fit()
-    assert isinstance(second.program, Quickest)
-    assert isinstance(second.program.plain, Captured)
-    assert second.program.plain.graph is not None
+    assert isinstance(second.executor, Quickest)
+    assert isinstance(second.executor.plain, Captured)
+    assert second.executor.plain.graph is not None
     close(weights(second), weights(whole))
 
 
@@ -200,7 +200,7 @@ def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path:
         made = build(spec, "cuda", seed=1)
         asked = replace(SPEC, precision=precision, optimizer=AdamW(learning_rate=1e-3))
         _, notes = trained(tmp_path / precision, asked, made, Buckets(512))
-        assert "many shapes" in notes.programs[0]["why"]
+        assert "many shapes" in notes.executors[0]["why"]
         losses = [event["loss"] for event in notes if event["event"] == "step"]
         assert losses[-1] < losses[0]
         last.append(losses[-1])

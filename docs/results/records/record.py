@@ -52,7 +52,7 @@ def trained(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str,
         files = ["--source", found(folder, name, "en"), "--reference", found(folder, name, "de")]
         scored = json.loads(regard("evaluate", str(run), *files, "--tokenize", "none", "--beam", "5", "--json"))
         scores[part] = {key: scored[key] for key in ("bleu", "chrf", "perplexity", "signature")}
-    program = [event for event in log if event["event"] == "program"]
+    program = [event for event in log if event["event"] == "executor"]
     return {"seed": seed, "seconds": log[-1]["time"], "whole": whole, "program": program, **scores}
 
 

@@ -17,7 +17,8 @@ from regard.data.batching import Buckets
 from regard.models.base import Model
 from regard.models.build import build
 from regard.planner import fit as fitting
-from regard.training.executor import Captured, Eager, StepExecutor, Update
+from regard.runs.assemble import keep_compiled_code
+from regard.training.executor import Captured, Eager, StepExecutor, StepScalars, Update
 from regard.training.optim import AdamW
 
 ADAMW, CLIP = AdamW(learning_rate=1e-4), 1.0
@@ -75,6 +76,7 @@ def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
     if work.device.type == "cpu":
         step = stepping(Eager(our_update(ours, work.device)))
         return [contestant("regard", ours, step, counted(work.batches), work)]
+    keep_compiled_code()
     longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
     batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
@@ -110,7 +112,7 @@ def stepping(executor: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
     """A step of the executor on a batch and its number of labels."""
 
     def step(of: tuple[Batch, int]) -> None:
-        executor.run([of[0]], (float(of[1]), 0.0, 1.0), seed=1)
+        executor.run([of[0]], StepScalars(float(of[1]), 0.0, [1.0]), seed=1)
 
     return step
 

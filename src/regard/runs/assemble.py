@@ -3,11 +3,14 @@
 Used by `regard train`, `resume` and `ablate` alike.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from regard.data import cache
 from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
 from regard.data.prepare import Prepared
@@ -23,6 +26,8 @@ from regard.runs.trained_model import TrainedModel, load_weights
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.selection import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
+
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the folder in which torch.compile stores its output
 
 
 def assemble(  # noqa: PLR0913  # what a training is made of
@@ -44,6 +49,8 @@ def assemble(  # noqa: PLR0913  # what a training is made of
 
     Training starts from the weights of `parent`, or from the initial weights of the recipe's seed.
     """
+    if recipe.train.compile or device.type == "cuda":
+        keep_compiled_code()
     model = build(recipe.model, device, seed=recipe.train.seed)
     if parent is not None:
         load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
@@ -65,6 +72,14 @@ def assemble(  # noqa: PLR0913  # what a training is made of
         checkpoints=checkpoints,
         plain=plain,
     )
+
+
+def keep_compiled_code() -> None:
+    """Let torch.compile store its output in regard's cache, unless the environment names another folder."""
+    folder = os.environ.get(COMPILE_CACHE, "")
+    default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a restart may clear
+    if default and (compiled := cache.compiled()) is not None:
+        os.environ[COMPILE_CACHE] = str(compiled)
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:

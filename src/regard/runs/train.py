@@ -188,7 +188,7 @@ def _prepare_and_assemble(
     console.say(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
     decoded = [each for each in measured(data.objective, "none") if each.needs != "likelihood"]
     console.titles = {each.name: each.heading for each in (LOSS, *decoded, criterion)}
-    baselines.report(folder, data, recipe.train, criterion, trainer.tell, console.say)
+    baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.say)
     return trainer
 
 
@@ -255,7 +255,7 @@ def _fit(
         baselines.compare(folder, run.scores, criterion, console.say)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
         if change is not None:
-            trainer.tell("parent", **change)
+            trainer.emit("parent", **change)
             console.say(described_change(change, criterion.name))
     console.warn(run.scores)
     return run, outcome

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from regard.training import degenerate
-from regard.training.executor import facts as described
+from regard.training.executor import description
 from regard.training.trainer import Event
 
 
@@ -57,9 +57,9 @@ class TrainingConsole:
         self.task = self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
-    def on_program(self, event: Event) -> None:
+    def on_executor(self, event: Event) -> None:
         """How steps are run, where there is more than one way."""
-        self.say(described(event))
+        self.say(description(event))
 
     def on_step(self, event: Event) -> None:
         """Refresh the facts of the live line."""

@@ -1,8 +1,8 @@
-"""Programs: how a step of training is run. Eagerly, compiled, or as one CUDA graph; what is learned is the same.
+"""Step executors: run a training step eagerly, compiled, or as one CUDA graph, with the same numerical result.
 
-A small model in eager mode is bound by launches: a step of a few hundred kernels takes as long as the host needs to ask
-for them. Captured as a CUDA graph, all of it (losses, gradients, clipping, optimizer, moving average) is asked for
-once. That needs batches of one shape, and every number that changes from step to step in a tensor.
+A small model in eager mode is bound by kernel launches: a step of a few hundred kernels takes as long as the host needs
+to launch them. Captured as a CUDA graph, the whole step (losses, gradients, clipping, optimizer, moving average) is one
+launch. A graph needs batches of one shape, and every scalar that changes from step to step in a tensor.
 """
 
 import os
@@ -19,27 +19,41 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.data import cache
 from regard.errors import RegardError
 from regard.fast import graphs, operators
 from regard.models.base import Model
 from regard.models.loss import Loss
 from regard.training.optim import Optimizer, clip
 
-RECENT = 8  # shapes that are remembered until one is met again
-WARM = 3  # steps before a capture: the optimizer's state, the libraries' workspaces and all lazy work come to be
-TIMED = 30  # replays whose time decides whether compiling pays
+RECENT = 8  # batch shapes that are remembered until one occurs again
+WARM = 3  # eager steps before a capture, which initialise the optimizer's state and the libraries' workspaces
+TIMED = 30  # replays that are timed before deciding whether to compile
 GAIN, COST = 0.2, 40.0  # on an H200 compiling saved a fifth of a captured step of base, after 36 s (big: 57 s)
 
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it makes
-
-Numbers = Sequence[float]
-Tell = Callable[..., None]
-Left = Callable[[float], float]  # from the seconds of a step to the seconds of all steps that are left
+Emit = Callable[..., None]  # (event, **values)
+TimeLeft = Callable[[float], float]  # from the seconds of a step to the seconds that training goes on
 
 
-class Done(NamedTuple):
-    """What a step leaves to be noted: sums over its labels, and the norm of the gradient before clipping."""
+class StepScalars(NamedTuple):
+    """The scalars of a step that change from step to step; on CUDA, elements of one tensor."""
+
+    labels: float | Tensor  # of all batches
+    ema_decay: float | Tensor
+    shares: Sequence[float | Tensor]  # of each batch in the labels
+
+    def flat(self) -> tuple[float | Tensor, ...]:
+        """Return all scalars in a row."""
+        return (self.labels, self.ema_decay, *self.shares)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "StepScalars":
+        """Return the scalars whose row is stored in a tensor."""
+        labels, ema_decay, *shares = tensor.unbind()
+        return cls(labels, ema_decay, shares)
+
+
+class StepResult(NamedTuple):
+    """Sums of a step over its labels, and the norm of the gradient before clipping."""
 
     loss: Tensor
     nll: Tensor
@@ -48,7 +62,7 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """One change of the weights, as a function of batches and of the numbers that change from step to step."""
+    """One update of the weights, as a function of batches and of the scalars that change from step to step."""
 
     model: Model
     loss: Callable[[Batch], Loss]
@@ -60,27 +74,21 @@ class Update:
     ema: Mapping[str, Tensor] | None
 
     def compiled(self, dynamic: bool | None = False) -> "Update":
-        """The same with its loss compiled by torch.compile, which keeps what it makes for the next run."""
-        given = os.environ.get(INDUCTOR, "")
-        own = not given or Path(given).name.startswith("torchinductor_")  # torch's choice, which a restart may lose
-        if own and (kept := cache.compiled()) is not None:
-            os.environ[INDUCTOR] = str(kept)
+        """Return the same update with its loss compiled by torch.compile."""
         operators.introduce()
-        return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=options()))
+        return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=compile_options()))
 
-    def __call__(self, batches: Sequence[Batch], numbers: Numbers | Tensor) -> Tensor:
-        """Step. `numbers`: all labels of the step, the memory of the moving average, the share of each batch in them.
-
-        The gradient is that of the mean loss over all labels. Returns the fields of `Done` as one tensor.
-        """
-        labels, kept, *shares = numbers
-        losses = [self._backward(batch, labels, share) for batch, share in zip(batches, shares, strict=True)]
+    def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
+        """Update the weights by the gradient of the mean loss over all labels; return the fields of `StepResult`."""
+        losses = [
+            self._backward(batch, scalars.labels, share) for batch, share in zip(batches, scalars.shares, strict=True)
+        ]
         for part in self.optimizer.parts.values():
             self.scaler.unscale_(part)
         norm = clip(self.model.parameters(), self.clip)
-        self._change(norm)
+        self._step_optimizer(norm)
         if self.ema is not None:
-            self._average(self.ema, kept)
+            self._update_average(self.ema, scalars.ema_decay)
         total = torch.stack([loss.total.detach() for loss in losses]).sum()
         nll = torch.stack([loss.nll.detach() for loss in losses]).sum()
         return torch.stack([total, nll, norm.detach().to(total.dtype)])
@@ -92,8 +100,8 @@ class Update:
         self.scaler.scale(loss.total / labels + loss.aux * share).backward()
         return loss
 
-    def _change(self, norm: Tensor) -> None:
-        """Step the optimizer, unless a float16 gradient overflowed: then none of its parts, for all were clipped."""
+    def _step_optimizer(self, norm: Tensor) -> None:
+        """Step all parts of the optimizer; none of them if a float16 gradient overflowed, for all were clipped."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():
@@ -104,336 +112,336 @@ class Update:
         self.optimizer.zero()
 
     @torch.no_grad()
-    def _average(self, ema: Mapping[str, Tensor], kept: float | Tensor) -> None:
+    def _update_average(self, ema: Mapping[str, Tensor], decay: float | Tensor) -> None:
         weights = dict(self.model.named_parameters())
         averages = [ema[name] for name in weights]
-        if self.device.type == "cuda":  # a few kernels instead of one for each of them
-            share = 1 - kept if isinstance(kept, Tensor) else torch.tensor(1 - kept, device=self.device)
+        if self.device.type == "cuda":  # a few kernels instead of one for each parameter
+            share = 1 - decay if isinstance(decay, Tensor) else torch.tensor(1 - decay, device=self.device)
             changes = torch._foreach_sub(list(weights.values()), averages)  # type: ignore[reportPrivateImportUsage]
             torch._foreach_mul_(changes, share)  # type: ignore[reportPrivateImportUsage]
             torch._foreach_add_(averages, changes)  # type: ignore[reportPrivateImportUsage]
         else:
             for average, weight in zip(averages, weights.values(), strict=True):
-                average.lerp_(weight, 1 - kept)
+                average.lerp_(weight, 1 - decay)
 
 
-def options() -> dict[str, Any]:
-    """What torch.compile is told, where its version knows it.
+def compile_options() -> dict[str, Any]:
+    """Return the options for torch.compile that its version has.
 
     One kernel for a norm's gradients of rows and of columns takes twice as long on an H200 as two (199 and 100 us for
     32,768 rows of 512).
     """
-    wanted = {"triton.mix_order_reduction": False}
     known = torch._inductor.list_options()
-    return {name: value for name, value in wanted.items() if name in known}
+    return {name: value for name, value in {"triton.mix_order_reduction": False}.items() if name in known}
 
 
 class StepExecutor:
     """Abstract: runs the steps of a training."""
 
     @abstractmethod
-    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
-        """One step; what is random in it is drawn from `seed`."""
+    def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
+        """Run one step, whose random numbers are seeded with `seed`."""
 
 
 class Eager(StepExecutor):
-    """Operation by operation."""
+    """Runs a step operation by operation."""
 
     def __init__(self, update: Update) -> None:
         self.update = update
 
-    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+    def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         device = self.update.device
         if device.type != "cpu":
             batches = [batch.to(device, non_blocking=True) for batch in batches]
         torch.manual_seed(seed)
-        return Done(*self.update(batches, placed(numbers, device)).unbind())
+        return StepResult(*self.update(batches, on_device(scalars, device)).unbind())
 
 
-def placed(numbers: Numbers, device: torch.device) -> Numbers | Tensor:
-    """The numbers of a step where it runs: on CUDA in a tensor, so that a captured step rounds as an eager one does."""
-    return pinned(numbers).to(device, non_blocking=True) if device.type == "cuda" else numbers
+def on_device(scalars: StepScalars, device: torch.device) -> StepScalars:
+    """Move the scalars to CUDA, so that a captured step rounds as an eager one does; elsewhere they stay numbers."""
+    return StepScalars.of(pinned(scalars.flat()).to(device, non_blocking=True)) if device.type == "cuda" else scalars
 
 
-def pinned(numbers: Numbers) -> Tensor:
-    """Numbers in memory from where a GPU fetches them by itself, so that nobody waits for it."""
+def pinned(numbers: Sequence[float | Tensor]) -> Tensor:
+    """Return the numbers in pinned memory, from where a GPU copies them while the host goes on."""
     return torch.tensor(numbers, dtype=torch.float32).pin_memory()
 
 
 class Compiled(StepExecutor):
-    """The loss through torch.compile. If that fails it is said, and everything goes on eagerly."""
+    """Compiles the loss with torch.compile; if that fails, emits an event and runs all further steps eagerly."""
 
-    def __init__(self, update: Update, one_shape: bool, tell: Tell) -> None:
-        """With `one_shape`, a batch of another shape, as the last of an epoch, is not worth a compilation."""
-        self.eager, self.tell = Eager(update), tell
+    def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
+        """With `one_shape`, a batch of another shape, such as the last of an epoch, runs eagerly."""
+        self.eager, self.emit = Eager(update), emit
         self.compiled: Eager | None = Eager(update.compiled(dynamic=False if one_shape else None))
-        self.common = Common() if one_shape else None
+        self.common = CommonShape() if one_shape else None
 
-    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+    def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         if self.compiled is None or (self.common is not None and not self.common.fits(batches)):
-            return self.eager.run(batches, numbers, seed)
+            return self.eager.run(batches, scalars, seed)
         try:
-            return self.compiled.run(batches, numbers, seed)
-        except Exception as error:  # what is wrong with the step itself is raised again when it runs eagerly
-            why = reason(error)
+            return self.compiled.run(batches, scalars, seed)
+        except Exception as error:  # an error of the step itself is raised again when it runs eagerly
+            why = summary(error)
         # Outside of the handler, whose error holds all that the failed step had in memory.
         self.compiled = None
         self.eager.update.optimizer.zero()
-        self.tell("program", program="eager", why=f"compiling failed: {why}")
-        return self.eager.run(batches, numbers, seed)
+        self.emit("executor", executor="eager", why=f"compiling failed: {why}")
+        return self.eager.run(batches, scalars, seed)
 
 
-class Common:
-    """The shape that batches have in common: the first that is met for the second time."""
+class CommonShape:
+    """The shape that batches have in common: the first one that occurs twice."""
 
     def __init__(self) -> None:
-        self.seen: list[Sequence[Batch]] = []
+        self.recent: list[Sequence[Batch]] = []
         self.batches: Sequence[Batch] | None = None
 
     def fits(self, batches: Sequence[Batch]) -> bool:
-        """Whether these have it; never true before it is known."""
+        """Return whether the batches have the common shape; False until it is known."""
         if self.batches is not None:
-            return alike(batches, self.batches)
-        self.batches = next((seen for seen in self.seen if alike(batches, seen)), None)
-        self.seen = [] if self.batches is not None else [batches, *self.seen][:RECENT]
+            return same_shapes(batches, self.batches)
+        self.batches = next((earlier for earlier in self.recent if same_shapes(batches, earlier)), None)
+        self.recent = [] if self.batches is not None else [batches, *self.recent][:RECENT]
         return self.batches is not None
 
 
 class Captured(StepExecutor):
-    """A whole step as one CUDA graph, after a few that run eagerly. A batch of another shape runs in another way."""
+    """Runs a whole step as one CUDA graph, after a few eager steps; batches of another shape run by `odd`."""
 
     def __init__(
         self,
         update: Update,
-        tell: Tell,
+        emit: Emit,
         name: str = "graph",
         odd: Update | None = None,
-        common: Common | None = None,
+        common: CommonShape | None = None,
     ) -> None:
-        """`odd` runs what has another shape than the others (None: the same eagerly)."""
+        """`odd` updates the weights by batches of another shape (None: `update`, eagerly)."""
         self.eager, self.odd = Eager(update), Eager(odd or update)
-        self.tell, self.name, self.common = tell, name, common or Common()
+        self.emit, self.name, self.common = emit, name, common or CommonShape()
         self.stream = torch.cuda.Stream(update.device)
         self.warm, self.began = 0, time.perf_counter()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[Batch] = []
-        self.numbers: Tensor | None = None
-        self.done: Tensor | None = None
+        self.scalars: Tensor | None = None
+        self.result: Tensor | None = None
         self.failed: str | None = None
 
-    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+    def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         if self.failed is not None or not self.common.fits(batches):
-            return self.odd.run(batches, numbers, seed)
+            return self.odd.run(batches, scalars, seed)
         if self.graph is None and self.warm < WARM:
-            return self._warm_up(batches, numbers, seed)
-        if self.graph is None and not self._capture(batches, numbers):
-            return self.odd.run(batches, numbers, seed)
+            return self._warm_up(batches, scalars, seed)
+        if self.graph is None and not self._capture(batches, scalars):
+            return self.odd.run(batches, scalars, seed)
         assert self.graph is not None
-        assert self.numbers is not None
-        assert self.done is not None
-        for held, batch in zip(self.batches, batches, strict=True):
-            held.fill(batch)
-        self.numbers.copy_(pinned(numbers), non_blocking=True)
+        assert self.scalars is not None
+        assert self.result is not None
+        for static, batch in zip(self.batches, batches, strict=True):
+            static.fill(batch)
+        self.scalars.copy_(pinned(scalars.flat()), non_blocking=True)
         torch.manual_seed(seed)
         self.graph.replay()
-        return Done(*self.done.clone().unbind())  # a replay writes its results to the same place every time
+        return StepResult(*self.result.clone().unbind())  # every replay writes its results to the same place
 
-    def _warm_up(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
-        """A step on a stream of its own, as a capture wants it; the last of them is watched."""
-        here = torch.cuda.current_stream(self.stream.device)
+    def _warm_up(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
+        """Run an eager step on a side stream, as capturing requires; check the last one for synchronisations."""
+        current = torch.cuda.current_stream(self.stream.device)
         self.warm += 1
-        self.stream.wait_stream(here)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             if self.warm < WARM:
-                done = self.eager.run(batches, numbers, seed)
+                result = self.eager.run(batches, scalars, seed)
             else:
-                done, waits = graphs.watched(lambda: self.eager.run(batches, numbers, seed))
-                self.failed = waits
-        here.wait_stream(self.stream)
-        return done
+                result, self.failed = graphs.watched(lambda: self.eager.run(batches, scalars, seed))
+        current.wait_stream(self.stream)
+        return result
 
-    def _capture(self, batches: Sequence[Batch], numbers: Numbers) -> bool:
-        """Ask for all of a step once, without running it. Says why, if that cannot be."""
+    def _capture(self, batches: Sequence[Batch], scalars: StepScalars) -> bool:
+        """Capture a step without running it; on failure store the reason and return False."""
         device = self.stream.device
         self.batches = [batch.copy_to(device) for batch in batches]
-        self.numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
+        self.scalars = torch.tensor(scalars.flat(), dtype=torch.float32, device=device)
 
         def step() -> None:
-            assert self.numbers is not None
-            self.done = self.eager.update(self.batches, self.numbers)
+            assert self.scalars is not None
+            self.result = self.eager.update(self.batches, StepScalars.of(self.scalars))
 
         try:
             self.graph = graphs.capture(step, self.stream)
         except Exception as error:
             self.release()
-            self.failed = reason(error)
+            self.failed = summary(error)
             self.eager.update.optimizer.zero()
             torch.cuda.synchronize(device)
             return False
-        self.tell("program", program=self.name, seconds=time.perf_counter() - self.began)
+        self.emit("executor", executor=self.name, seconds=time.perf_counter() - self.began)
         return True
 
     def release(self) -> None:
-        """Give back the memory of the graph; it is captured again if it is wanted again."""
-        self.graph, self.batches, self.numbers, self.done = None, [], None, None
+        """Free the memory of the graph; it is captured again when it is next run."""
+        self.graph, self.batches, self.scalars, self.result = None, [], None, None
 
 
 class Quickest(StepExecutor):
-    """A CUDA graph at once, and of a compiled step as soon as that is sure to pay; what fails is said and done without.
+    """Captures a CUDA graph at once, and one of a compiled step as soon as compiling pays; falls back on failure.
 
-    Compiling takes its time, so a short run does without: it has to save more than it costs in the steps that are left.
+    Compiling takes up to a minute, so it must save more than that in the steps that are left.
     """
 
-    def __init__(self, update: Update, tell: Tell, left: Left, compiles: bool | None) -> None:
-        """`left` gives the seconds that steps of some duration still take; `compiles`: now, never, or if it pays."""
-        self.update, self.tell, self.left = update, tell, left
+    def __init__(self, update: Update, emit: Emit, time_left: TimeLeft, compiles: bool | None) -> None:
+        """`compiles`: True compiles at once, False never, None as soon as it pays."""
+        self.update, self.emit, self.time_left = update, emit, time_left
         self.compiles = compiles
-        self.plain = Captured(update, tell)
+        self.plain = Captured(update, emit)
         self.compiled: Captured | None = None
-        self.replays, self.spent = 0, 0.0
+        self.replays, self.seconds = 0, 0.0
         if compiles:
-            self._compile("as asked")
+            self._compile("as requested")
 
-    def run(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
+    def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         if self.compiled is not None:
             try:
-                done = self.compiled.run(batches, numbers, seed)
+                result = self.compiled.run(batches, scalars, seed)
             except Exception as error:
-                self._fall_back(reason(error))
+                self._fall_back(summary(error))
             else:
                 if self.compiled.failed is not None:
                     self._fall_back(self.compiled.failed)
                 elif self.compiled.graph is not None and self.plain.graph is not None:
                     self.plain.release()
-                return done
-        known = self.plain.failed is not None
+                return result
+        failed_before = self.plain.failed is not None
         if self.compiles is None and self.plain.graph is not None:
-            return self._timed(batches, numbers, seed)
-        done = self.plain.run(batches, numbers, seed)
-        if self.plain.failed is not None and not known:
-            self.tell("program", program="eager", why=f"this model cannot be captured: {self.plain.failed}")
-        return done
+            return self._timed(batches, scalars, seed)
+        result = self.plain.run(batches, scalars, seed)
+        if self.plain.failed is not None and not failed_before:
+            self.emit("executor", executor="eager", why=f"this model cannot be captured: {self.plain.failed}")
+        return result
 
-    def _timed(self, batches: Sequence[Batch], numbers: Numbers, seed: int) -> Done:
-        """A replay whose time counts; after some of them, compile if that pays."""
+    def _timed(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
+        """Replay the graph and measure its time; after `TIMED` replays compile if that pays."""
         torch.cuda.synchronize(self.update.device)
         began = time.perf_counter()
-        done = self.plain.run(batches, numbers, seed)
+        result = self.plain.run(batches, scalars, seed)
         torch.cuda.synchronize(self.update.device)
-        self.spent += time.perf_counter() - began
+        self.seconds += time.perf_counter() - began
         self.replays += 1
         if self.replays == TIMED:
-            step = self.spent / TIMED
-            left = self.left(step)
+            step = self.seconds / TIMED
+            left = self.time_left(step)
             self.compiles = left * GAIN > COST
             if self.compiles:
                 self._compile(f"steps of {1000 * step:.1f} ms go on for {left:.0f} s")
-        return done
+        return result
 
     def _compile(self, why: str) -> None:
-        self.tell("program", program="compiling", why=why)
-        self.compiled = Captured(self.update.compiled(), self.tell, "compiled graph", self.update, self.plain.common)
+        self.emit("executor", executor="compiling", why=why)
+        self.compiled = Captured(self.update.compiled(), self.emit, "compiled graph", self.update, self.plain.common)
 
     def _fall_back(self, why: str) -> None:
         self.compiled, self.compiles = None, False
         self.update.optimizer.zero()
-        self.tell("program", program="graph", why=f"compiling failed: {why}")
+        self.emit("executor", executor="graph", why=f"compiling failed: {why}")
 
 
-def alike(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
-    """Whether what was made for the others fits these."""
+def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
+    """Return whether a step captured or compiled for the others can run these batches."""
     return len(batches) == len(others) and all(a.alike(b) for a, b in zip(batches, others, strict=True))
 
 
-def obstacle(update: Update, one_shape: bool) -> str | None:
-    """Why the steps of a training on CUDA cannot be captured; None if nothing is known to stand in the way."""
+def capture_obstacle(update: Update, one_shape: bool) -> str | None:
+    """Return why the steps of a training on CUDA cannot be captured; None if nothing is known to prevent it."""
     if not one_shape:
         return "its batches have many shapes (data.batching)"
     if update.scaler.is_enabled():
         return "float16 scales its loss on the host (train.precision)"
     if not update.optimizer.capturable:
-        return "its optimizer asks the host at every step (train.optimizer)"
+        return "its optimizer waits for the device at every step (train.optimizer)"
     return None
 
 
-def choose(update: Update, one_shape: bool, compiles: bool | None, left: Left, tell: Tell) -> StepExecutor:
-    """The quickest program for a training. `compiles`: whether torch.compile is asked for; None: where it pays."""
+def choose_executor(
+    update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
+) -> StepExecutor:
+    """Return the fastest executor for a training. `compiles` is `train.compile`; None compiles where it pays."""
     if update.device.type != "cuda":
-        return Compiled(update, one_shape, tell) if compiles else Eager(update)
-    why = obstacle(update, one_shape)
+        return Compiled(update, one_shape, emit) if compiles else Eager(update)
+    why = capture_obstacle(update, one_shape)
     if why is None:
-        return Quickest(update, tell, left, compiles)
-    tell("program", program="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
-    return Compiled(update, one_shape, tell) if compiles else Eager(update)
+        return Quickest(update, emit, time_left, compiles)
+    emit("executor", executor="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
+    return Compiled(update, one_shape, emit) if compiles else Eager(update)
 
 
 @dataclass(frozen=True)
-class Lack:
-    """A step of training that memory does not hold, and the budget that would fit."""
+class MemoryShortage:
+    """A training step that ran out of memory, and the batch size that should fit."""
 
-    why: str  # what torch says
+    why: str  # torch's message
     device: torch.device
     tokens: int | None  # of a batch (data.batching.tokens)
     accumulate: int
-    longest: int  # tokens of the longest example, which a batch must hold
+    longest: int  # tokens of the longest example, which a batch must contain
 
-    def fitting(self) -> int:
-        """Tokens of a batch that should fit: at most half, less where more than twice the memory was wanted.
+    def fitting_tokens(self) -> int:
+        """Return a number of tokens per batch that should fit: at most half of the present one.
 
-        What a step needs grows with its tokens. How much it would have needed is not known, only where it stopped.
+        The memory of a step grows with its tokens. How much it needed in all is unknown, only where it stopped.
         """
-        needed, there = self._needed(), self._there()
-        share = min(0.5, 0.8 * there / needed) if needed and there else 0.5
+        needed, total = self._needed(), self._total()
+        share = min(0.5, 0.8 * total / needed) if needed and total else 0.5
         tokens = int((self.tokens or 0) * share)
         unit = 10 ** max(0, len(str(tokens)) - 2)
         return max(self.longest, tokens // unit * unit)
 
     def _needed(self) -> float:
-        """Bytes in use when it stopped, and those that were asked for then."""
-        found = re.search(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", self.why, re.IGNORECASE)
+        """Return the bytes that were in use, with those of the allocation that failed."""
+        match = re.search(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", self.why, re.IGNORECASE)
         units = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
-        wanted = float(found[1]) * units[found[2].lower()] if found else 0.0
+        requested = float(match[1]) * units[match[2].lower()] if match else 0.0
         used = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        return used + wanted
+        return used + requested
 
-    def _there(self) -> float:
-        """Bytes of memory that the device has."""
+    def _total(self) -> float:
+        """Return the bytes of memory of the device; 0 if unknown."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         if self.device.type == "cpu" and hasattr(os, "sysconf"):
             return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         return 0.0
 
-    def sentence(self, run: Path, saved: int | None) -> str:
-        """Return the error: what ran out, what to do, and what is left of the run (`saved`: its last checkpoint)."""
-        room = self._there()
-        what = f"memory ran out on {self.device}" + (f" ({room / 2**30:.0f} GiB)" if room else "")
-        if self.tokens is None or self.fitting() >= self.tokens:
-            todo = f"one example of {self.longest} tokens is too much; lower data.max_len, or choose a smaller model"
+    def message(self, run: Path, saved: int | None) -> str:
+        """Return the error message: what ran out, what to do, and the last checkpoint of the run (`saved`)."""
+        memory = self._total()
+        what = f"memory ran out on {self.device}" + (f" ({memory / 2**30:.0f} GiB)" if memory else "")
+        if self.tokens is None or self.fitting_tokens() >= self.tokens:
+            advice = f"one example of {self.longest} tokens is too much; lower data.max_len, or choose a smaller model"
         else:
-            fitting = self.fitting()
+            fitting = self.fitting_tokens()
             batches = self.accumulate * -(-self.tokens // fitting)
-            todo = (
+            advice = (
                 f"a batch of {self.tokens:,} tokens is too much; try --set data.batching.tokens={fitting}, and "
-                f"--set train.accumulate={batches} to learn from as many in a step"
+                f"--set train.accumulate={batches} for as many tokens per step"
             )
         if saved is None:
-            return f"{what}: {todo}"
+            return f"{what}: {advice}"
         return (
-            f"{what}: {todo}; the checkpoint of step {saved} is intact: regard train --from {run} goes on from its "
-            f"weights with another budget, regard resume {run} with this one where there is more memory"
+            f"{what}: {advice}; the checkpoint of step {saved} is intact: regard train --from {run} continues from its "
+            f"weights with another batch size, regard resume {run} with this one on a device with more memory"
         )
 
 
-def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+def summary(error: Exception) -> str:
+    """Return the first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else "no reason given"
-    return said if isinstance(error, RegardError) else f"{type(error).__name__}: {said[:200]}"
+    first = lines[0] if lines else "no reason given"
+    return first if isinstance(error, RegardError) else f"{type(error).__name__}: {first[:200]}"
 
 
-def facts(event: Mapping[str, Any]) -> str:
-    """An event of kind "program" as a sentence."""
+def description(event: Mapping[str, Any]) -> str:
+    """Return an "executor" event as a sentence."""
     names = {
         "eager": "steps run one operation after the other",
         "compiling": "compiling the step",
@@ -442,4 +450,4 @@ def facts(event: Mapping[str, Any]) -> str:
         "compiled graph": "a step is one compiled CUDA graph",
     }
     took = f" (ready after {event['seconds']:.0f} s)" if "seconds" in event else ""
-    return f"{names[event['program']]}{took}{': ' + event['why'] if event.get('why') else ''}"
+    return f"{names[event['executor']]}{took}{': ' + event['why'] if event.get('why') else ''}"

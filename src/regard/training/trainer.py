@@ -1,6 +1,6 @@
-"""The trainer: steps, validation, checkpoints, stopping; and going on exactly where it stopped.
+"""The trainer: steps, validation, checkpoints and early stopping; training resumes exactly where it stopped.
 
-What is random in a step is drawn from (seed, step) alone, and the data from (seed, epoch, position), so a checkpoint
+The random numbers of a step depend on (seed, step) alone, and its data on (seed, epoch, position). So a checkpoint
 needs no generator's state, and neither validation nor an interruption changes what is learned.
 """
 
@@ -24,7 +24,15 @@ from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.budget import Budget
 from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
-from regard.training.executor import Done, Eager, Lack, StepExecutor, Update, choose
+from regard.training.executor import (
+    Eager,
+    MemoryShortage,
+    StepExecutor,
+    StepResult,
+    StepScalars,
+    Update,
+    choose_executor,
+)
 from regard.training.mfu import peak, utilisation
 from regard.training.progress import Progress, final_steps
 from regard.training.schedule import Schedule
@@ -32,26 +40,26 @@ from regard.training.selection import LOSS, Criterion, Metrics, improvements, or
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
-MEAN = -1  # stands for the mean of checkpoints where steps are ranked; it precedes them where all else is equal
-SMALLEST_SCALE = 1e-4  # of a loss in float16, which begins with 65,536 times itself
+MEAN = -1  # the mean of checkpoints among ranked steps; it precedes them where all else is equal
+SMALLEST_SCALE = 1e-4  # of the loss scaling in float16, which begins at 65,536
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Somebody who is told what happens: the log, TensorBoard, the live view."""
+    """Receives the events of a training: the log, TensorBoard, the console."""
 
     def note(self, event: Event) -> None:
-        """Take note of an event; `event["event"]` is start, program, step, valid, save, final or end."""
+        """Process an event; `event["event"]` is start, executor, step, valid, save, final or end."""
         ...
 
 
 class DivergedError(RegardError, ArithmeticError):
-    """The loss is no number any more."""
+    """The loss or its gradient is not finite."""
 
 
 @dataclass
 class LogWindow:
-    """What happened since the last line of the log."""
+    """Sums over the steps since the last line of the log."""
 
     loss: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
@@ -62,27 +70,27 @@ class LogWindow:
     steps: int = 0
     began: float = field(default_factory=time.perf_counter)
 
-    def add(self, items: Sequence[Item], done: Done) -> None:
-        """Note a step. Tensors stay on their device: reading them would wait for it."""
-        self.loss.append(done.loss)
-        self.nll.append(done.nll)
-        self.norm.append(done.norm)
+    def add(self, items: Sequence[Item], result: StepResult) -> None:
+        """Add a step. Its tensors stay on their device, because reading them would wait for it."""
+        self.loss.append(result.loss)
+        self.nll.append(result.nll)
+        self.norm.append(result.norm)
         self.labels += sum(item.labels for item in items)
         self.places += sum(item.places for item in items)
         self.padding += sum(item.padding for item in items)
         self.steps += 1
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Means over the window. Where losses are `scaled`, steps whose gradient overflowed were left out."""
+        """Return means over the window. With `scaled` losses, steps whose gradient overflowed were skipped."""
         seconds = time.perf_counter() - self.began
         norms = torch.stack(self.norm).double()
-        taken = norms[norms.isfinite()] if scaled else norms
-        left_out = len(norms) - len(taken)
+        finite = norms[norms.isfinite()] if scaled else norms
+        skipped = len(norms) - len(finite)
         return {
             "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
             "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
-            **({"gradient": float(taken.mean())} if len(taken) else {}),
-            **({"skipped": left_out} if left_out else {}),
+            **({"gradient": float(finite.mean())} if len(finite) else {}),
+            **({"skipped": skipped} if skipped else {}),
             "tokens_per_second": self.labels / seconds,
             "padding": self.padding / self.places,
         }
@@ -90,7 +98,7 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended."""
+    """Whether training finished, why it ended, and at which step."""
 
     finished: bool
     why: str
@@ -98,13 +106,13 @@ class Outcome:
 
 
 class Trainer:
-    """Trains a model on a stream, into a run folder."""
+    """Trains a model on the batches of a loader, and writes checkpoints to a run folder."""
 
-    def __init__(  # noqa: PLR0913  # what a run is made of
+    def __init__(  # noqa: PLR0913  # what a training is made of
         self,
         model: Model,
         spec: TrainSpec,
-        stream: BatchLoader,
+        loader: BatchLoader,
         folder: RunFolder,
         measure: Callable[[Model], Metrics] | None = None,
         watchers: Sequence[Watcher] = (),
@@ -116,24 +124,23 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
-        """`measure` validates a model: its metrics by name, that of `criterion` among them; None: nothing is measured.
+        """`measure` returns the validation metrics of a model, `criterion` among them; None: there is no validation.
 
-        `flops_per_token` are those of a forward pass for each label, from which the log tells how busy a GPU is.
-        `began` is the time.monotonic() at which the session began, from which a time budget counts. Weights that are
-        `trained` already are validated before the first step, and kept if no step improves them. `plain` trains the
-        model as it is, without the kernels of `regard.fast`, compilation or CUDA graphs. `checkpoints` says when
-        checkpoints are written.
+        `flops_per_token` are the FLOPs of a forward pass per label, from which the log computes the MFU. `began` is the
+        time.monotonic() from which a time budget counts. Weights that are `trained` already are validated before the
+        first step, and kept if no step improves them. `plain` trains without the kernels of `regard.fast`, compilation
+        or CUDA graphs.
         """
         assert spec.steps, "resolved before training"
-        self.model, self.spec, self.stream, self.folder = model, spec, stream, folder
+        self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.trained, self.checkpoints = trained, checkpoints
         self.checkpointed = time.monotonic()  # when the last checkpoint was written
-        self.settled = False  # whether steps run as they will go on to: the first ones, and a compilation, take longer
+        self.settled = False  # whether steps have their usual speed: the first ones, and a compilation, are slower
         self.device = next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
-            raise SpecError("train.compile", "compiles what --plain shows as it is written; leave one of the two out")
+            raise SpecError("train.compile", "has no effect with --plain, which runs the model as it is written; leave one of the two out")
         if not plain:
             fast.install(model, self.device)
         self.budget = Budget(spec.time, began)
@@ -148,14 +155,14 @@ class Trainer:
         self.progress = Progress(steps=spec.steps)
         self.window = LogWindow()
         self.prefetch: Prefetch | None = None
-        self.measuring = False  # rather than training
+        self.validating = False
         self.update = Update(
             model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
         )
-        self.program: StepExecutor = Eager(self.update)
+        self.executor: StepExecutor = Eager(self.update)
 
     def resume(self) -> bool:
-        """Go on from the latest checkpoint, if there is one."""
+        """Load the latest checkpoint; return False if there is none."""
         checkpoint = self.folder.latest()
         if checkpoint is None:
             return False
@@ -169,21 +176,21 @@ class Trainer:
         self.model.load_state_dict(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
-        for metrics in self.progress.scores.values():  # a no-op but for checkpoints from before `reached` was kept
+        for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
-        self.progress.steps = self.progress.steps or self.spec.steps or 0  # checkpoints of before have none
+        self.progress.steps = self.progress.steps or self.spec.steps or 0  # older checkpoints have none
         self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
 
     @property
     def steps(self) -> int:
-        """The step at which training ends, as far as that is known."""
+        """The step at which training ends; under a time budget, its latest estimate."""
         return self.progress.steps
 
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
-        """Train to the end. `stop` is asked after every step; a reason from it saves and leaves, to be resumed."""
+        """Train to the end, or until `stop`, called after every step, returns a reason: then save, to be resumed."""
         try:
             return self._fit(stop)
         except (MemoryError, RuntimeError) as error:
@@ -191,23 +198,25 @@ class Trainer:
                 raise
             why = str(error)
         # Outside of the handler, whose error holds all that the step had in memory.
-        if self.measuring:
+        if self.validating:
             raise OutOfMemoryError(
-                f"memory ran out on {self.device} while validating; translate fewer lines with --set train.decode=16 "
+                f"memory ran out on {self.device} while validating; translate fewer records with --set train.decode=16 "
                 "(0: none), or leave out long ones with data.max_len"
             )
-        longest = max(int(lengths.max()) for lengths in self.stream.examples.lengths.values())
-        found = Lack(why, self.device, getattr(self.stream.batching, "tokens", None), self.spec.accumulate, longest)
-        latest = self.folder.latest()
-        raise OutOfMemoryError(found.sentence(self.folder.path, None if latest is None else latest.step))
+        longest = max(int(lengths.max()) for lengths in self.loader.examples.lengths.values())
+        tokens, latest = getattr(self.loader.batching, "tokens", None), self.folder.latest()
+        shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest)
+        raise OutOfMemoryError(shortage.message(self.folder.path, None if latest is None else latest.step))
 
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
-        self.tell("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
+        self.emit("start", steps=self.steps, device=str(self.device), precision=str(self.dtype or torch.float32))
         if not self.plain:
-            self.program = choose(self.update, self.stream.one_shape, self.spec.compile, self.seconds_left, self.tell)
-        self.prefetch = Prefetch(self.stream, progress.place, pinned=self.device.type == "cuda")
-        self.counts()  # of whatever ran before
+            self.executor = choose_executor(
+                self.update, self.loader.one_shape, self.spec.compile, self.seconds_left, self.emit
+            )
+        self.prefetch = Prefetch(self.loader, progress.place, pinned=self.device.type == "cuda")
+        self.counts()  # drops the counts of whatever ran before
         self.budget.validated = self.checkpointed = time.monotonic()
         if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
             self.validate()
@@ -222,36 +231,38 @@ class Trainer:
                 self.validate_and_save()
                 why = stop()
                 if why and progress.step < self.steps and not self.exhausted():
-                    self.note_window()  # what has diverged is not saved
+                    self.note_window()  # raises an error instead of saving weights that have diverged
                     self.save(regular=False)
-                    self.tell("end", finished=False, why=why)
+                    self.emit("end", finished=False, why=why)
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
-        why = f"no better for {progress.stale} validations" if self.exhausted() else f"all {self.steps} steps done"
+        why = (
+            f"no improvement in {progress.stale} validations" if self.exhausted() else f"all {self.steps:,} steps done"
+        )
         if not self.exhausted() and self.steps < (self.spec.steps or 0):
-            why = "the time is used"
+            why = "time budget used"
         self.finish()
-        self.tell("end", finished=True, why=why)
+        self.emit("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
 
     def exhausted(self) -> bool:
-        """Whether validation has not improved for too long."""
+        """Return whether early stopping applies: `patience` validations without improvement."""
         return bool(self.spec.patience) and self.progress.stale >= (self.spec.patience or 0)
 
     def step(self) -> None:
-        """One change of the weights: the gradient of the mean loss over all labels of `accumulate` batches."""
+        """Update the weights by the gradient of the mean loss over all labels of `accumulate` batches."""
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
         self.model.train()
         items = [self.fetch() for _ in range(self.spec.accumulate)]
         labels = sum(item.labels for item in items)
-        # A short memory at first, so that the untrained weights are soon forgotten.
-        kept = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
-        numbers = (float(labels), kept, *(item.labels / labels for item in items))
+        # A small decay at first, so that the moving average soon forgets the untrained weights.
+        decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
+        scalars = StepScalars(float(labels), decay, [item.labels / labels for item in items])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
-        done = self.program.run([item.batch for item in items], numbers, step_seed(self.spec.seed, progress.step))
-        self.window.add(items, done)
+        result = self.executor.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
+        self.window.add(items, result)
         progress.labels += labels
         spent = time.perf_counter() - started
         progress.seconds += spent
@@ -261,11 +272,11 @@ class Trainer:
             self.settled = True
 
     def seconds_left(self, step: float) -> float:
-        """Seconds that training goes on, with steps of this duration."""
+        """Return the seconds that training goes on, with steps of this duration."""
         return self.budget.left if self.spec.time else (self.steps - self.progress.step) * step
 
     def schedule(self) -> Schedule:
-        """The schedule; under a time budget its warm-up is at most a tenth of the steps that fit."""
+        """Return the learning rate schedule; under a time budget at most a tenth of the steps are warm-up."""
         schedule = self.spec.schedule
         warmup = getattr(schedule, "warmup", None)
         if self.spec.time is None or warmup is None:
@@ -273,13 +284,13 @@ class Trainer:
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
     def fetch(self) -> Item:
-        """The next batch, on the host: in pinned memory, if a GPU waits for it."""
+        """Return the next batch, in host memory; for a GPU, in pinned memory."""
         assert self.prefetch is not None
         item, self.progress.place = self.prefetch.next()
         return item
 
     def note_window(self) -> None:
-        """Tell what happened since the last time; stop if the loss or its gradient is no number."""
+        """Emit the metrics of the window and start a new one; raise an error if loss or gradient is not finite."""
         if not self.window.steps:
             return
         waited = time.perf_counter()
@@ -290,13 +301,13 @@ class Trainer:
             metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         if self.flops_per_token and self.peak:
             metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
-        told: dict[str, Any] = {
+        state: dict[str, Any] = {
             "steps": self.steps,
-            "rate": self.optimizer.rate,
+            "learning_rate": self.optimizer.rate,
             "epoch": self.progress.place.epoch,
             "labels": self.progress.labels,
         }
-        self.tell("step", **counts | told | metrics)
+        self.emit("step", **counts | state | metrics)
         if self.device.type != "cpu":
             if self.settled:
                 self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
@@ -304,9 +315,9 @@ class Trainer:
         self.window = LogWindow()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
         wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
-        # A float16 gradient may overflow: that step is left out and the next one scaled down. But not for ever.
+        # A float16 gradient may overflow: that step is skipped and the next one scaled down, but not indefinitely.
         if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            wrong.append("the gradient overflows float16 however small it is made")
+            wrong.append("the gradient overflows float16 at every loss scale")
         if wrong:
             raise DivergedError(
                 f"{wrong[0]} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
@@ -314,7 +325,7 @@ class Trainer:
             )
 
     def counts(self) -> dict[str, int | float]:
-        """What the parts of the model counted since the last time, added up by name. The log's alone: no state."""
+        """Return what parts of the model counted since the last call, summed by name. For the log only: not a state."""
         totals: dict[str, Tensor] = {}
         for part in self.reporting:
             for name, count in part.report().items():
@@ -322,7 +333,7 @@ class Trainer:
         return {name: total.item() for name, total in totals.items()}
 
     def validate_and_save(self) -> None:
-        """What is due after this step."""
+        """Validate and save, if either is due after this step."""
         step, last = self.progress.step, self.progress.step == self.steps
         spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
         due = last or spaced
@@ -334,15 +345,15 @@ class Trainer:
             began = time.perf_counter()
             self.save()
             self.budget.saving = time.perf_counter() - began
-            self.window = LogWindow()  # whose time begins now: validating and saving is not training
+            self.window = LogWindow()  # its time begins now: validating and saving is not training
 
     def validate(self) -> None:
-        """Measure the model, and note whether it is the best so far and whether training still improves it."""
+        """Validate the model, and record whether it is the best so far and whether training still improves it."""
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
         self.model.eval()
         with self.averaged():
-            metrics = self.measured()
+            metrics = self.metrics()
         progress.scores[progress.step] = metrics
         better = improvements(progress.reached, metrics, self.criterion)
         progress.reached |= better
@@ -351,20 +362,20 @@ class Trainer:
         spent = time.perf_counter() - began
         self.budget.note_validation(spent)
         progress.validation = spent
-        self.tell("valid", best=progress.best[0], seconds=spent, **metrics)
+        self.emit("valid", best=progress.best[0], seconds=spent, **metrics)
 
     @torch.no_grad()
-    def measured(self) -> Metrics:
-        """Metrics of the model on the validation text."""
+    def metrics(self) -> Metrics:
+        """Return the metrics of the model on the validation text."""
         assert self.measure is not None
-        self.measuring = True
+        self.validating = True
         metrics = self.measure(self.model)
-        self.measuring = False
+        self.validating = False
         return metrics
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The moving average in place of the weights, if there is one."""
+        """Put the moving average, if there is one, in place of the weights inside a with block."""
         if self.ema is None:
             yield
             return
@@ -381,7 +392,7 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint. One that is written only to stop is never averaged, so that stopping changes nothing."""
+        """Write a checkpoint; one that is written only to stop (not `regular`) is never averaged."""
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
@@ -402,7 +413,7 @@ class Trainer:
             self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
         self.folder.prune({*progress.saved, *progress.best}, progress.step)
         self.checkpointed = time.monotonic()
-        self.tell("save")
+        self.emit("save")
 
     def finish(self) -> None:
         """Write the final weights."""
@@ -413,9 +424,9 @@ class Trainer:
         self.folder.save_final(weights, about)
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return steps, weights and scores of the run: a mean of checkpoints, or the best of them if that is better.
+        """Return steps, weights and scores of the run: the mean of checkpoints, or the best of them if that is better.
 
-        While training still changes a lot, the mean of checkpoints is far worse than the last of them.
+        While weights still change a lot, the mean of checkpoints is far worse than the last of them.
         """
         progress = self.progress
         steps = final_steps(self.spec, progress.saved, progress.best)
@@ -427,40 +438,41 @@ class Trainer:
             return steps, weights, {}
         self.model.load_state_dict(weights)
         self.model.eval()
-        scores = self.measured()
+        scores = self.metrics()
         reached = progress.reached | improvements(progress.reached, scores, self.criterion)
         best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
-        self.tell("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
+        self.emit("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
         if best == MEAN:
             return steps, weights, scores
         return [best], read_tensors(self.folder.weights(best)), measured[best]
 
-    def tell(self, event: str, **values: Any) -> None:
-        """Tell all watchers."""
-        if event == "program":
+    def emit(self, event: str, **values: Any) -> None:
+        """Pass an event to all watchers."""
+        if event == "executor":  # steps change their speed
             self.settled = False
             self.budget.forget()
-        note = {
+        progress = self.progress
+        record = {
             "event": event,
-            "step": self.progress.step,
-            "time": self.progress.seconds,
+            "step": progress.step,
+            "time": progress.seconds,
             "clock": self.budget.elapsed,
         } | values
         for watcher in self.watchers:
-            watcher.note(note)
+            watcher.note(record)
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The seed of what is random in a step: dropout."""
+    """Return the seed of the random numbers of a step, such as those of dropout."""
     return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def precision(spec: TrainSpec, device: torch.device) -> torch.dtype | None:
-    """What products are computed in; None: float32 as it is."""
+    """Return the dtype of autocast; None: float32 without autocast."""
     if spec.precision == "float32" or (spec.precision == "auto" and device.type != "cuda"):
         return None
     if spec.precision == "auto":
-        real = torch.cuda.is_bf16_supported(including_emulation=False)  # an older GPU would imitate it, slowly
+        real = torch.cuda.is_bf16_supported(including_emulation=False)  # older GPUs emulate it slowly
         return torch.bfloat16 if real else torch.float16
     if device.type == "cpu":
         raise DataError(f"train.precision: a CPU trains in float32, not {spec.precision}; leave it at auto")

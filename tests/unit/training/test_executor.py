@@ -1,9 +1,8 @@
-"""Programs: a step is the same however it is run, and what cannot be compiled or captured is said and done without."""
+"""Step executors: all compute the same step, and a step that cannot be compiled or captured runs eagerly."""
 
 import gc
 import inspect
 import math
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,20 +18,20 @@ from regard.batch import Batch, translation
 from regard.models.base import Model
 from regard.models.build import build
 from regard.presets import preset
-from regard.training import executor as program
-from regard.training import mfu
+from regard.training import executor, mfu
 from regard.training.executor import (
     Captured,
     Compiled,
-    Done,
     Eager,
-    Lack,
+    MemoryShortage,
     Quickest,
     StepExecutor,
+    StepResult,
+    StepScalars,
     Update,
-    choose,
-    facts,
-    obstacle,
+    capture_obstacle,
+    choose_executor,
+    description,
 )
 from regard.training.optim import AdamW, Optimizer, clip
 
@@ -58,27 +57,27 @@ def weights(of: Model) -> Tensor:
     return torch.cat([p.detach().flatten() for p in of.parameters()])
 
 
-def numbers(*batches: Batch, kept: float = 0.0) -> tuple[float, ...]:
+def scalars(*batches: Batch, decay: float = 0.0) -> StepScalars:
     counts = [int((batch.target_seg != 0).sum()) for batch in batches if batch.target_seg is not None]
-    return (float(sum(counts)), kept, *(count / sum(counts) for count in counts))
+    return StepScalars(float(sum(counts)), decay, [count / sum(counts) for count in counts])
 
 
-class Told(list[dict[str, Any]]):
-    """What was told."""
+class Events(list[dict[str, Any]]):
+    """The events that were emitted."""
 
     def __call__(self, event: str, **values: Any) -> None:
-        assert event == "program"
-        assert facts(values)
+        assert event == "executor"
+        assert description(values)
         self.append(values)
 
     @property
-    def programs(self) -> list[str]:
-        return [event["program"] for event in self]
+    def names(self) -> list[str]:
+        return [event["executor"] for event in self]
 
 
 def test_a_step_follows_the_mean_loss_of_all_labels() -> None:
     mine, theirs = model(), model()
-    done = Eager(update(mine, most=0.5)).run([FIRST, ODD], numbers(FIRST, ODD), 1)
+    done = Eager(update(mine, most=0.5)).run([FIRST, ODD], scalars(FIRST, ODD), 1)
     optimizer = AdamW(learning_rate=0.01).build(theirs)
     losses = [theirs.loss(batch) for batch in (FIRST, ODD)]
     (sum(loss.total for loss in losses) / (5 + 4)).backward()  # type: ignore[reportAttributeAccessIssue]
@@ -91,21 +90,21 @@ def test_a_step_follows_the_mean_loss_of_all_labels() -> None:
     assert all(p.grad is None for p in mine.parameters())
 
 
-def test_the_moving_average_keeps_what_it_is_told_to() -> None:
+def test_the_moving_average_keeps_what_it_is_events_to() -> None:
     made = model()
     step = update(made, ema=True)
     before = weights(made).clone()
-    Eager(step).run([FIRST], numbers(FIRST, kept=0.75), 1)
+    Eager(step).run([FIRST], scalars(FIRST, decay=0.75), 1)
     assert step.ema is not None
     average = torch.cat([step.ema[name].flatten() for name, _ in made.named_parameters()])
     torch.testing.assert_close(average, 0.75 * before + 0.25 * weights(made))
 
 
-def test_the_seed_of_a_step_is_all_that_is_random_in_it() -> None:
+def test_the_seed_determines_the_random_numbers_of_a_step() -> None:
     one, two, other = (model(dropout=0.5) for _ in range(3))
     for made, seed in ((one, 7), (two, 7), (other, 8)):
         torch.rand(3)
-        Eager(update(made)).run([FIRST], numbers(FIRST), seed)
+        Eager(update(made)).run([FIRST], scalars(FIRST), seed)
     assert torch.equal(weights(one), weights(two))
     assert not torch.equal(weights(one), weights(other))
 
@@ -129,35 +128,23 @@ def failing(after: int) -> Callable[..., Any]:
     return compile_
 
 
-def test_a_failed_compilation_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compilation_is_reported_and_the_step_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=1))
-    mine, theirs, told = model(dropout=0.2), model(dropout=0.2), Told()
-    compiled, eager = Compiled(update(mine), True, told), Eager(update(theirs))
+    mine, theirs, events = model(dropout=0.2), model(dropout=0.2), Events()
+    compiled, eager = Compiled(update(mine), True, events), Eager(update(theirs))
     for seed, batch in enumerate([FIRST, SECOND, FIRST, SECOND]):
-        compiled.run([batch], numbers(batch), seed)
-        eager.run([batch], numbers(batch), seed)
+        compiled.run([batch], scalars(batch), seed)
+        eager.run([batch], scalars(batch), seed)
     assert torch.equal(weights(mine), weights(theirs))
-    assert told == [{"program": "eager", "why": "compiling failed: RuntimeError: no compiler here"}]
+    assert events == [{"executor": "eager", "why": "compiling failed: RuntimeError: no compiler here"}]
 
 
 def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
-    broken = Compiled(replace(update(model()), loss=lambda _: 1 / 0), False, Told())
+    broken = Compiled(replace(update(model()), loss=lambda _: 1 / 0), False, Events())
     broken.compiled = Eager(broken.eager.update)
     with pytest.raises(ZeroDivisionError):
-        broken.run([FIRST], numbers(FIRST), 1)
-
-
-def test_what_is_compiled_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    update(model()).compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "regard-compiled")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    update(model()).compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+        broken.run([FIRST], scalars(FIRST), 1)
 
 
 def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +155,9 @@ def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
         return lambda batch: (seen.append(batch), loss(batch))[1]
 
     monkeypatch.setattr(torch, "compile", compile_)
-    compiled = Compiled(update(model()), True, Told())
+    compiled = Compiled(update(model()), True, Events())
     for batch in (ODD, FIRST, SECOND, ODD, FIRST):
-        compiled.run([batch], numbers(batch), 1)
+        compiled.run([batch], scalars(batch), 1)
     assert [id(batch) for batch in seen] == [id(SECOND), id(FIRST)]
 
 
@@ -198,18 +185,18 @@ class Graph:
         self.step()
 
 
-def asked(step: Callable[[], object], stream: Stream) -> Graph:
+def record_capture(step: Callable[[], object], stream: Stream) -> Graph:
     """A capture runs nothing, but its results have a place."""
     cells = inspect.unwrap(step).__closure__ or ()
     (owner,) = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Captured)]
-    owner.done = torch.zeros(3, dtype=torch.float64)
+    owner.result = torch.zeros(3, dtype=torch.float64)
 
     def run() -> None:
-        held = owner.done
+        held = owner.result
         step()
         assert held is not None
-        held.copy_(owner.done)  # type: ignore[reportArgumentType]
-        owner.done = held
+        held.copy_(owner.result)  # type: ignore[reportArgumentType]
+        owner.result = held
 
     assert stream is owner.stream
     return Graph(run)
@@ -222,15 +209,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(program, "pinned", torch.tensor)
-    monkeypatch.setattr(program.graphs, "capture", asked)
-    monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), None))
+    monkeypatch.setattr(executor, "pinned", torch.tensor)
+    monkeypatch.setattr(executor.graphs, "capture", record_capture)
+    monkeypatch.setattr(executor.graphs, "watched", lambda step: (step(), None))
     monkeypatch.setattr(torch, "compile", lambda loss, **_: loss)
     return Graph.made
 
 
-def run(of: StepExecutor, batches: Sequence[Sequence[Batch]], kept: float = 0.5) -> list[Done]:
-    return [of.run(some, numbers(*some, kept=kept), seed) for seed, some in enumerate(batches)]
+def run(of: StepExecutor, batches: Sequence[Sequence[Batch]], decay: float = 0.5) -> list[StepResult]:
+    return [of.run(some, scalars(*some, decay=decay), seed) for seed, some in enumerate(batches)]
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -238,8 +225,8 @@ def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None
     """With dropout and a moving average; over shapes that come and go; with several batches a step."""
     mine, theirs = (update(model(dropout=0.2), ema=True) for _ in range(2))
     batches = [[FIRST, SECOND][:each], [SECOND, ODD][:each]] * 6 + [[ODD] * each, [FIRST, FIRST][:each]]
-    told = Told()
-    found, expected = run(Captured(mine, told), batches), run(Eager(theirs), batches)
+    events = Events()
+    found, expected = run(Captured(mine, events), batches), run(Eager(theirs), batches)
     torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
     assert mine.ema is not None
     assert theirs.ema is not None
@@ -247,58 +234,58 @@ def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None
         torch.testing.assert_close(mine.ema[name], theirs.ema[name], rtol=1e-6, atol=1e-8)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.stack([*one]), torch.stack([*other]), rtol=1e-6, atol=1e-9)
-    assert told.programs == ["graph"]
+    assert events.names == ["graph"]
     (graph,) = graphs
     alike = len(batches) - 1 if each == 1 else 7  # of the shape that was met again first
-    assert graph.replays == alike - 1 - program.WARM
+    assert graph.replays == alike - 1 - executor.WARM
 
 
-def test_a_step_that_waits_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program.graphs, "watched", lambda step: (step(), "it asks the host"))
-    mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda _: 1.0, None), [[FIRST]] * 8)
+def test_a_step_that_synchronises_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.graphs, "watched", lambda step: (step(), "it asks the host"))
+    mine, theirs, events = update(model()), update(model()), Events()
+    run(Quickest(mine, events, lambda _: 1.0, None), [[FIRST]] * 8)
     run(Eager(theirs), [[FIRST]] * 8)
     assert graphs == []
     assert torch.equal(weights(mine.model), weights(theirs.model))
-    assert told == [{"program": "eager", "why": "this model cannot be captured: it asks the host"}]
+    assert events == [{"executor": "eager", "why": "this model cannot be captured: it asks the host"}]
 
 
-def test_a_capture_that_fails_is_done_without(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_run_eagerly_after_a_failed_capture(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(step: Callable[[], object], stream: Stream) -> Graph:
         raise RuntimeError("not permitted when stream is capturing")
 
-    monkeypatch.setattr(program.graphs, "capture", fails)
-    mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda _: 1.0, None), [[FIRST]] * 8)
+    monkeypatch.setattr(executor.graphs, "capture", fails)
+    mine, theirs, events = update(model()), update(model()), Events()
+    run(Quickest(mine, events, lambda _: 1.0, None), [[FIRST]] * 8)
     run(Eager(theirs), [[FIRST]] * 8)
     assert graphs == []
     assert torch.equal(weights(mine.model), weights(theirs.model))
-    assert told.programs == ["eager"]
-    assert "not permitted" in told[0]["why"]
+    assert events.names == ["eager"]
+    assert "not permitted" in events[0]["why"]
 
 
 @pytest.mark.parametrize(("left", "compiles"), [(190.0, False), (210.0, True)])
-def test_compiling_waits_until_it_is_sure_to_pay(graphs: list[Graph], left: float, compiles: bool) -> None:
-    told, before = Told(), 1 + program.WARM + program.TIMED
-    quickest = Quickest(update(model()), told, lambda _: left, None)
+def test_compilation_starts_only_if_it_pays(graphs: list[Graph], left: float, compiles: bool) -> None:
+    events, before = Events(), 1 + executor.WARM + executor.TIMED
+    quickest = Quickest(update(model()), events, lambda _: left, None)
     run(quickest, [[FIRST]] * (before + 8))
-    assert told.programs == ["graph", *(["compiling", "compiled graph"] if compiles else [])]
+    assert events.names == ["graph", *(["compiling", "compiled graph"] if compiles else [])]
     assert [graph.replays for graph in graphs] == (
-        [1 + program.TIMED, 7 - program.WARM] if compiles else [program.TIMED + 8]
+        [1 + executor.TIMED, 7 - executor.WARM] if compiles else [executor.TIMED + 8]
     )
     assert (quickest.plain.graph is None) == compiles  # whose memory is given back
 
 
-def test_never_is_never_and_now_is_now(graphs: list[Graph]) -> None:
-    never, now = Told(), Told()
-    for told, compiles in ((never, False), (now, True)):
-        run(Quickest(update(model()), told, lambda _: 1e9, compiles), [[FIRST]] * 10)
-    assert never.programs == ["graph"]
-    assert now.programs == ["compiling", "compiled graph"]
-    assert [graph.replays for graph in graphs] == [9 - program.WARM] * 2
+def test_train_compile_false_never_compiles_and_true_compiles_at_once(graphs: list[Graph]) -> None:
+    never, now = Events(), Events()
+    for events, compiles in ((never, False), (now, True)):
+        run(Quickest(update(model()), events, lambda _: 1e9, compiles), [[FIRST]] * 10)
+    assert never.names == ["graph"]
+    assert now.names == ["compiling", "compiled graph"]
+    assert [graph.replays for graph in graphs] == [9 - executor.WARM] * 2
 
 
-def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_other_shapes_run_without_compilation(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
 
     def compile_(loss: Callable[[Batch], Any], dynamic: bool | None, **_: Any) -> Callable[[Batch], Any]:
@@ -306,41 +293,43 @@ def test_odd_batches_are_not_compiled(graphs: list[Graph], monkeypatch: pytest.M
         return lambda batch: (seen.append(batch), loss(batch))[1]
 
     monkeypatch.setattr(torch, "compile", compile_)
-    run(Quickest(update(model()), Told(), lambda _: 1.0, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
+    run(Quickest(update(model()), Events(), lambda _: 1.0, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
     assert [batch.target.shape for batch in seen] == [FIRST.target.shape] * 2
     assert graphs == []
 
 
-def test_what_fails_to_compile_goes_on_as_a_plain_graph(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compilation_falls_back_to_the_plain_graph(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=2))
-    mine, theirs, told = update(model()), update(model()), Told()
-    run(Quickest(mine, told, lambda _: 1.0, True), [[FIRST]] * 9)
+    mine, theirs, events = update(model()), update(model()), Events()
+    run(Quickest(mine, events, lambda _: 1.0, True), [[FIRST]] * 9)
     run(Eager(theirs), [[FIRST]] * 9)
     torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
-    assert told.programs == ["compiling", "graph", "graph"]
-    assert "no compiler here" in told[1]["why"]
-    assert [graph.replays for graph in graphs] == [9 - 1 - 2 - program.WARM]
+    assert events.names == ["compiling", "graph", "graph"]
+    assert "no compiler here" in events[1]["why"]
+    assert [graph.replays for graph in graphs] == [9 - 1 - 2 - executor.WARM]
 
 
-def test_what_stands_in_the_way_of_a_graph() -> None:
+def test_capture_obstacles_are_named() -> None:
     step = update(model())
-    assert obstacle(step, True) is None
-    assert "many shapes" in str(obstacle(step, False))
-    assert "float16" in str(obstacle(replace(step, scaler=torch.amp.GradScaler("cpu", enabled=True)), True))
+    assert capture_obstacle(step, True) is None
+    assert "many shapes" in str(capture_obstacle(step, False))
+    assert "float16" in str(capture_obstacle(replace(step, scaler=torch.amp.GradScaler("cpu", enabled=True)), True))
     other = AdamW(learning_rate=0.1).build(step.model)
     other.parts["sgd"] = torch.optim.SGD(step.model.parameters(), lr=0.1)
-    assert "optimizer" in str(obstacle(replace(step, optimizer=other), True))
+    assert "optimizer" in str(capture_obstacle(replace(step, optimizer=other), True))
 
 
-def test_a_cpu_runs_eagerly_unless_compiling_is_asked_for() -> None:
-    told = Told()
-    assert isinstance(choose(update(model()), True, None, lambda _: 1e9, told), Eager)
-    assert isinstance(choose(update(model()), True, False, lambda _: 1e9, told), Eager)
-    assert isinstance(choose(update(model()), True, True, lambda _: 1e9, told), Compiled)
-    assert told == []
+def test_a_cpu_runs_eagerly_unless_compile_is_set() -> None:
+    events = Events()
+    assert isinstance(choose_executor(update(model()), True, None, lambda _: 1e9, events), Eager)
+    assert isinstance(choose_executor(update(model()), True, False, lambda _: 1e9, events), Eager)
+    assert isinstance(choose_executor(update(model()), True, True, lambda _: 1e9, events), Compiled)
+    assert events == []
 
 
-def test_batches_that_are_alike_take_each_others_place() -> None:
+def test_batches_of_equal_shapes_can_be_copied_into_each_other() -> None:
     assert FIRST.alike(SECOND)
     assert not FIRST.alike(ODD)
     assert not FIRST.alike(replace(SECOND, weights=torch.ones(2, 3)))
@@ -369,15 +358,15 @@ def test_where_one_gradient_overflows_no_part_of_an_optimizer_steps(overflow: fl
     }
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     step = Update(made, made.loss, Optimizer(made, parts), 1.0, CPU, None, scaler, None)
-    step([FIRST], numbers(FIRST))
+    step([FIRST], scalars(FIRST))
     before = weights(made)
     hook = table.register_hook(lambda gradient: gradient.fill_(overflow))
-    norm = step([FIRST], numbers(FIRST))[-1]
+    norm = step([FIRST], scalars(FIRST))[-1]
     assert not norm.isfinite()
     assert step.scaler.get_scale() == 4.0
     assert torch.equal(weights(made), before)
     hook.remove()
-    step([FIRST], numbers(FIRST))
+    step([FIRST], scalars(FIRST))
     assert not torch.equal(weights(made), before)
     assert weights(made).isfinite().all()
 
@@ -385,33 +374,36 @@ def test_where_one_gradient_overflows_no_part_of_an_optimizer_steps(overflow: fl
 # -- memory that does not hold a step
 
 
-def lack(why: str = "", tokens: int | None = 4_000_000, accumulate: int = 1, longest: int = 50) -> Lack:
-    return Lack(why, CPU, tokens, accumulate, longest)
+def shortage(why: str = "", tokens: int | None = 4_000_000, accumulate: int = 1, longest: int = 50) -> MemoryShortage:
+    return MemoryShortage(why, CPU, tokens, accumulate, longest)
 
 
-def test_half_a_batch_is_proposed_where_nothing_is_known() -> None:
-    assert lack(tokens=4096).fitting() == 2000
-    assert lack(tokens=100).fitting() == 50
-    assert lack(tokens=90).fitting() == 50  # the longest example
+def test_half_a_batch_is_proposed_if_the_shortage_is_unknown() -> None:
+    assert shortage(tokens=4096).fitting_tokens() == 2000
+    assert shortage(tokens=100).fitting_tokens() == 50
+    assert shortage(tokens=90).fitting_tokens() == 50  # the longest example
 
 
-def test_less_is_proposed_where_far_more_memory_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lack, "_there", lambda _: 10.0 * 2**30)
-    assert lack("CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0").fitting() == 400_000
-    assert lack("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0").fitting() == 2_000_000
+def test_less_is_proposed_if_far_more_memory_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryShortage, "_total", lambda _: 10.0 * 2**30)
+    assert shortage("CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0").fitting_tokens() == 400_000
+    assert shortage("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0").fitting_tokens() == 2_000_000
     bytes_wanted = 80 * 2**30
-    assert lack(f"can't allocate memory: you tried to allocate {bytes_wanted} bytes. Error 12").fitting() == 400_000
+    assert (
+        shortage(f"can't allocate memory: you tried to allocate {bytes_wanted} bytes. Error 12").fitting_tokens()
+        == 400_000
+    )
 
 
-def test_the_sentence_names_budget_option_and_what_is_left() -> None:
-    said = lack(tokens=4000, accumulate=3).sentence(Path("runs/one"), None)
+def test_the_memory_error_names_batch_size_options_and_checkpoint() -> None:
+    said = shortage(tokens=4000, accumulate=3).message(Path("runs/one"), None)
     assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=2000" in said
     assert "--set train.accumulate=6" in said
     assert "runs/one" not in said
-    said = lack(tokens=4000).sentence(Path("runs/one"), 7)
+    said = shortage(tokens=4000).message(Path("runs/one"), 7)
     assert "the checkpoint of step 7 is intact: regard train --from runs/one" in said
-    assert "regard resume runs/one with this one where there is more memory" in said
-    assert "lower data.max_len, or choose a smaller model" in lack(tokens=60, longest=60).sentence(
+    assert "regard resume runs/one with this one on a device with more memory" in said
+    assert "lower data.max_len, or choose a smaller model" in shortage(tokens=60, longest=60).message(
         Path("runs/one"), None
     )
     assert "\n" not in said
@@ -423,17 +415,17 @@ def test_a_failed_compilation_frees_its_memory_before_the_step_is_run_again() ->
     class Big:
         """Stands for a tensor of the step that failed."""
 
-    def fail(*_: Any) -> Done:
+    def fail(*_: Any) -> StepResult:
         big = Big()
         held.append(weakref.ref(big))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def check(*_: Any) -> Done:
+    def check(*_: Any) -> StepResult:
         gc.collect()
         assert held[0]() is None
-        return Done(torch.ones(()), torch.ones(()), torch.ones(()))
+        return StepResult(torch.ones(()), torch.ones(()), torch.ones(()))
 
-    tried = Compiled(update(made), one_shape=False, tell=lambda *_, **__: None)
+    tried = Compiled(update(made), one_shape=False, emit=lambda *_, **__: None)
     assert tried.compiled is not None
     tried.compiled.run, tried.eager.run = fail, check  # type: ignore[method-assign]
-    tried.run([FIRST], numbers(FIRST), 1)
+    tried.run([FIRST], scalars(FIRST), 1)

@@ -44,7 +44,7 @@ def test_training_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     trainer = timed(tmp_path, 20.0, notes)
     outcome = trainer.fit()
     assert outcome.finished
-    assert outcome.why == "the time is used"
+    assert outcome.why == "time budget used"
     assert 1 < outcome.step == trainer.steps < 10**6
     assert len(notes.of("valid")) >= 2  # and the last step is one of them
     assert notes.of("valid")[-1]["step"] == outcome.step

@@ -253,7 +253,7 @@ def test_the_schedule_is_followed(tmp_path: Path) -> None:
     notes = Notes()
     trained(tmp_path, spec_of(8, log_every=1), one_batch(), watchers=[notes])
     wanted = [0.01 * min(step / 4, math.sqrt(4 / step)) for step in range(1, 9)]
-    assert [event["rate"] for event in notes.of("step")] == pytest.approx(wanted)
+    assert [event["learning_rate"] for event in notes.of("step")] == pytest.approx(wanted)
 
 
 def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def judged(path: Path, scores: Sequence[float], criterion: str = "loss", **setti
         ([6, math.nan, 7, 1], "bleu", 3, 4),
     ],
 )
-def test_training_stops_when_it_gets_no_better(
+def test_early_stopping_after_patience_validations(
     tmp_path: Path, scores: list[float], criterion: str, patience: int, ends: int
 ) -> None:
     notes = Notes()
@@ -357,7 +357,7 @@ def test_training_stops_when_it_gets_no_better(
     outcome = trainer.fit()
     assert (outcome.finished, outcome.step, len(judge.seen)) == (True, ends, ends)
     early = patience and ends < len(scores)
-    assert outcome.why == (f"no better for {patience} validations" if early else f"all {len(scores)} steps done")
+    assert outcome.why == (f"no improvement in {patience} validations" if early else f"all {len(scores)} steps done")
     assert trainer.folder.final.exists()
     assert set(judge.modes) == {False}
 
@@ -768,7 +768,7 @@ def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None
 def test_a_gradient_that_overflows_at_every_scale_ends_the_run(tmp_path: Path) -> None:
     trainer = Trainer(tiny(), spec_of(20, log_every=5), bucketed(), RunFolder(tmp_path))
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1e-5)
-    with pytest.raises(DivergedError, match="overflows float16 however small it is made at step 5"):
+    with pytest.raises(DivergedError, match="overflows float16 at every loss scale at step 5"):
         trainer.fit()
 
 
