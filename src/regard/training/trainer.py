@@ -140,7 +140,10 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
-            raise SpecError("train.compile", "has no effect with --plain, which runs the model as it is written; leave one of the two out")
+            raise SpecError(
+                "train.compile",
+                "has no effect with --plain, which runs the model as it is written; leave one of the two out",
+            )
         if not plain:
             fast.install(model, self.device)
         self.budget = Budget(spec.time, began)
