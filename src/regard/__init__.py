@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regard.presets import preset
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
+    from regard.runs.use import classify, evaluate, generate, score, translate
     from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
@@ -50,16 +51,21 @@ __all__ = [
     "Trace",
     "TrainedModel",
     "build",
+    "classify",
     "count",
     "diff",
+    "evaluate",
     "from_record",
+    "generate",
     "load",
     "preset",
     "replace_at",
     "resume",
+    "score",
     "swap",
     "to_record",
     "train",
+    "translate",
 ]
 
 _HOMES = {
@@ -80,6 +86,7 @@ _HOMES = {
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.train": ("resume", "train"),
+    "regard.runs.use": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -31,47 +31,79 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+COMPUTE, DATA, PRINT = "Computation", "Training data", "Messages"  # panels of options
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to standard output.", rich_help_panel=PRINT)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=COMPUTE)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.", rich_help_panel=PRINT)]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Import parts that are named as module:Class, also from the current folder."),
+    typer.Option(
+        "--trust-code",
+        help="Import parts named module:Class, also from the current folder.",
+        rich_help_panel=COMPUTE,
+    ),
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="Use the readable form of the model, without fused or captured kernels: slower.")
+    bool,
+    typer.Option(
+        "--plain",
+        help="Use the readable form of the model, without fused kernels: slower.",
+        rich_help_panel=COMPUTE,
+    ),
 ]
-# What is learned from: `train` and `ablate` are told in the same words.
+# Training data: the same options for `train`, `ablate` and `ladder`.
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
-Source = Annotated[str | None, typer.Option(metavar="FILE", help="Text to translate from, a sentence a line.")]
-Target = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation, line by line.")]
-ValidSource = Annotated[str | None, typer.Option(metavar="FILE", help="Held-out text; split off if not given.")]
-ValidTarget = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.")]
+Source = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Source text, one sentence per line.", rich_help_panel=DATA)
+]
+Target = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Its translation, line by line.", rich_help_panel=DATA)
+]
+ValidSource = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Validation source; split off if not given.", rich_help_panel=DATA),
+]
+ValidTarget = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=DATA)]
 Pairs = Annotated[
-    list[str] | None, typer.Option(metavar="FILE", help="Pairs in two columns between a tab. May be repeated.")
+    list[str] | None,
+    typer.Option(metavar="FILE", help="Tab-separated source and target. Repeatable.", rich_help_panel=DATA),
 ]
 JsonPairs = Annotated[
-    list[str] | None, typer.Option(metavar="FILE", help="Pairs as JSON: source and target. May be repeated.")
+    list[str] | None,
+    typer.Option(metavar="FILE", help="JSON lines with source and target. Repeatable.", rich_help_panel=DATA),
 ]
-Text = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. May be repeated.")]
+Text = Annotated[
+    list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. Repeatable.", rich_help_panel=DATA)
+]
 LabelledText = Annotated[
-    list[str] | None, typer.Option(metavar="FILE", help="Label, tab, text: for a classifier. May be repeated.")
+    list[str] | None,
+    typer.Option(metavar="FILE", help="Tab-separated label and text. Repeatable.", rich_help_panel=DATA),
 ]
 HeldOut = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Held-out file of the same kind as --tsv, --jsonl, --text, --labelled."),
+    typer.Option(
+        metavar="FILE",
+        help="Validation file of the same kind as --tsv, --jsonl, --text or --labelled.",
+        rich_help_panel=DATA,
+    ),
 ]
 Quantize = Annotated[
     str | None,
     typer.Option(
-        metavar="TYPE", help="Store weights as int8 (fastest) or float16 (half the file); float32 if not given."
+        metavar="TYPE",
+        help="Store weights as int8 (fastest) or float16 (half the size), not float32.",
+        rich_help_panel=COMPUTE,
     ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="CPU threads; if not given, as measured on this machine, or 1 to decode with a small model.",
+        help="CPU threads; measured for this machine if not given, or 1 for a small model.",
+        rich_help_panel=COMPUTE,
     ),
 ]
 

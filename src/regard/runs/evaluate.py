@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.data.batching import Windows
 from regard.data.objectives import Classification, Translation
@@ -18,6 +18,7 @@ from regard.evaluation.metric import Likelihood, Metric
 from regard.evaluation.metrics import metric, perplexity
 from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
+from regard.runs.options import LoadOptions, one_best, search_from_options, several
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
@@ -155,7 +156,8 @@ def _outputs(path: str, count: int) -> list[str]:
 
 def _translated(run: "TrainedModel", test: Test, search: Search, warn: Warn) -> Outputs:
     pairs = test.pairs
-    outputs = run.translations([source for source, _ in pairs], search, test.batch_size, warn=warn)
+    sources = [source for source, _ in pairs]
+    outputs = run.translations(sources, search=search, batch_size=test.batch_size, warn=warn)
     texts = [best[0].text for best in outputs]
     scores = run.score(pairs, test.batch_size)
     likelihood = [
@@ -249,3 +251,69 @@ def _difference(
     return {name: getattr(comparison, name) for name in shown} | {
         "verdict": verdict(comparison, metric, two.name, one.name)
     }
+
+
+def evaluate(  # noqa: PLR0913  # the options of the command line
+    run: "TrainedModel | str | Path",
+    load: Callable[..., "TrainedModel"],
+    *,
+    source: str | None = None,
+    reference: str | None = None,
+    tsv: str | None = None,
+    text: str | None = None,
+    labelled: str | None = None,
+    against: str | None = None,
+    tokenize: str | None = None,
+    beam: int | None = None,
+    changes: str | Sequence[str] = (),
+    batch_size: int | None = None,
+    stride: int | None = None,
+    samples: int | None = None,
+    metrics: str | Sequence[str] = (),
+    warn: Warn = lambda _: None,
+    **loading: Unpack[LoadOptions],
+) -> dict[str, Any]:
+    """Check that no option would be ignored, and return the report of `evaluate_run`.
+
+    `run` is a trained model, the folder of one, or a file of outputs; folders are loaded as `load(path, **loading)`.
+    """
+    if samples is not None and against is None:
+        raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
+    searching = {"--beam": beam is not None, "--set": bool(several(changes))}
+    loaded = None if isinstance(run, str | Path) else run
+    name = str(run) if loaded is None else str(loaded.path)
+    if loaded is None and all(each is None or holds_outputs(each) for each in (name, against)):
+        computing = {
+            "--average": loading.get("average") is not None,
+            "--batch-size": batch_size is not None,
+            "--device": loading.get("device", "auto") != "auto",
+            "--plain": loading.get("plain", False),
+            "--stride": stride is not None,
+        }
+        refuse_ignored(searching | computing, "files of outputs are only compared, nothing is computed")
+
+    def checked(path: str) -> "TrainedModel":
+        model = loaded if loaded is not None and path == name else load(path, **loading)
+        kind, learns = model.objective.kind, model.objective.model
+        if learns != "language_model":
+            refuse_ignored({"--stride": stride is not None}, f"{path} was trained for {kind} and has no windows")
+        if learns != "sequence_to_sequence":
+            options = {"--tokenize": tokenize is not None}
+            if learns == "language_model":
+                options["--batch-size"] = batch_size is not None
+            refuse_ignored(searching | options, f"{path} was trained for {kind} and translates nothing")
+        return model
+
+    def search_of(model: "TrainedModel") -> Search:
+        return search_from_options(one_best(model.recipe.decode, beam), beam=beam, changes=changes)
+
+    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride)
+    trust_code = loading.get("trust_code", False)
+    return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, several(metrics), trust_code)
+
+
+def refuse_ignored(options: dict[str, bool], why: str) -> None:
+    """Refuse the first of these options that is given, because it would be ignored."""
+    for name, is_given in options.items():
+        if is_given:
+            raise SpecError(name, f"would be ignored: {why}; leave it out")

@@ -1,11 +1,11 @@
-"""Runs: load one, use one."""
+"""A trained model and its tokenizers, loaded from a run folder."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -15,21 +15,26 @@ from regard import fast
 from regard.batch import Batch
 from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
-from regard.data.objectives import ModelType, Objective
+from regard.data.objectives import Objective
 from regard.data.token_store import Column, Table
 from regard.data.tokenizer import Tokenizer
-from regard.decoding.beam import Beam
-from regard.decoding.hypothesis import Limits
-from regard.decoding.length_limit import widest
-from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
-from regard.inference.ctranslate2 import NAME, CTranslate2, adapted
+from regard.inference.ctranslate2 import NAME
 from regard.inference.engine import Engine
 from regard.inference.export import Exported, Trained, engine, export, named
-from regard.inference.text import Constraints, Output, Prediction, ScoringInput, Texts, TextScore, Warn, classify, score
-from regard.models.base import Classifier, Generator, LanguageModel, Model
+from regard.inference.text import Output, Prediction, ScoringInput, TextScore, Warn, classify, score
+from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
+from regard.runs.decode import BATCH, ensemble, text_decoder
+from regard.runs.evaluate import evaluate
+from regard.runs.options import (
+    DecodingOptions,
+    EvaluationOptions,
+    TranslationOptions,
+    accepts,
+    search_from_options,
+)
 from regard.training.checkpoint import (
     FORMAT,
     RunFolder,
@@ -43,8 +48,10 @@ from regard.training.checkpoint import (
 from regard.training.progress import Progress, newest_best
 from regard.training.selection import Metrics
 
+COMMANDS = {"sequence_to_sequence": "translate", "language_model": "generate", "classifier": "classify"}
 
-@dataclass
+
+@dataclass(repr=False)
 class TrainedModel:
     """A trained model with its tokenizers: text in, text out."""
 
@@ -58,182 +65,129 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of what the model says, or of all it reads."""
+        """The tokenizer of the output text, or of the input text where the output is a class."""
         return self.tokenizers.get("target") or next(iter(self.tokenizers.values()))
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model's parameters."""
         return next(self.model.parameters()).device
 
     @property
     def parameters(self) -> int:
-        """How many numbers were learned."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def weights_sha256(self) -> str:
-        """The digest of the weights, whatever file they came from."""
+        """The SHA-256 of the weights, independent of the file they came from."""
         return weights_digest(self.model.state_dict())
 
     @property
     def objective(self) -> Objective:
-        """What was learned."""
+        """The task that the model was trained for."""
         return self.recipe.data.objective
 
-    def export(
-        self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
-    ) -> Exported:
-        """Write this run for another engine, checked before it is done; into the run itself if `out` is not given."""
-        if to != NAME:
-            raise SpecError("--to", f"{to!r} is not known; known: {NAME!r}")
-        folder = self.exports(quantize) if out is None else Path(out)
-        return export(self.trained(), folder, quantize, own=out is None, force=force)
-
-    def exports(self, quantize: str | None = None) -> Path:
-        """Where this run keeps an export of its own."""
-        folder = self.path / "exports"
-        if folder.is_symlink():
-            raise DataError(f"{folder} is a link, and nothing is written through links; give another folder with --out")
-        return folder / f"{NAME}-{named(quantize)}"
-
-    def trained(self) -> Trained:
-        """What an engine needs to know of this run."""
-        source = self.tokenizers.get("source", self.tokenizer)
-        texts = held_out(RunFolder(self.path))
-        return Trained(self.model, source, self.tokenizer, self.recipe.data.longest, self.step, texts)
-
-    def engine(
-        self,
-        name: str,
-        quantize: str | None = None,
-        threads: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> Engine | None:
-        """An engine by name; None for the native one, which needs no making."""
-        if name == NAME:
-            return engine(self.trained(), self.exports(quantize), quantize, threads, say)
-        if name != "native":
-            raise SpecError("--engine", f"{name!r} is not known; known: 'native', {NAME!r}")
-        if quantize is not None:
-            raise SpecError("--quantize", f"the native engine computes in float32; give --engine {NAME}, too")
-        return None
-
-    @overload
-    def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
-        self, texts: str, beam: int | None = None, engine: str | Engine = "native", **settings: Any
-    ) -> str: ...
-    @overload
-    def translate(
-        self, texts: Iterable[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
-    ) -> list[str]: ...
-    def translate(
-        self, texts: str | Iterable[str], beam: int | None = None, engine: str | Engine = "native", **settings: Any
-    ) -> str | list[str]:
-        """The best translation of a text, or of every one of several, in order. Settings are those of `translations`.
-
-        `beam` is the size of a beam, where it is not to be the search of the recipe.
-        """
-        if beam is not None:
-            if settings.get("search") is not None:
-                raise SpecError("beam", "is part of a search; give one of the two")
-            usual = self._beam()
-            settings["search"] = replace(usual, beam_size=beam, n_best=min(usual.n_best, beam))
-            if engine == NAME or isinstance(engine, CTranslate2):
-                settings["search"] = adapted(settings["search"], settings.get("warn", lambda _: None))
-        if isinstance(texts, str):
-            return self.translations(texts, engine=engine, **settings)[0].text
-        return [best[0].text for best in self.translations(texts, engine=engine, **settings)]
-
-    @overload
-    def translations(  # type: ignore[reportOverlappingOverload]
-        self,
-        texts: str,
-        search: Search | None = ...,
-        batch_size: int = ...,
-        limits: Limits = ...,
-        wishes: Constraints = ...,
-        warn: Warn = ...,
-        engine: str | Engine = ...,
-    ) -> list[Output]: ...
-    @overload
-    def translations(
-        self,
-        texts: Iterable[str],
-        search: Search | None = ...,
-        batch_size: int = ...,
-        limits: Limits = ...,
-        wishes: Constraints = ...,
-        warn: Warn = ...,
-        engine: str | Engine = ...,
-    ) -> Iterator[list[Output]]: ...
-    def translations(
-        self,
-        texts: str | Iterable[str],
-        search: Search | None = None,
-        batch_size: int = 32,
-        limits: Limits = Limits(),
-        wishes: Constraints = Constraints(),
-        warn: Warn = lambda _: None,
-        engine: str | Engine = "native",
-    ) -> list[Output] | Iterator[list[Output]]:
-        """The n best translations of a text, or of every one of several as they are made, with their scores.
-
-        Without `search` it is that of the recipe. An engine that is named is made anew each time; one that `engine`
-        returned is used as it is.
-        """
-        self._needs("sequence_to_sequence", "translate reads a source")
-        made = self.engine(engine, say=warn) if isinstance(engine, str) else engine
-        together = replace(texts_of([self], warn), engine=made)
-        if search is None:
-            search = adapted(self.recipe.decode, warn) if isinstance(made, CTranslate2) else self.recipe.decode
-        several = [texts] if isinstance(texts, str) else texts
-        found = together.translate(several, search, batch_size, limits, wishes)
-        return next(found) if isinstance(texts, str) else found
-
-    @overload
-    def generate(  # type: ignore[reportOverlappingOverload]
-        self,
-        prompts: str,
-        search: Search | None = ...,
-        batch_size: int = ...,
-        limits: Limits = ...,
-        wishes: Constraints = ...,
-        warn: Warn = ...,
-    ) -> list[Output]: ...
-    @overload
-    def generate(
-        self,
-        prompts: Iterable[str],
-        search: Search | None = ...,
-        batch_size: int = ...,
-        limits: Limits = ...,
-        wishes: Constraints = ...,
-        warn: Warn = ...,
-    ) -> list[list[Output]]: ...
-    def generate(
-        self,
-        prompts: str | Iterable[str],
-        search: Search | None = None,
-        batch_size: int = 32,
-        limits: Limits = Limits(),
-        wishes: Constraints = Constraints(),
-        warn: Warn = lambda _: None,
-    ) -> list[Output] | list[list[Output]]:
-        """Continuations of a prompt, or of every one of several. Without `search` it is that of the recipe.
-
-        Without `limits.max_len` a continuation has at most 200 tokens, or as many as the model has positions for.
-        """
-        self._needs("language_model", "generate continues text")
-        several = [prompts] if isinstance(prompts, str) else prompts
-        search = self.recipe.decode if search is None else search
-        found = list(texts_of([self], warn).generate(several, search, batch_size, limits, wishes))
-        return found[0] if isinstance(prompts, str) else found
+    @property
+    def command(self) -> str:
+        """The command that uses this model: translate, generate or classify."""
+        return COMMANDS[self.objective.model]
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """What stands before a prompt: a text of its own begins with bos, a stream with nothing."""
+        """The ids before a prompt: bos, or none where the model was trained on one stream of text."""
         return () if self.objective.stream else (self.tokenizer.bos,)
+
+    def __repr__(self) -> str:
+        record = self.recipe.model.kind
+        sizes = {name: tokenizer.size for name, tokenizer in self.tokenizers.items()}
+        shared = len({tokenizer.sha256 for tokenizer in self.tokenizers.values()}) == 1
+        vocabulary = f"{self.tokenizer.size:,} subwords" if shared else _listed(sizes)
+        steps = "" if self.recipe.train.steps is None else f" of {self.recipe.train.steps:,}"
+        facts = {
+            "task": f"{self.objective.kind} (use it with {self.command})",
+            "model": f"{record}, {self.parameters:,} parameters, on {self.device}",
+            "vocabulary": vocabulary,
+            "step": f"{self.step:,}{steps}, {'finished' if self.finished else 'not finished'}",
+            "scores": _listed(self.scores) or "none yet",
+        }
+        return "\n".join([f"TrainedModel {self.path}", *(f"  {name:<12}{fact}" for name, fact in facts.items())])
+
+    @overload
+    def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
+        self, texts: str, *, n_best: None = None, **options: Unpack[TranslationOptions]
+    ) -> str: ...
+    @overload
+    def translate(
+        self, texts: Iterable[str], *, n_best: None = None, **options: Unpack[TranslationOptions]
+    ) -> list[str]: ...
+    @overload
+    def translate(  # type: ignore[reportOverlappingOverload]
+        self, texts: str, *, n_best: int, **options: Unpack[TranslationOptions]
+    ) -> list[str]: ...
+    @overload
+    def translate(
+        self, texts: Iterable[str], *, n_best: int, **options: Unpack[TranslationOptions]
+    ) -> list[list[str]]: ...
+    @accepts(TranslationOptions, text_decoder, search_from_options)
+    def translate(
+        self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
+    ) -> Any:
+        """The translation of a text, or of each of several, in order; with `n_best`, the list of its n best.
+
+        The options are those of `regard translate` (see `regard.runs.options`); without any, the search is that of the
+        recipe.
+        """
+        self.check_command("translate")
+        decoder = text_decoder([self], n_best=n_best, best=True, **options)
+        outputs = [[output.text for output in best] for best in decoder.outputs(_listed_texts(texts))]
+        results = outputs if n_best is not None else [best[0] for best in outputs]
+        return results[0] if isinstance(texts, str) else results
+
+    @overload
+    def translations(  # type: ignore[reportOverlappingOverload]
+        self, texts: str, *, n_best: int | None = None, **options: Unpack[TranslationOptions]
+    ) -> list[Output]: ...
+    @overload
+    def translations(
+        self, texts: Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
+    ) -> Iterator[list[Output]]: ...
+    @accepts(TranslationOptions, text_decoder, search_from_options)
+    def translations(
+        self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
+    ) -> list[Output] | Iterator[list[Output]]:
+        """The n best translations with their scores: of a text, or of each of several as they are computed.
+
+        An engine given by name is loaded anew by each call; one that `engine` returned is used as it is.
+        """
+        self.check_command("translate")
+        outputs = text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(texts))
+        return next(outputs) if isinstance(texts, str) else outputs
+
+    @overload
+    def generate(  # type: ignore[reportOverlappingOverload]
+        self, prompts: str, *, n_best: int | None = None, **options: Unpack[DecodingOptions]
+    ) -> list[Output]: ...
+    @overload
+    def generate(
+        self, prompts: Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
+    ) -> list[list[Output]]: ...
+    @accepts(DecodingOptions, text_decoder, search_from_options)
+    def generate(
+        self, prompts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
+    ) -> list[Output] | list[list[Output]]:
+        """The n best continuations of a prompt, or of each of several. The options are those of `regard generate`.
+
+        Without `max_len` a continuation has at most 200 tokens, or as many as the model has positions for.
+        """
+        self.check_command("generate")
+        outputs = list(text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(prompts)))
+        return outputs[0] if isinstance(prompts, str) else outputs
+
+    @accepts(DecodingOptions, text_decoder, search_from_options)
+    def stream(self, text: str, **options: Unpack[DecodingOptions]) -> Iterator[str]:
+        """A translation or continuation as it grows, piece by piece; needs beam size 1 or sampling."""
+        return text_decoder([self], **options).stream(text)
 
     @overload
     def score(self, texts: str | Output, batch_size: int = ..., warn: Warn = ..., first: int = ...) -> TextScore: ...
@@ -244,51 +198,47 @@ class TrainedModel:
     def score(
         self,
         texts: str | Output | Sequence[str | tuple[str, ...] | Output],
-        batch_size: int = 32,
+        batch_size: int = BATCH,
         warn: Warn = lambda _: None,
         first: int = 0,
     ) -> TextScore | list[TextScore]:
         """log p of each text, or of each target of (source, target), in one pass; of a single text, one score.
 
-        An `Output` is scored token by token as it was said, after what was read before it, and with its end if it
-        ended: its log_prob, to rounding. A text is scored as the tokenizer splits it, with its end; a long source is
-        cut as `translate` cuts it. A line of a stream has no token for its beginning: it stands after a line
-        feed.
+        An `Output` is scored token by token as it was generated, after the source or prompt it followed, with eos if it
+        ended: its log_prob, to rounding. A text is scored as the tokenizer splits it, with eos; a long source is cut as
+        `translate` cuts it. A line for a model of one stream, which has no bos, is scored after a line feed.
 
         `first` is the number of the first text, where these are some of many.
         """
         if not isinstance(self.model, LanguageModel):
             raise DataError(f"{self.path} holds a classifier, which scores classes; use classify")
-        alone = isinstance(texts, str | Output)
-        records = [texts] if alone else list(texts)
-        rows = self._rows_to_score(records, texts_of([self], warn), first)
-        found = score(self.model, self.objective, rows, self.device, batch_size, first)
+        single = isinstance(texts, str | Output)
+        records = [texts] if single else list(texts)
+        rows = self._rows_to_score(records, warn, first)
+        scores = score(self.model, self.objective, rows, self.device, batch_size, first)
         for i, record in enumerate(records):
-            if isinstance(record, Output) and not record.read:  # the model was never asked
-                found[i] = TextScore(record.log_prob, (), 0)
-        return found[0] if alone else found
+            if isinstance(record, Output) and not record.read:  # the model did not compute it
+                scores[i] = TextScore(record.log_prob, (), 0)
+        return scores[0] if single else scores
 
-    def _rows_to_score(self, records: Sequence[Any], texts: Texts, first: int) -> list[ScoringInput]:
-        """The tokens of every record: outputs as they were said, texts as they are encoded."""
+    def _rows_to_score(self, records: Sequence[Any], warn: Warn, first: int) -> list[ScoringInput]:
+        """The tokens of every record: of outputs as they were generated, of texts as they are encoded."""
         if any(isinstance(record, Output) for record in records):
             if not all(isinstance(record, Output) for record in records):
-                raise DataError(
-                    "texts: outputs and texts are scored in different ways; score the ones, then the others"
-                )
-            return [self._said(output, first + i + 1) for i, output in enumerate(records)]
-        plain = self._records([(record,) if isinstance(record, str) else record for record in records], first)
-        encoded = self.objective.table(plain, self.tokenizers)["target"] if plain else ()
+                raise DataError("texts: outputs and texts are scored in different ways; score them in separate calls")
+            return [self._output_to_score(output, first + i + 1) for i, output in enumerate(records)]
+        texts = self._records([(record,) if isinstance(record, str) else record for record in records], first)
+        encoded = self.objective.table(texts, self.tokenizers)["target"] if texts else ()
         ids = [tuple(row.tolist()) for row in encoded]
         if self.objective.stream:
             return [ScoringInput(tuple(self.tokenizer.encode("\n")), row) for row in ids]
-        # bos stands before what is said
         if "source" not in self.objective.columns:
-            return [ScoringInput(row[:1], row[1:]) for row in ids]
-        sources = texts.sources([self.objective.pair(record)[0] for record in plain], first)
+            return [ScoringInput(row[:1], row[1:]) for row in ids]  # bos, and what follows it
+        sources = ensemble([self], warn).sources([self.objective.pair(record)[0] for record in texts], first)
         return [ScoringInput(row[:1], row[1:], tuple(source)) for row, source in zip(ids, sources, strict=True)]
 
     def _records(self, records: Sequence[Any], first: int = 0) -> list[tuple[str, ...]]:
-        """The records, if they are what this model learns from."""
+        """The records, checked to have the texts that this model was trained on."""
         names = self.objective.texts
         for i, record in enumerate(records):
             if len(record) != len(names) or not all(isinstance(text, str) for text in record):
@@ -296,24 +246,22 @@ class TrainedModel:
                 raise DataError(f"line {first + i + 1}: this model takes {form}, not {record!r:.60}")
         return [tuple(record) for record in records]
 
-    def _said(self, output: Output, line: int) -> ScoringInput:
+    def _output_to_score(self, output: Output, line: int) -> ScoringInput:
         size = self.tokenizer.size
         source = self.tokenizers.get("source", self.tokenizer)
         limit = source.size if "source" in self.objective.columns else size
-        if any(not 0 <= one < size for one in output.ids) or any(not 0 <= one < limit for one in output.read):
-            raise DataError(
-                f"line {line}: the output has ids that this model's tokenizer has not; it is of another run"
-            )
-        said = (*output.ids, self.tokenizer.eos) if output.ended else output.ids
+        if any(not 0 <= i < size for i in output.ids) or any(not 0 <= i < limit for i in output.read):
+            raise DataError(f"line {line}: the output has ids that this model's tokenizer lacks; it is of another run")
+        ids = (*output.ids, self.tokenizer.eos) if output.ended else output.ids
         if not output.read:
             if output.ids:
                 raise DataError(
-                    f"line {line}: the output has ids but not what was read before them (read), and cannot be scored"
+                    f"line {line}: the output has ids but not those of its source or prompt (read); it cannot be scored"
                 )
             return ScoringInput((), ())
         if "source" in self.objective.columns:
-            return ScoringInput((self.tokenizer.bos,), said, output.read)
-        return ScoringInput(output.read, said)
+            return ScoringInput((self.tokenizer.bos,), ids, output.read)
+        return ScoringInput(output.read, ids)
 
     @overload
     def classify(  # type: ignore[reportOverlappingOverload]
@@ -324,22 +272,18 @@ class TrainedModel:
         self, texts: Sequence[str], batch_size: int = ..., warn: Warn = ..., first: int = ...
     ) -> list[Prediction]: ...
     def classify(
-        self,
-        texts: str | Sequence[str],
-        batch_size: int = 32,
-        warn: Warn = lambda _: None,
-        first: int = 0,
+        self, texts: str | Sequence[str], batch_size: int = BATCH, warn: Warn = lambda _: None, first: int = 0
     ) -> Prediction | list[Prediction]:
-        """The class of a text, or of every one of several, with the probability of each class.
+        """The class of a text, or of each of several, with the probability of each class.
 
         `first` is the number of the first text, where these are some of many.
         """
         if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
-        found = classify(
+        predictions = classify(
             self.model,
             self.objective,
-            [texts] if isinstance(texts, str) else texts,
+            _listed_texts(texts),
             self.tokenizers["text"],
             self.device,
             self.recipe.data.longest,
@@ -347,7 +291,53 @@ class TrainedModel:
             warn,
             first,
         )
-        return found[0] if isinstance(texts, str) else found
+        return predictions[0] if isinstance(texts, str) else predictions
+
+    def evaluate(self, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
+        """Scores on test text, as `regard evaluate` prints them: `run.evaluate(source="test.en", reference="test.de")`.
+
+        The options are those of the command; with `against`, also the difference to another run and whether it is
+        significant.
+        """
+        return evaluate(self, load, **options)
+
+    def export(
+        self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
+    ) -> Exported:
+        """Export this run to another engine's format and check its outputs; into the run's own folder without `out`."""
+        if to != NAME:
+            raise SpecError("--to", f"{to!r} is not known; known: {NAME!r}")
+        folder = self.exports(quantize) if out is None else Path(out)
+        return export(self.trained(), folder, quantize, own=out is None, force=force)
+
+    def exports(self, quantize: str | None = None) -> Path:
+        """The folder of this run's own export."""
+        folder = self.path / "exports"
+        if folder.is_symlink():
+            raise DataError(f"{folder} is a link, and nothing is written through links; give another folder with --out")
+        return folder / f"{NAME}-{named(quantize)}"
+
+    def trained(self) -> Trained:
+        """The parts of this run that an engine needs."""
+        source = self.tokenizers.get("source", self.tokenizer)
+        texts = held_out(RunFolder(self.path))
+        return Trained(self.model, source, self.tokenizer, self.recipe.data.longest, self.step, texts)
+
+    def engine(
+        self,
+        name: str,
+        quantize: str | None = None,
+        threads: int | None = None,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> Engine | None:
+        """Load an engine by name; None for the native one, which is the model itself."""
+        if name == NAME:
+            return engine(self.trained(), self.exports(quantize), quantize, threads, report)
+        if name != "native":
+            raise SpecError("--engine", f"{name!r} is not known; known: 'native', {NAME!r}")
+        if quantize is not None:
+            raise SpecError("--quantize", f"the native engine computes in float32; give --engine {NAME}, too")
+        return None
 
     def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
         """Texts as one batch, laid out as training lays them out: `run.model.loss(run.batch(records))`.
@@ -373,12 +363,20 @@ class TrainedModel:
             item = self.objective.item(table.columns, list(np.arange(table.rows)[:, None]))
         return item.batch.to(self.device)
 
-    def _beam(self) -> Beam:
-        return self.recipe.decode if isinstance(self.recipe.decode, Beam) else Beam()
+    def check_command(self, command: str) -> None:
+        """Refuse a command for models of another task."""
+        if self.command != command:
+            raise DataError(f"{self.path} was trained for {self.objective.kind}: use {self.command}, not {command}")
 
-    def _needs(self, model: ModelType, what: str) -> None:
-        if self.objective.model != model:
-            raise DataError(f"{what}, but {self.path} was trained for {self.objective.kind}")
+
+def _listed_texts(texts: str | Iterable[str]) -> Any:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}" for name, value in values.items()
+    )
 
 
 def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
@@ -388,28 +386,6 @@ def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
             return [tuple(json.loads(line)) for line in islice(lines, 200)]
     except (OSError, ValueError, TypeError, RecursionError):
         return []
-
-
-def texts_of(runs: Sequence[TrainedModel], warn: Warn = lambda _: None) -> Texts:
-    """Several runs as one: their models must say the same tokens."""
-    first = runs[0]
-    generators: list[Generator] = []
-    for run in runs:
-        if not isinstance(run.model, Generator):
-            raise DataError(f"{run.path} holds a classifier, which says nothing; use classify")
-        if {n: t.sha256 for n, t in run.tokenizers.items()} != {n: t.sha256 for n, t in first.tokenizers.items()}:
-            raise DataError(f"{run.path} has other tokenizers than {first.path}; an ensemble needs the same ones")
-        if run.objective != first.objective:
-            raise DataError(f"{run.path} and {first.path} did not learn the same; an ensemble needs one objective")
-        generators.append(run.model)
-    source = first.tokenizers.get("source", first.tokenizer)
-    longest = min(run.recipe.data.longest for run in runs)
-    if first.objective.stream:
-        longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
-    limit = widest([run.recipe.length_limit for run in runs])
-    return Texts(
-        generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin, length_limit=limit
-    )
 
 
 def load(

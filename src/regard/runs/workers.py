@@ -25,7 +25,8 @@ from regard.errors import DataError, RegardError
 from regard.inference.text import AHEAD, Constraints, Output, Texts
 from regard.processes import python
 from regard.recipe.recipe import PARTS
-from regard.runs.trained_model import load, texts_of
+from regard.runs.decode import ensemble
+from regard.runs.trained_model import load
 from regard.tree import read, to_record
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -63,7 +64,7 @@ class Task:
 
     def texts(self, warn: Callable[[str], None]) -> Texts:
         """The runs, loaded."""
-        return texts_of(
+        return ensemble(
             [load(run, "cpu", self.average, None, self.trust_code, mapped=True, plain=self.plain) for run in self.runs],
             warn,
         )

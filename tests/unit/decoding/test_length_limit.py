@@ -20,7 +20,8 @@ from regard.errors import SpecError
 from regard.inference.engine import Engine, Sources
 from regard.inference.text import Output, Texts
 from regard.recipe.recipe import Recipe
-from regard.runs.trained_model import TrainedModel, texts_of
+from regard.runs.decode import ensemble
+from regard.runs.trained_model import TrainedModel
 from regard.runs.workers import Task
 from regard.training.checkpoint import RunFolder, read_json, write_json
 
@@ -107,7 +108,7 @@ def test_a_run_has_the_limit_of_its_recipe(run: TrainedModel) -> None:
     before = {name: value for name, value in run.recipe.record().items() if name != "length_limit"}
     assert Recipe.of(before).length_limit is None  # a run of before it was recorded
     engine = Given()
-    texts = replace(texts_of([run]), engine=engine)
+    texts = replace(ensemble([run]), engine=engine)
     sources = ["abcd", "abcd efgh", "abcd efgh ijkl mnop abcd"]
     lengths = [len(ids) for ids in texts.sources(sources)]
     list(texts.translate(sources, Beam(1)))
@@ -121,9 +122,9 @@ def test_a_run_has_the_limit_of_its_recipe(run: TrainedModel) -> None:
 
 def test_the_limit_of_a_row_depends_on_no_other_row(run: TrainedModel) -> None:
     sources = ["abcd", "abcd efgh ijkl mnop", "efgh efgh", "mnop abcd efgh ijkl mnop abcd"]
-    together = [best[0].ids for best in run.translations(sources, Beam(1))]
-    assert together == [run.translations(source, Beam(1))[0].ids for source in sources]
-    texts = texts_of([run])
+    together = [best[0].ids for best in run.translations(sources, search=Beam(1))]
+    assert together == [run.translations(source, search=Beam(1))[0].ids for source in sources]
+    texts = ensemble([run])
     most = [LIMIT.most(len(ids)) for ids in texts.sources(sources)]
     assert all(len(ids) <= limit for ids, limit in zip(together, most, strict=True))
     assert any(len(ids) == limit for ids, limit in zip(together, most, strict=True))  # one that it stops
@@ -133,8 +134,8 @@ def test_the_limit_of_a_row_depends_on_no_other_row(run: TrainedModel) -> None:
 
 def test_an_ensemble_has_the_widest_limit(run: TrainedModel) -> None:
     other = replace(run, recipe=replace(run.recipe, length_limit=LengthLimit(0.1, 5, 3)))
-    assert texts_of([run, other]).length_limit == LengthLimit(0.5, 5, 6)
-    assert texts_of([run, replace(run, recipe=replace(run.recipe, length_limit=None))]).length_limit is None
+    assert ensemble([run, other]).length_limit == LengthLimit(0.5, 5, 6)
+    assert ensemble([run, replace(run, recipe=replace(run.recipe, length_limit=None))]).length_limit is None
 
 
 def test_workers_get_a_limit_that_is_given() -> None:
@@ -150,7 +151,7 @@ def warned(
 ) -> list[str]:
     said: list[str] = []
     ended = settings.pop("ended", True)
-    texts = replace(texts_of([run], said.append), engine=Given(tuple(ids), ended))
+    texts = replace(ensemble([run], said.append), engine=Given(tuple(ids), ended))
     list(texts.translate(["efgh", source], search, first=4, **settings))
     return [sentence for sentence in said if sentence.startswith("line 6: ")]
 
@@ -193,9 +194,9 @@ def test_a_continuation_that_repeats_itself_is_warned_about(tmp_path: Path, monk
     loop = Output("", 0.0, 0.0, (), False, (20,) * 12)
     monkeypatch.setattr(Texts, "_output", lambda *_: loop)
     said: list[str] = []
-    writer.generate(["abcd", "efgh"], Beam(1), limits=Limits(max_len=2), warn=said.append)
+    writer.generate(["abcd", "efgh"], search=Beam(1), limits=Limits(max_len=2), warn=said.append)
     assert [sentence.partition(":")[0] for sentence in said] == ["line 1", "line 2"]
     assert all("repeats itself" in sentence for sentence in said)
     said.clear()
-    writer.generate(["abcd"], Sample(), limits=Limits(max_len=2), warn=said.append)
+    writer.generate(["abcd"], search=Sample(), limits=Limits(max_len=2), warn=said.append)
     assert said == []

@@ -17,7 +17,6 @@ import torch
 
 import regard as package
 from regard.cli import main
-from regard.cli.use import SearchOptions
 from regard.data.objectives import Translation
 from regard.data.text import lines
 from regard.data.token_store import Column, Table
@@ -32,7 +31,9 @@ from regard.errors import DataError, RegardError, SpecError
 from regard.evaluation.loss import likelihood
 from regard.inference.engine import Engine, Sources
 from regard.inference.text import Constraints, Output
-from regard.runs.trained_model import TrainedModel, texts_of
+from regard.runs.decode import ensemble
+from regard.runs.options import search_from_options
+from regard.runs.trained_model import TrainedModel
 from regard.runs.workers import Task, _translated
 from regard.tree import Spec
 from tests.unit.decoding.untrained import (
@@ -101,7 +102,7 @@ def test_without_a_table_of_positions_there_is_no_limit(runs: dict[str, TrainedM
     far = Limits(min_len=70, max_len=70)
     (output,) = runs["stream"].generate("abcd", limits=far)
     assert len(output.ids) == 70
-    assert len(runs["translator"].translations("abcd", Beam(1), limits=far)[0].ids) == 70
+    assert len(runs["translator"].translations("abcd", search=Beam(1), limits=far)[0].ids) == 70
 
 
 def test_parts_without_a_limit_have_no_positions(
@@ -161,7 +162,7 @@ def test_a_source_that_takes_up_positions_leaves_less_room(tmp_path: Path) -> No
     read = len(run.tokenizer.encode(source)) + 1  # with its end
     for search in (Beam(1), Beam(3), Sample()):
         warnings.clear()
-        (output,) = run.translations(source, search, limits=Limits(max_len=WINDOW - 1), warn=warnings.append)
+        (output,) = run.translations(source, search=search, limits=Limits(max_len=WINDOW - 1), warn=warnings.append)
         assert output.ended or len(output.ids) == WINDOW - read
         assert [f"at most {WINDOW - read} tokens" in warning for warning in warnings] == [True]
     with pytest.raises(DataError, match=r"line 1: .* no room"):
@@ -250,11 +251,11 @@ def test_n_best_in_python_by_workers_and_by_other_engines(
     folders: dict[str, Path], runs: dict[str, TrainedModel]
 ) -> None:
     search, limits = Beam(4, 3), Limits(max_len=4)
-    assert [len(best) for best in runs["translator"].translations(SOURCES, search, limits=limits)] == [3] * 5
-    few = [len(best) for best in runs["translator"].translations(SOURCES, search, engine=Poor())]
+    assert [len(best) for best in runs["translator"].translations(SOURCES, search=search, limits=limits)] == [3] * 5
+    few = [len(best) for best in runs["translator"].translations(SOURCES, search=search, engine=Poor())]
     assert few == [3] * len(SOURCES)
     task = Task([str(folders["translator"])], search, limits=limits)
-    answer = _translated(task, texts_of([runs["translator"]]), {"lines": SOURCES, "first": 0})
+    answer = _translated(task, ensemble([runs["translator"]]), {"lines": SOURCES, "first": 0})
     assert [len(best) for best in answer["outputs"]] == [3] * len(SOURCES)
 
 
@@ -346,16 +347,14 @@ class Own(Search):
 
 
 def test_a_search_of_another_kind_is_kept_and_takes_no_options() -> None:
-    assert SearchOptions(sampling={"top_k": None}).search(Own(), {}) == Own()
-    assert SearchOptions().search(Own(), {"size": 3}) == Own(3)
-    for options, name in (
-        (SearchOptions(beam=2), "--beam"),
-        (SearchOptions(n_best=2), "--n-best"),
-        (SearchOptions(sampling={"top_k": 3}), "--top-k"),
-        (SearchOptions(seed=0), "--seed"),
-    ):
+    assert search_from_options(Own(), top_k=None) == Own()
+    assert search_from_options(Own(), changes="size=3") == Own(3)
+    options: dict[str, dict[str, Any]] = {
+        "--beam": {"beam": 2}, "--n-best": {"n_best": 2}, "--top-k": {"top_k": 3}, "--seed": {"seed": 0},
+    }  # fmt: skip
+    for name, option in options.items():
         with pytest.raises(SpecError, match=rf"^{name}: the search of the recipe is 'own'; change it with --set"):
-            options.search(Own(), {})
+            search_from_options(Own(), **option)
 
 
 def test_evaluate_takes_a_beam_smaller_than_the_n_best_of_the_recipe(source: Path, tmp_path: Path) -> None:
@@ -467,9 +466,9 @@ def test_the_score_of_an_output_is_its_score_again(runs: dict[str, TrainedModel]
         run = runs[name]
         search, limits = Sample(temperature=1.3, n_best=3, seed=2), Limits(max_len=8)
         found = (
-            run.generate(texts, search, limits=limits)
+            run.generate(texts, search=search, limits=limits)
             if "translator" not in name.lower()
-            else run.translations(texts, search, limits=limits)
+            else run.translations(texts, search=search, limits=limits)
         )
         outputs = [output for best in found for output in best]
         scores = run.score(outputs, batch_size=5)
@@ -571,18 +570,20 @@ def test_a_string_is_one_text(runs: dict[str, TrainedModel]) -> None:
     translator, writer, classifier = runs["translator"], runs["STREAM"], runs["classifier"]
     limits = Limits(max_len=5)
     assert translator.translate("abcd", limits=limits) == translator.translate(["abcd"], limits=limits)[0]
-    assert translator.translate("abcd", beam=2, limits=limits) == translator.translate(["abcd"], 2, limits=limits)[0]
+    assert (
+        translator.translate("abcd", beam=2, limits=limits) == translator.translate(["abcd"], beam=2, limits=limits)[0]
+    )
     assert translator.translations("abcd", limits=limits) == next(translator.translations(["abcd"], limits=limits))
     assert writer.generate("abcd", limits=limits) == writer.generate(["abcd"], limits=limits)[0]
     assert classifier.classify("abcd") == classifier.classify(["abcd"])[0]
     assert writer.score("abcd") == writer.score(["abcd"])[0]
     output = writer.generate("abcd", limits=limits)[0]
     assert writer.score(output) == writer.score([output])[0]
-    texts = texts_of([translator])
+    texts = ensemble([translator])
     with pytest.raises(DataError, match="a string is one text"):
         next(texts.translate("abcd", Beam(1)))
     with pytest.raises(DataError, match="a string is one text"):
-        next(texts_of([writer]).generate("abcd", Beam(1)))
+        next(ensemble([writer]).generate("abcd", Beam(1)))
     for wrong_ in ("abcd", ("abcd", "efgh"), ["abcd"]):
         with pytest.raises(DataError, match="pairs"):
             translator.score(wrong_)

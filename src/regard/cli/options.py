@@ -1,0 +1,166 @@
+"""Option groups that several commands share: a parameter whose type is one of these classes becomes all its options."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from regard.cli.base import COMPUTE, Device, Plain, Threads, TrustCode, app, set_threads
+
+if TYPE_CHECKING:
+    from regard.runs.trained_model import TrainedModel
+
+SEARCH, SAMPLING, OUTPUT = "Search", "Sampling", "Constraints on the output"
+
+
+def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to the command line, with every option of the groups among its parameters."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, type] = {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if is_dataclass(hints[name]):
+                groups[name] = hints[name]
+                types = get_type_hints(hints[name], include_extras=True)
+                parameters += [
+                    inspect.Parameter(f.name, parameter.kind, default=f.default, annotation=types[f.name])
+                    for f in fields(hints[name])
+                ]
+            else:
+                parameters.append(parameter.replace(annotation=hints[name]))
+
+        def run(**options: Any) -> None:
+            for name, group in groups.items():
+                options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
+            function(**options)
+
+        run.__name__, run.__doc__ = function.__name__, _one_line_paragraphs(function)
+        positional = sorted(parameters, key=lambda p: p.default is not p.empty)  # stable: the order of the help
+        run.__signature__ = inspect.Signature(positional)
+        app.command(rich_help_panel=panel)(run)
+        return function
+
+    return register
+
+
+def _one_line_paragraphs(function: Callable[..., None]) -> str:
+    """The docstring with each paragraph on one line, so that the help is wrapped to the terminal's width."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(text if text.startswith("\b") else text.replace("\n", " ") for text in paragraphs)
+
+
+Average = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Average the last N checkpoints.", rich_help_panel=COMPUTE)
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Lines computed together (32); affects speed only.", rich_help_panel=COMPUTE),
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a search setting, such as normalise=gnmt, alpha=0.6, coverage=0.2.",
+        rich_help_panel=SEARCH,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The options of `regard.runs.options.DecodingOptions`: search, sampling and constraints."""
+
+    beam: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.", rich_help_panel=SEARCH)
+    ] = None
+    n_best: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of outputs per line, best first.", rich_help_panel=SEARCH),
+    ] = None
+    changes: Change = None
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; lower is more conservative.", rich_help_panel=SAMPLING)
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the K most probable tokens.", rich_help_panel=SAMPLING)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the smallest set of tokens with this probability.", rich_help_panel=SAMPLING),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from tokens at least this probable, relative to the most probable one.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of sampling.", rich_help_panel=SAMPLING)] = None
+    min_len: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Minimum length in tokens.", rich_help_panel=OUTPUT)
+    ] = 0
+    max_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Maximum length in tokens; generate: 200, translate: as in the training text.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    prefix: Annotated[str, typer.Option(help="Begin every output with this text.", rich_help_panel=OUTPUT)] = ""
+    required: Annotated[
+        list[str] | None,
+        typer.Option("--require", metavar="WORD", help="Require a word. Repeatable.", rich_help_panel=OUTPUT),
+    ] = None
+    banned: Annotated[
+        list[str] | None,
+        typer.Option("--ban", metavar="WORD", help="Forbid a word. Repeatable.", rich_help_panel=OUTPUT),
+    ] = None
+    no_repeat: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Forbid any sequence of N tokens to occur twice; 0 allows it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = 0
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `regard.translate` and `regard.generate`."""
+        return {name: () if value is None and name in _LISTS else value for name, value in asdict(self).items()}
+
+
+_LISTS = {"changes", "required", "banned"}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How to load a run, and what computes with it: the options of `regard.runs.options.LoadOptions`."""
+
+    average: Average = None
+    device: Device = "auto"
+    threads: Threads = None
+    plain: Plain = False
+    trust_code: TrustCode = False
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `regard.load`."""
+        return {name: value for name, value in asdict(self).items() if name != "threads"}
+
+    def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
+        """Load a run, on another device than the option's if one is given."""
+        from regard.runs.trained_model import load
+
+        options: dict[str, Any] = self.keywords() | {"device": device or self.device}
+        return load(path, **options, mapped=mapped)
+
+    def set_threads(self, parameters: int | None = None, device: str | None = None) -> None:
+        """Set the number of CPU threads, for a model with this number of parameters that decodes."""
+        set_threads(self.threads, device=device or self.device, parameters=parameters)

@@ -1,0 +1,118 @@
+"""Text in, text out, for one trained model or an ensemble of several."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Unpack
+
+from regard.decoding.hypothesis import Limits
+from regard.decoding.length_limit import widest
+from regard.decoding.search import Search
+from regard.errors import DataError, SpecError
+from regard.inference.ctranslate2 import CTranslate2, adapted
+from regard.inference.engine import Engine
+from regard.inference.text import Constraints, Output, Texts, Warn
+from regard.models.base import Generator
+from regard.recipe.recipe import parse_changes
+from regard.runs.options import SearchOptions, one_best, search_from_options, several
+
+if TYPE_CHECKING:
+    from regard.runs.trained_model import TrainedModel
+
+BATCH = 32  # texts decoded together
+
+
+@dataclass(frozen=True)
+class TextDecoder:
+    """Models with a search: the translations of sources, or the continuations of prompts."""
+
+    texts: Texts
+    translates: bool
+    search: Search
+    limits: Limits
+    constraints: Constraints
+    batch_size: int
+
+    def outputs(self, texts: Iterable[str], first: int = 0) -> Iterator[list[Output]]:
+        """The n best outputs of every text, in order; `first` is the number of the first text among all texts."""
+        decode = self.texts.translate if self.translates else self.texts.generate
+        return decode(texts, self.search, self.batch_size, self.limits, self.constraints, first)
+
+    def stream(self, text: str, number: int = 0) -> Iterator[str]:
+        """One output as it grows, piece by piece; `number` is that of the text among all texts."""
+        decode = self.texts.translate_stream if self.translates else self.texts.generate_stream
+        return decode(text, self.search, self.limits, self.constraints, number)
+
+
+def text_decoder(  # noqa: PLR0913  # the options of the command line
+    runs: "Sequence[TrainedModel]",
+    *,
+    n_best: int | None = None,
+    min_len: int = 0,
+    max_len: int | None = None,
+    prefix: str = "",
+    required: str | Sequence[str] = (),
+    banned: str | Sequence[str] = (),
+    no_repeat: int = 0,
+    batch_size: int = BATCH,
+    engine: str | Engine = "native",
+    quantize: str | None = None,
+    search: Search | None = None,
+    limits: Limits | None = None,
+    wishes: Constraints | None = None,
+    warn: Warn = lambda _: None,
+    threads: int | None = None,
+    report: Callable[[str], None] | None = None,
+    best: bool = False,
+    **options: Unpack[SearchOptions],
+) -> TextDecoder:
+    """Prepare one run, or several as an ensemble, to decode with these options.
+
+    `threads` are those of another engine, `report` is called with its progress; with `best` only the best output is
+    used, so that a small beam is not refused for the n_best of the recipe.
+    """
+    for name, value in ({"n_best": n_best} | options).items():
+        if search is not None and value not in (None, (), []):
+            raise SpecError(name, "is part of a search; give one of the two")
+    changes = several(options.get("changes"))
+    default = runs[0].recipe.decode
+    if best and n_best is None:
+        default = one_best(default, options.get("beam"))
+    chosen = search_from_options(default, n_best=n_best, **options) if search is None else search
+    texts = ensemble(runs, warn)
+    if engine != "native" or quantize is not None:
+        if len(runs) > 1:
+            raise SpecError("--engine", f"{engine!r} cannot join several runs as an ensemble; give one run")
+        loaded = runs[0].engine(engine, quantize, threads, report or warn) if isinstance(engine, str) else engine
+        texts = replace(texts, engine=loaded)
+        if isinstance(loaded, CTranslate2) and search is None and "stopping" not in parse_changes(changes, "decode"):
+            chosen = adapted(chosen, warn)
+    return TextDecoder(
+        texts,
+        runs[0].objective.model == "sequence_to_sequence",
+        chosen,
+        limits or Limits(min_len, max_len),
+        wishes or Constraints(prefix, several(required), several(banned), no_repeat),
+        batch_size,
+    )
+
+
+def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
+    """Several runs as one: they must have the same tokenizers and objective."""
+    first = runs[0]
+    generators: list[Generator] = []
+    for run in runs:
+        if not isinstance(run.model, Generator):
+            raise DataError(f"{run.path} holds a classifier, which generates no text; use classify")
+        if {n: t.sha256 for n, t in run.tokenizers.items()} != {n: t.sha256 for n, t in first.tokenizers.items()}:
+            raise DataError(f"{run.path} has other tokenizers than {first.path}; an ensemble needs the same ones")
+        if run.objective != first.objective:
+            raise DataError(f"{run.path} and {first.path} were trained for different objectives; an ensemble needs one")
+        generators.append(run.model)
+    source = first.tokenizers.get("source", first.tokenizer)
+    longest = min(run.recipe.data.longest for run in runs)
+    if first.objective.stream:
+        longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
+    limit = widest([run.recipe.length_limit for run in runs])
+    return Texts(
+        generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin, length_limit=limit
+    )

@@ -1,0 +1,245 @@
+"""The commands that use a run, as Python functions of the same names: translate, generate, classify, score, evaluate.
+
+The first argument is the folder of a run, or a `TrainedModel`; for `translate` and `generate` also several, which then
+act as an ensemble. The keyword arguments are the options of the command.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+import torch
+
+from regard.errors import DataError, SpecError
+from regard.inference.text import Output, Prediction, TextScore, Warn
+from regard.runs.decode import BATCH, text_decoder
+from regard.runs.evaluate import evaluate as evaluate_options
+from regard.runs.options import (
+    DecodingOptions,
+    EvaluationOptions,
+    LoadOptions,
+    TranslationOptions,
+    accepts,
+    search_from_options,
+)
+from regard.runs.trained_model import TrainedModel, load
+from regard.runs.workers import Task, Workers
+
+Run = str | Path | TrainedModel
+Runs = Run | Sequence[Run]
+
+
+class _Translation(TranslationOptions, LoadOptions, total=False):
+    """The options of `translate`."""
+
+    threads: int | None  # CPU threads
+    workers: int | None  # worker processes with one CPU thread each
+
+
+class _Generation(DecodingOptions, LoadOptions, total=False):
+    """The options of `generate`."""
+
+    threads: int | None  # CPU threads
+
+
+def load_runs(
+    runs: Runs,
+    *,
+    average: int | None = None,
+    device: str = "auto",
+    plain: bool = False,
+    trust_code: bool = False,
+    mapped: bool = False,
+) -> list[TrainedModel]:
+    """Load each run that is given by its folder; one that is loaded already takes no options of loading."""
+    listed = [runs] if isinstance(runs, str | Path | TrainedModel) else list(runs)
+    if not listed:
+        raise DataError("there is no run to use; give the folder of one, or a TrainedModel")
+    options = {"average": average, "device": device, "plain": plain, "trust_code": trust_code}
+    for name, default in {"average": None, "device": "auto", "plain": False, "trust_code": False}.items():
+        if options[name] != default and all(isinstance(run, TrainedModel) for run in listed):
+            raise SpecError(name, "the model is loaded already; give this to regard.load")
+    return [
+        run if isinstance(run, TrainedModel) else load(run, device, average, None, trust_code, mapped, plain)
+        for run in listed
+    ]
+
+
+def load_one(run: Runs, command: str, **options: Unpack[LoadOptions]) -> TrainedModel:
+    """Load the run of a command that takes one and no ensemble."""
+    loaded = load_runs(run, **options)
+    if len(loaded) > 1:
+        raise DataError(f"{command} takes one run, not an ensemble of {len(loaded)}")
+    return loaded[0]
+
+
+@contextmanager
+def cpu_threads(threads: int | None) -> Iterator[None]:
+    """Compute with this number of CPU threads; None: leave it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@overload
+def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
+    run: Runs, texts: str, *, n_best: None = None, **options: Unpack[_Translation]
+) -> str: ...
+@overload
+def translate(
+    run: Runs, texts: Iterable[str], *, n_best: None = None, **options: Unpack[_Translation]
+) -> list[str]: ...
+@overload
+def translate(  # type: ignore[reportOverlappingOverload]
+    run: Runs, texts: str, *, n_best: int, **options: Unpack[_Translation]
+) -> list[str]: ...
+@overload
+def translate(run: Runs, texts: Iterable[str], *, n_best: int, **options: Unpack[_Translation]) -> list[list[str]]: ...
+@accepts(_Translation, text_decoder, search_from_options, load_runs)
+def translate(
+    run: Runs,
+    texts: str | Iterable[str],
+    *,
+    n_best: int | None = None,
+    threads: int | None = None,
+    workers: int | None = None,
+    **options: Any,
+) -> Any:
+    """The translation of a text, or of each of several, in order; with `n_best`, the list of its n best.
+
+        regard.translate("runs/mine", "How are you?", beam=8)
+        regard.translate(["runs/a", "runs/b"], lines, batch_size=64)        # an ensemble
+
+    `regard.runs.options` describes the options; without any, the search is that of the recipe.
+    """
+    loading, decoding = _split(options)
+    processes = workers is not None and decoding.get("engine", "native") == "native"
+    if processes:
+        loading["device"] = "cpu"
+    runs = load_runs(run, mapped=processes, **loading)
+    for each in runs:
+        each.check_command("translate")
+    with cpu_threads(threads):
+        decoder = text_decoder(runs, n_best=n_best, best=True, threads=workers or threads, **decoding)
+        listed = [texts] if isinstance(texts, str) else texts
+        if processes:
+            paths = [str(each.path) for each in runs]
+            constraints, average = decoder.constraints, loading.get("average")
+            task = Task(
+                paths, decoder.search, decoder.batch_size, decoder.limits, constraints, average,
+                loading.get("trust_code", False), loading.get("plain", False),
+            )  # fmt: skip
+            with Workers(workers or 1, task) as several:
+                outputs = list(several.translate(listed, decoding.get("warn", lambda _: None)))
+        else:
+            outputs = list(decoder.outputs(listed))
+    results: list[Any] = [[o.text for o in best] if n_best is not None else best[0].text for best in outputs]
+    return results[0] if isinstance(texts, str) else results
+
+
+@overload
+def generate(  # type: ignore[reportOverlappingOverload]
+    run: Runs, prompts: str, *, n_best: int | None = None, **options: Unpack[_Generation]
+) -> list[Output]: ...
+@overload
+def generate(
+    run: Runs, prompts: Iterable[str], *, n_best: int | None = None, **options: Unpack[_Generation]
+) -> list[list[Output]]: ...
+@accepts(_Generation, text_decoder, search_from_options, load_runs)
+def generate(
+    run: Runs,
+    prompts: str | Iterable[str],
+    *,
+    n_best: int | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> list[Output] | list[list[Output]]:
+    """The n best continuations of a prompt, or of each of several, with their scores.
+
+        regard.generate("runs/novel", "Once upon a time", temperature=0.8, top_p=0.9, max_len=50)[0].text
+
+    Samples, unless `beam` or the recipe selects beam search. `regard.runs.options` describes the options.
+    """
+    loading, decoding = _split(options)
+    runs = load_runs(run, **loading)
+    for each in runs:
+        each.check_command("generate")
+    with cpu_threads(threads):
+        decoder = text_decoder(runs, n_best=n_best, **decoding)
+        outputs = list(decoder.outputs([prompts] if isinstance(prompts, str) else prompts))
+    return outputs[0] if isinstance(prompts, str) else outputs
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of loading, and the others."""
+    loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
+    return loading, {name: value for name, value in options.items() if name not in loading}
+
+
+@overload
+def classify(  # type: ignore[reportOverlappingOverload]
+    run: Runs,
+    texts: str,
+    *,
+    batch_size: int = ...,
+    threads: int | None = ...,
+    warn: Warn = ...,
+    **options: Unpack[LoadOptions],
+) -> Prediction: ...
+@overload
+def classify(
+    run: Runs,
+    texts: Sequence[str],
+    *,
+    batch_size: int = ...,
+    threads: int | None = ...,
+    warn: Warn = ...,
+    **options: Unpack[LoadOptions],
+) -> list[Prediction]: ...
+@accepts(LoadOptions, load_runs)
+def classify(
+    run: Runs,
+    texts: str | Sequence[str],
+    *,
+    batch_size: int = BATCH,
+    threads: int | None = None,
+    warn: Warn = lambda _: None,
+    **options: Unpack[LoadOptions],
+) -> Prediction | list[Prediction]:
+    """The class of a text, or of each of several, with the probability of each class."""
+    with cpu_threads(threads):
+        return load_one(run, "classify", **options).classify(texts, batch_size, warn)
+
+
+@accepts(LoadOptions, load_runs)
+def score(
+    run: Runs,
+    texts: str | Output | Sequence[str | tuple[str, ...] | Output],
+    *,
+    batch_size: int = BATCH,
+    threads: int | None = None,
+    warn: Warn = lambda _: None,
+    **options: Unpack[LoadOptions],
+) -> TextScore | list[TextScore]:
+    """log p of each text, of each target of (source, target), or of each `Output`; of a single text, one score.
+
+    See `TrainedModel.score`.
+    """
+    with cpu_threads(threads):
+        return load_one(run, "score", **options).score(texts, batch_size, warn)
+
+
+@accepts(EvaluationOptions, evaluate_options, load_runs)
+def evaluate(run: Run, *, threads: int | None = None, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
+    """Scores of a run, or of a file of its outputs, on test text: what `regard evaluate --json` prints.
+
+    regard.evaluate("runs/mine", source="test.en", reference="test.de", against="runs/other")
+    """
+    if isinstance(run, TrainedModel):
+        load_runs(run, **_split(dict(options))[0])  # refuses the options of loading
+    with cpu_threads(threads):
+        return evaluate_options(run, load, **options)
