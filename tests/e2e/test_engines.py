@@ -106,7 +106,7 @@ def test_what_the_engine_cannot_do_is_refused(copied: Path, words: tuple[str, ..
 def test_other_refusals(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = ("translate", str(copied), "--engine", "ctranslate2")
     assert complaint(*ask, "--stream").startswith("--stream: ")
-    assert complaint(*ask, "--device", "cuda").startswith("--device: the engine 'ctranslate2' is here on the CPU")
+    assert complaint(*ask, "--device", "cuda").startswith("--device: the engine 'ctranslate2' computes on the CPU")
     assert "ensemble" in complaint("translate", str(copied), *ask[1:])
     assert complaint("translate", str(copied), "--engine", "torch").startswith("--engine: 'torch' is not known")
     assert complaint("translate", str(copied), "--quantize", "int8").startswith("--quantize: the native engine")

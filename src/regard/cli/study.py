@@ -36,6 +36,7 @@ def check(
     parameters  every parameter gets a gradient; counts are exact
     storage     no tensor is stored twice; saving and loading are exact
     kernels     all attention kernels give the same, or refuse
+    fast        the fast form of a model gives what the readable one gives
     compile     torch.compile takes the loss as one graph and changes nothing
     build       other depths, widths and heads build, or are refused with a path
     """  # noqa: D301  # click wants the character itself

@@ -366,7 +366,7 @@ class TrainedModel:
     def check_command(self, command: str) -> None:
         """Refuse a command for models of another task."""
         if self.command != command:
-            raise DataError(f"{self.path} was trained for {self.objective.kind}: use {self.command}, not {command}")
+            raise DataError(f"{self.path} was trained for {self.objective.kind}: regard {self.command}, not {command}")
 
 
 def _listed_texts(texts: str | Iterable[str]) -> Any:
