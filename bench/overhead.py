@@ -28,9 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from regard import fast
 from regard.batch import Batch, translation
+from regard.fast.fused import bit_dropout
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
-from regard.nn.core import drop
 from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import CrossEntropy
@@ -91,7 +92,7 @@ class Hand:
         self.decoder = layers("decoder", cast(Plain, spec.decoder).depth, 3)
         self.width, self.heads = spec.d_model, spec.heads
         self.waves = Sinusoidal().table(256, self.width).float()
-        self.p, self.label_smoothing, self.training = spec.dropout, cast(Softmax, spec.head).smoothing, True
+        self.p, self.label_smoothing, self.training = spec.dropout, cast(Softmax, spec.head).label_smoothing, True
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a padded batch."""
@@ -106,7 +107,7 @@ class Hand:
         weights = (target_seg != 0).float().flatten()
         rows = weights.nonzero().squeeze(-1)
         h, labels, weights = x.flatten(0, 1)[rows], cast(Tensor, batch.labels).flatten()[rows], weights[rows]
-        smoothing = self.smoothing if self.training else 0.0
+        smoothing = self.label_smoothing if self.training else 0.0
         total, _ = CrossEntropy.apply(h, self.table, None, labels, weights, smoothing, 0.0)
         return total / weights.sum()
 
@@ -171,7 +172,7 @@ class Hand:
         return F.layer_norm(x + self.drop(y), (self.width,), gain, shift)
 
     def drop(self, x: Tensor) -> Tensor:
-        return drop(x, self.p, self.training)
+        return bit_dropout(x, self.p) if self.training and self.p > 0.0 else x
 
 
 def composed_loss(model: EncoderDecoderModel, batch: Batch) -> Tensor:
@@ -236,6 +237,7 @@ def train(shape: Shape, rounds: int) -> np.ndarray:
     """CPU seconds of training steps."""
     spec = cast(EncoderDecoder, regard.preset(shape.preset, vocab=VOCAB))
     model = cast(EncoderDecoderModel, regard.build(spec))
+    fast.install(model)  # as a trainer does
     hand, batches = Hand(model), training_batches(shape)
     check(model, hand, batches[0])
     # One optimizer for both: the same weights, moments and memory, so that only the code between them differs.
@@ -257,6 +259,7 @@ def decode(shape: Shape, rounds: int) -> np.ndarray:
     """CPU seconds per token, reading `tokens` of them one at a time."""
     spec = cast(EncoderDecoder, regard.preset(shape.preset, vocab=VOCAB))
     model = cast(EncoderDecoderModel, regard.build(spec)).eval()
+    fast.install(model)
     hand = Hand(model)
     hand.training = False
     source = torch.randint(4, VOCAB, (1, shape.mean_length))

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import regard
+from regard import fast
 from regard.errors import KernelError
 from regard.fast import attention as kernels
 from regard.fast.attention import attend
-from regard.nn.linear import _Dense, rectified
+from regard.fast.fused import FastLayerNorm
 from regard.nn.mask import Mask, Terms, View
-from regard.nn.norm import _PlainLayerNorm, norm_of_sum
 from regard.nn.pattern import Window
 from regard.testing import tiny
 
@@ -182,6 +182,7 @@ def test_long_packed_rows_choose_varlen_short_ones_and_dropout_choose_segments()
 def test_packed_model_equals_padded_model_in_half_precision() -> None:
     spec = regard.preset("transformer_tiny", vocab=tiny.VOCAB, dropout=0.0)
     model = regard.build(spec, device="cuda").eval()
+    fast.install(model)
     rows = tiny.examples(spec, 4)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         apart = model.loss(tiny.collate(spec, rows, device="cuda")).total
@@ -193,6 +194,7 @@ def test_packed_model_equals_padded_model_in_half_precision() -> None:
 def test_a_captured_decode_step_equals_the_eager_one() -> None:
     spec = tiny.encoder_decoder()
     model = regard.build(spec, device="cuda").eval()
+    fast.install(model)
     assert isinstance(model, regard.Generator)
     batch = tiny.collate(spec, tiny.examples(spec, 3), device="cuda")
     ids = torch.full((6, 1), 3, device="cuda")
@@ -210,14 +212,17 @@ def test_a_captured_decode_step_equals_the_eager_one() -> None:
 
 def norm_and_gradients(D: int, dtype: torch.dtype, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Outputs and gradients of a norm of x, or of x and what is added to it; the last of the tensors weighs outputs."""
-    norm = _PlainLayerNorm(D).cuda()
+    norm = FastLayerNorm(D).cuda()
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.copy_(torch.linspace(0.5, 1.5, D))
     norm.to(torch.float64 if dtype is torch.float64 else torch.float32)
     *given, weights = [x.detach().to(dtype, copy=True) for x in tensors]
     given = [x.requires_grad_() for x in given]
-    y = norm_of_sum(norm, *given, 0.0) if len(given) > 1 else norm(given[0])  # type: ignore[reportArgumentType]
+    fits = norm.fits(given[0])
+    assert fits == (dtype is torch.bfloat16)
+    added = given[1] if len(given) > 1 else None
+    y = norm.fused(given[0], added) if fits else norm(sum(given[1:], given[0]))
     assert y.dtype is dtype
     (y * weights).sum().backward()
     found = [y.detach(), *(x.grad for x in (*given, *norm.parameters()))]
@@ -240,10 +245,10 @@ def test_dropout_inside_a_layer_norm_is_dropout() -> None:
     """What it kept is seen by the gradient, and explains the output; another call keeps something else."""
     D, share = 512, 0.3
     x, added, weights = (torch.randn(40, 60, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    norm, kept = _PlainLayerNorm(D).cuda(), []
+    norm, kept = FastLayerNorm(D).cuda(), []
     for _ in range(2):
         given = [t.clone().requires_grad_() for t in (x, added)]
-        y = norm_of_sum(norm, given[0], given[1], share)
+        y = norm.fused(given[0], given[1], share)
         dx, d_added = torch.autograd.grad((y * weights).sum(), given)
         kept.append(d_added != 0)
         torch.testing.assert_close(d_added.float(), dx.float() * kept[-1] / (1 - share), rtol=0.02, atol=0.01)
@@ -256,17 +261,19 @@ def test_dropout_inside_a_layer_norm_is_dropout() -> None:
 @pytest.mark.parametrize(("tokens", "D", "F"), [(2400, 64, 256), (1001, 48, 200), (7, 512, 2048)])
 def test_our_relu_inside_a_product_is_that_of_torch(tokens: int, D: int, F: int) -> None:
     """Outputs and gradients in bfloat16, against torch's own in float64."""
+    from regard.fast.linear_relu import linear_relu  # needs Triton
+
     rng = torch.Generator().manual_seed(0)
     x, wide = (torch.randn(tokens, n, generator=rng).bfloat16().cuda() for n in (D, F))
     found = []
     for dtype in (torch.bfloat16, torch.float64):
-        projection = _Dense(D, F).cuda()
+        projection = torch.nn.Linear(D, F).cuda()
         with torch.no_grad():
             projection.weight.copy_(torch.randn(F, D, generator=torch.Generator().manual_seed(2)).bfloat16())
             projection.bias.copy_(torch.linspace(-1, 1, F).bfloat16())
         projection.to(torch.float64 if dtype is torch.float64 else torch.float32)
         own = x.detach().to(dtype, copy=True).requires_grad_()
-        y = rectified(projection, own)
+        y = linear_relu(own, projection.weight, projection.bias) if dtype is torch.bfloat16 else projection(own).relu()
         assert y.dtype is dtype
         (y * wide.to(dtype)).sum().backward()
         found.append([y.detach(), own.grad, *(parameter.grad for parameter in projection.parameters())])
@@ -283,11 +290,11 @@ def test_queries_keys_and_values_that_lie_side_by_side_make_no_difference(causal
     qkv = torch.randn(2, 16, 3, 4, 32, device="cuda", dtype=torch.bfloat16).requires_grad_()
     view = View(packed(causal=causal), 16, 16, qkv.device)
     found = []
-    for joint in (None, qkv):
+    for fused in (None, qkv):
         torch.manual_seed(3)
         q, k, v = qkv.transpose(1, 3).unbind(2)
         with kernels.use("segments"):
-            y = attend(q, k, v, view, scale=0.25, dropout=dropout, joint=joint)
+            y = attend(q, k, v, view, scale=0.25, dropout=dropout, qkv=fused)
         (gradient,) = torch.autograd.grad(y.square().sum(), qkv)
         found.append((y, gradient))
     for mine, its in zip(*found, strict=True):

@@ -28,9 +28,9 @@ def kernels() -> Iterator[Callable[[str], ModuleType]]:
     found: dict[str, ModuleType] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("chance", "segments", "layer_norm", "linear_relu"):
-            place = Path(regard.__file__).parent / "nn" / f"{name}.py"
-            spec = spec_from_file_location(f"regard.nn.{name}", place)
+        for name in ("dropout_rng", "packed_attention", "layer_norm", "linear_relu"):
+            place = Path(regard.__file__).parent / "fast" / f"{name}.py"
+            spec = spec_from_file_location(f"regard.fast.{name}", place)
             assert spec is not None
             assert spec.loader is not None
             found[name] = module_from_spec(spec)
@@ -66,13 +66,13 @@ def visible(causal: bool) -> Tensor:
     return seen & torch.ones(100, 100).tril().bool() if causal else seen
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_within_segments(kernels: Any, causal: bool, joint: bool) -> None:
+def test_attention_within_segments(kernels: Any, causal: bool, fused: bool) -> None:
     qkv, weights = draw(2, 100, 3, 4, 16), torch.randn(2, 4, 100, 16)
     q, k, v = qkv.transpose(1, 3).unbind(2)
-    layout = kernels("segments").lay_out(SEG, SEG, causal)
-    mine = kernels("segments").attend(q, k, v, layout, 0.25, 0.0, qkv if joint else None)
+    layout = kernels("packed_attention").lay_out(SEG, SEG, causal)
+    mine = kernels("packed_attention").attend(q, k, v, layout, 0.25, 0.0, qkv if fused else None)
     scores = (0.25 * q @ k.mT).masked_fill(~visible(causal), -torch.inf)
     its = scores.softmax(-1).nan_to_num(0.0) @ v
     close(gradients(mine, weights, [qkv]), gradients(its, weights, [qkv]))
@@ -83,8 +83,8 @@ def test_dropout_of_attention_keeps_the_same_weights_on_the_way_back(kernels: An
     """With the identity as values, the context is the dropped weights, which explain all gradients."""
     q, k, weights = draw(2, 4, 100, 128), draw(2, 4, 100, 128), torch.randn(2, 4, 100, 128)
     v = torch.eye(100, 128).expand(2, 4, -1, -1).clone().requires_grad_()
-    layout = kernels("segments").lay_out(SEG, SEG, causal)
-    mine = kernels("segments").attend(q, k, v, layout, 0.25, SHARE)
+    layout = kernels("packed_attention").lay_out(SEG, SEG, causal)
+    mine = kernels("packed_attention").attend(q, k, v, layout, 0.25, SHARE)
     seen = visible(causal)
     kept = (mine.detach()[..., :100] > 0) | ~seen
     share = float(kept[seen.expand_as(kept)].float().mean())
@@ -139,7 +139,7 @@ def test_relu_inside_a_product(kernels: Any, tokens: int, D: int, F_: int) -> No
 
 def test_a_compiler_takes_all_of_them(kernels: Any) -> None:
     """Shapes that are told to it are those that come, and gradients are the same."""
-    layout = kernels("segments").lay_out(SEG, SEG, True)
+    layout = kernels("packed_attention").lay_out(SEG, SEG, True)
     x, up, bias, wide = draw(2, 100, 32), draw(64, 32), draw(64), draw(192, 64)
 
     def model(x: Tensor, up: Tensor, bias: Tensor, wide: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def test_a_compiler_takes_all_of_them(kernels: Any) -> None:
         y = kernels("layer_norm").layer_norm(y, bias, bias, 1e-5, y * 2)
         qkv = F.linear(y, wide).unflatten(-1, (3, 4, 16))
         q, k, v = qkv.transpose(1, 3).unbind(2)
-        segments = kernels("segments")
+        segments = kernels("packed_attention")
         return segments.attend(q, k, v, layout, 0.25, 0.0, qkv) + segments.attend(q, k, v, layout, 0.25, 0.0)
 
     weights, inputs = torch.randn(2, 4, 100, 16), [x, up, bias, wide]

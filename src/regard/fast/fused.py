@@ -119,12 +119,15 @@ class BitDropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name
-        if not self.training or self.p <= 0.0:
-            return input
-        kept = round((1 - self.p) * CHANCES)
-        if input.is_cpu and 0 < kept < CHANCES and not torch.compiler.is_compiling():
-            return input * _scaled_keep_mask(input, kept)
-        return F.dropout(input, self.p, True)
+        return bit_dropout(input, self.p) if self.training and self.p > 0.0 else input
+
+
+def bit_dropout(x: Tensor, p: float) -> Tensor:
+    """Dropout of x with probability p, from 16 random bits an element on a CPU."""
+    kept = round((1 - p) * CHANCES)
+    if x.is_cpu and 0 < kept < CHANCES and not torch.compiler.is_compiling():
+        return x * _scaled_keep_mask(x, kept)
+    return F.dropout(x, p, True)
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
     """What the model says: log-probabilities per token, or class scores."""
     with torch.no_grad():
         if isinstance(model, Classifier):
-            return model.scores(batch, trace=trace)  # type: ignore[reportCallIssue]
+            return model.scores(batch, trace=trace)
         return model.log_probs(batch, trace=trace)  # type: ignore[reportCallIssue]
 
 
@@ -424,7 +424,8 @@ def fast_law(subject: Subject) -> None:
         close(answers(quick, batch)[real], expected[real], f"fast output{note}")
         for model in (plain, quick):
             model.zero_grad()
-            model.loss(batch).total.backward()
+            total, _, auxiliary, _ = model.loss(batch)
+            (total + auxiliary).backward()
         for (name, mine), its in zip(plain.named_parameters(), quick.parameters(), strict=True):
             if mine.grad is not None and its.grad is not None:
                 close(its.grad, mine.grad, f"fast gradient of {name}{note}", 1e-8)
@@ -460,6 +461,7 @@ def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor
 def compile_law(subject: Subject) -> None:
     """torch.compile traces the loss and its gradient as one graph and changes nothing."""
     model = subject.own_model(torch.float32)
+    fast.install(model)  # as in a training
     batch = subject.collate(subject.examples(2))
     torch.compiler.reset()
     compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard import fast
 from regard.decoding.beam import Beam, search
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits
@@ -49,6 +50,8 @@ def asked(
     limits: Any = Limits(max_len=12),
     rules: Any = FREE,
 ) -> Job:
+    for model in [models] if isinstance(models, Generator) else models:
+        fast.install(model, "cuda")  # its search is tested here on a CPU
     return prepare(models, sources(*rows), ENDS, limits, rules, None)
 
 
