@@ -190,6 +190,23 @@ def one_door_to_attention_kernels(name: str, tree: ast.AST) -> Complaints:
         yield f"{name} calls {', '.join(sorted(used))} itself"
 
 
+FORMULAS = ("branches", "norm", "residual", "block", "core")  # of nn: what a paper says
+SPEED = {"is_cuda", "is_cpu", "autocast", "is_autocast_enabled", "is_compiling", "is_inference_mode_enabled", "triton"}
+
+
+def formulas_hold_no_code_for_speed(name: str, tree: ast.AST) -> Complaints:
+    """No question about device, autocast or kind of cache: what is only fast is a class of regard.fast."""
+    if not any(f"{name}.".startswith(f"regard.nn.{part}.") for part in FORMULAS):
+        return
+    for used in SPEED & set(names(tree)):
+        yield f"{name} uses {used}: put that into regard.fast"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            kinds = ast.unparse(node.args[1])
+            if "Cache" in kinds or "KV" in kinds:
+                yield f"{name} tests for {kinds}: put that into regard.fast"
+
+
 def only_the_command_line_prints(name: str, tree: ast.AST) -> Complaints:
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     if layer(name) != "cli" and any(isinstance(func, ast.Name) and func.id == "print" for func in calls):
@@ -223,6 +240,7 @@ GUARDS: dict[Callable[[str, ast.AST], Complaints], tuple[str, str]] = {
         "regard.nn.branches.mine",
         "import torch.nn.functional as F\ny = F.scaled_dot_product_attention(q, k, v)",
     ),
+    formulas_hold_no_code_for_speed: ("regard.nn.branches.mine", "def f(x):\n    return g(x) if x.is_cuda else x"),
     only_the_command_line_prints: ("regard.nn.norm", "def f(x):\n    print(x)"),
     one_place_starts_python: (
         "regard.runs.workers",
@@ -262,6 +280,19 @@ def test_no_other_door_to_any_kernel(kernel: str) -> None:
     for source in (f"from torch.nn.attention import {kernel}", f"y = torch.nn.functional.{kernel}(q, k, v)"):
         assert list(one_door_to_attention_kernels("regard.nn.branches.mine", ast.parse(source)))
         assert not list(one_door_to_attention_kernels("regard.fast.attention", ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("regard.nn.norm", "import triton"),
+        ("regard.nn.core", "with torch.autocast('cuda'):\n    pass"),
+        ("regard.nn.block", "quick = isinstance(state, KVCache)"),
+    ],
+)
+def test_guard_of_formulas_finds_more(name: str, source: str) -> None:
+    assert list(formulas_hold_no_code_for_speed(name, ast.parse(source)))
+    assert not list(formulas_hold_no_code_for_speed("regard.fast.attention", ast.parse(source)))
 
 
 def test_guards_let_the_innocent_pass() -> None:

@@ -33,9 +33,9 @@ from regard.nn.attention import (
 )
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
-from regard.nn.core import HALVES
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
+from regard.nn.precision import HALVES
 from regard.nn.state import KVCache, Rows
 
 TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux

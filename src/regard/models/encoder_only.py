@@ -20,12 +20,13 @@ from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Site, widen
+from regard.nn.core import Site
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec, Tokens
 from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Context, Trace, View
 from regard.nn.norm import LayerNorm, Norm
+from regard.nn.precision import widen
 from regard.nn.stacks.base import StackOut, StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import HeadSpec

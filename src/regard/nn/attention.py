@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import KernelError, nearest
-from regard.nn.core import widen
 from regard.nn.mask import View
+from regard.nn.precision import widen
 
 Scale = float | Literal["sqrt", "none"]
 KERNELS = ("sdpa", "reference")

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.core import Site, widen
+from regard.nn.core import Site
 from regard.nn.mask import Memory
 from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.precision import widen
 from regard.nn.stacks.base import StackOut
 from regard.tree import Spec
 

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 Role = Literal[
     "query", "key", "value", "attend_out", "up", "gate", "down", "router", "head", "embedding", "position", "other"
 ]
-
-HALVES = (torch.float16, torch.bfloat16)
 
 # What is built or run one after the other: a misprint of some more digits is refused instead of never ending.
 MOST_BLOCKS = 4096  # in a stack; DeepNet has 1,000
@@ -116,13 +113,3 @@ def check_count(name: str, count: int, most: int, least: int = 1) -> None:
         raise SpecError(name, f"must be at least {least}, not {count}")
     if count > most:
         raise SpecError(name, f"must be at most {most:,}, not {count:,}")
-
-
-def widen(x: Tensor) -> Tensor:
-    """At least float32: squares, exponentials and sums do not fit in half precision."""
-    return x.float() if x.dtype in HALVES else x
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """No autocast inside: for scores whose close calls decide where a token goes."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

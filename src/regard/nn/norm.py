@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, widen
+from regard.nn.core import Site
+from regard.nn.precision import widen
 from regard.tree import Spec
-
-WIDEST = 4096  # our own kernel holds whole vectors
 
 
 class Norm(Spec):

@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import DataError
-from regard.nn.core import Site, full_precision
+from regard.nn.core import Site
 from regard.nn.linear import is_plain
 from regard.nn.mask import Mask
+from regard.nn.precision import full_precision
 from regard.nn.state import RecurrentState, Rows
 from regard.tree import Spec
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import MOST_EXPERTS, Branch, Role, Site, check_count, full_precision, widen
+from regard.nn.core import MOST_EXPERTS, Branch, Role, Site, check_count
 from regard.nn.mask import Context
+from regard.nn.precision import full_precision, widen
 
 
 @dataclass(frozen=True, slots=True)

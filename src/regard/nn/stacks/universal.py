@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
-from regard.nn.core import MOST_BLOCKS, Site, check_count, widen
+from regard.nn.core import MOST_BLOCKS, Site, check_count
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
+from regard.nn.precision import widen
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
 from regard.nn.state import Rows, StaticKV
 

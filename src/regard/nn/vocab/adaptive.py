@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, widen
+from regard.nn.core import Site
+from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
 from regard.nn.vocab.tables import Embeddings, Factorised, Table, TableSpec
 

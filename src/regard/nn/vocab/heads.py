@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.core import Site, widen
+from regard.nn.core import Site
+from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
 from regard.nn.vocab.tables import Table
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import SpecError
-from regard.nn.core import MOST_HEADS, Site, check_count, widen
+from regard.nn.core import MOST_HEADS, Site, check_count
+from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, chunk_rows
 from regard.nn.vocab.tables import Table
 
