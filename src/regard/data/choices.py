@@ -1,4 +1,4 @@
-"""Choices about a text before it is encoded: tokenizer, length limit, size of the held-out set."""
+"""Choose the tokenizer, the length limit and the size of the held-out set for a text."""
 
 import re
 from collections import Counter
@@ -8,21 +8,21 @@ from typing import Literal
 
 import numpy as np
 
-from regard.data.objectives import Classification, LanguageModelling, Objective, Record
+from regard.data.objectives import Objective, Record
 from regard.data.scripts import HAN, KANA, OTHERS
 from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec, Words
 
 Long = Literal["cut", "drop"]
 
-USUAL = 256  # tokens on a side that are always allowed
-WHOLE = 0.99  # of the texts are read whole, if the device has room
-SUMMARY = 0.5  # targets of less than this share of the source's tokens: the source may be cut
-BEGINNING = 512  # tokens of a source that a summary is made from, at most
-LOOKED_AT = 4000  # records
-ONE_WORD = 0.6  # of the targets are a single word: inflection, spelling, transliteration
-DISTINCT = 0.3  # of the targets differ from all others; fewer are labels
-SEPARATE = 0.02  # of the words of a tokenized text end in punctuation, at most: abbreviations
-REPEATED = 0.8  # of the words occur twice in a text whose words are worth a vector each
+SMALLEST_LIMIT = 256  # tokens on a side
+WHOLE = 0.99  # share of texts within the limit, if the device has room
+SUMMARY = 0.5  # targets with less than this share of the source's tokens are summaries: the source may be cut
+BEGINNING = 512  # tokens of a source that is summarised, at most
+EXAMINED = 4000  # records
+ONE_WORD = 0.6  # share of one-word targets above which they are spelled: inflection, transliteration
+DISTINCT = 0.3  # share of distinct targets, at least; fewer are labels
+SEPARATE = 0.02  # share of words of a tokenized text that end in punctuation, at most: abbreviations
+REPEATED = 0.8  # share of words that occur twice, at least, in a text whose words are worth a vector each
 LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones are sentences in an unspaced script
 
 
@@ -35,15 +35,15 @@ class Choice:
 
 
 def held_out(records: int) -> int:
-    """Return the number of `records` to hold out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
+    """The number of `records` to hold out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
     return max(1, min(1000, max(round(0.02 * records), min(500, records // 10))))
 
 
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
-    """Choose words or byte-pair encoding, or characters where a target is one word that is spelled."""
-    if isinstance(objective, Classification):
+    """Choose byte-pair encoding, words where a classifier may read them, or characters where targets are one word."""
+    if objective.model == "classifier":
         return _for_classes([record[objective.input_text] for record in _spread(sample)])
-    if isinstance(objective, LanguageModelling):
+    if objective.model == "language_model":
         return Choice(BPE(), "tokenizer: byte-pair encoding")
     targets = [record[objective.output_text] for record in _spread(sample)]
     single = sum(len(target.split()) == 1 for target in targets) / max(1, len(targets))
@@ -57,7 +57,7 @@ def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
 
 
 def _for_classes(texts: Sequence[str]) -> Choice:
-    """Words, if white space separates them from punctuation and most occur twice; else byte-pair encoding.
+    """Choose words, if white space separates them from punctuation and most occur twice; else byte-pair encoding.
 
     With 4,452 questions of TREC, words are 1.4 points of accuracy better than byte-pair encoding.
     """
@@ -80,7 +80,7 @@ _PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
 
 @dataclass(frozen=True)
 class Limit:
-    """The longest text that is read, in tokens, and what becomes of longer sources."""
+    """A length limit in tokens; longer sources are cut, or their pairs dropped."""
 
     max_len: int
     long: Long
@@ -94,33 +94,33 @@ def choose_limit(
     room: int,
     long: Long | None = None,
 ) -> Limit:
-    """A limit that 99 % of the texts keep, from 256 to `room` tokens; `long` is given, or chosen with it.
+    """Choose a limit that 99 % of the texts keep, from 256 to `room` tokens; `long` is given, or chosen with it.
 
-    Where targets are much shorter than sources, as in summaries, a longer source is cut: its beginning says most.
+    Where targets are much shorter than sources, as in summaries, a longer source is cut: its beginning matters most.
     Otherwise a pair with a longer side is left out, for the target of half a sentence is half a target.
     """
-    if objective.stream or isinstance(objective, LanguageModelling):
-        return Limit(USUAL, "drop", "")
-    looked_at = _spread(sample)
+    if objective.model == "language_model":
+        return Limit(SMALLEST_LIMIT, "drop", "")
+    examined = _spread(sample)
     lengths = {
-        name: np.asarray([len(ids) for ids in tokenizers[name].encode_batch([r[text] for r in looked_at])] or [0])
+        name: np.asarray([len(ids) for ids in tokenizers[name].encode_batch([r[text] for r in examined])] or [0])
         for name, text in objective.encoded.items()
-    }
-    classes = isinstance(objective, Classification)
+    } or {name: objective.table(examined, tokenizers)[name].lengths for name in objective.measured}
+    classes = objective.model == "classifier"
     summaries = not classes and bool(lengths["target"].sum() < SUMMARY * lengths["source"].sum())
     if long is None:
         long = "cut" if classes or summaries else "drop"
     summaries &= long == "cut"
-    room = max(USUAL, min(room, BEGINNING) if summaries else room)
-    wanted = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
-    max_len = min(max(USUAL, -(-wanted // 64) * 64), room)
+    room = max(SMALLEST_LIMIT, min(room, BEGINNING) if summaries else room)
+    most = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
+    max_len = min(max(SMALLEST_LIMIT, -(-most // 64) * 64), room)
     share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
-    what = "longer sources are cut there" if long == "cut" else "pairs with a longer side are left out"
+    effect = "longer sources are cut there" if long == "cut" else "pairs with a longer side are left out"
     if classes:
-        what = "longer texts are cut there"
-    return Limit(max_len, long, f"length limit: {max_len} tokens hold {share:.1%}; {what}")
+        effect = "longer texts are cut there"
+    return Limit(max_len, long, f"length limit: {max_len} tokens hold {share:.1%}; {effect}")
 
 
 def _spread(sample: Sequence[Record]) -> Sequence[Record]:
-    """At most `LOOKED_AT` records, from all over the sample."""
-    return sample[:: max(1, -(-len(sample) // LOOKED_AT))]
+    """At most `EXAMINED` records, evenly spread over the sample."""
+    return sample[:: max(1, -(-len(sample) // EXAMINED))]

@@ -301,7 +301,7 @@ def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
             tsv(tmp_path / "a.tsv", pairs_of(21))
 
     with pytest.raises(DataError, match=r"a\.tsv: grew while it was read"):
-        prepare(spec_of(corpus), tmp_path / "data", 1, say=say)
+        prepare(spec_of(corpus), tmp_path / "data", 1, report=say)
 
 
 # -- the folder
@@ -339,7 +339,7 @@ def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
             raise KilledError
 
     with pytest.raises(KilledError):
-        prepare(spec, tmp_path / "run" / "data", 1, say=say)
+        prepare(spec, tmp_path / "run" / "data", 1, report=say)
     assert not (tmp_path / "run" / "data").exists()
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / ".data-making").symlink_to(tmp_path / "outside")
@@ -391,7 +391,7 @@ def test_a_wrong_text_is_found_before_anything_is_trained(tmp_path: Path) -> Non
     train, valid = ParallelFiles(str(tmp_path / "a"), str(tmp_path / "b")), tsv(tmp_path / "v.tsv", pairs_of(2))
     for spec in (spec_of(train), spec_of(train, valid=(valid,)), spec_of(valid, valid=(train,))):
         with pytest.raises(DataError, match="has 2 lines but"):
-            prepare(spec, tmp_path / "data", 1, say=said.append)
+            prepare(spec, tmp_path / "data", 1, report=said.append)
     assert set(said) == {"reading the text"}
 
 
@@ -562,7 +562,7 @@ def test_a_packed_pipe_is_copied_whole_into_what_a_later_run_would_remove(tmp_pa
         if sentence == "reading the text":
             places.extend(path.name for path in (tmp_path / "run").iterdir())
 
-    prepared = prepare(spec_of(TSV(str(pipe))), tmp_path / "run" / "data", 1, say=say)
+    prepared = prepare(spec_of(TSV(str(pipe))), tmp_path / "run" / "data", 1, report=say)
     writer.join(10)
     assert prepared.survey.records + prepared.valid_survey.records == 20_000
     assert len(places) == 2
