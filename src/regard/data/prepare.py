@@ -1,4 +1,4 @@
-"""Prepare text files for training: survey, split, tokenizers, token tables. What is left out is counted and reported."""
+"""Prepare text files for training: survey, split, tokenizers, token tables."""
 
 import json
 import shutil
@@ -128,15 +128,14 @@ class Survey:
 
     def sentences(self, name: str, max_len: int) -> list[str]:
         """The counts that matter to a user, a sentence each."""
+        long = f"longer than {max_len} tokens (data.max_len)"
         lines = [f"{name}: {self.kept:,} of {self.records:,} records kept"]
         if self.empty:
             lines.append(f"{name}: {self.empty:,} left out because a side is empty")
         if self.long:
-            lines.append(
-                f"{name}: {self.long:,} left out because a side is longer than {max_len} tokens (data.max_len)"
-            )
+            lines.append(f"{name}: {self.long:,} left out because a side is {long}")
         if self.cut:
-            lines.append(f"{name}: {self.cut:,} longer than {max_len} tokens (data.max_len) were cut there")
+            lines.append(f"{name}: {self.cut:,} {long} were cut there")
         if self.leaked:
             lines.append(
                 f"warning: {self.leaked:,} records of {name} have a source that is also in the validation text"
@@ -294,7 +293,7 @@ def _write_all(
         _write(spec, tokenizers, parts.training(i, held_out), folder / f"train-{i}", survey, parts.leaked)
     if parts.validates:
         given = (record for corpus in spec.valid for record in corpus.records())
-        _write(spec, tokenizers, chain(given, held_out), folder / "valid", valid_survey, None, kept)
+        _write(spec, tokenizers, chain(given, held_out), folder / "valid", valid_survey, texts=kept)
     if not survey.kept:
         why = survey.why_none(spec.longest)
         raise DataError(f"no record of the training text is left to learn from: {why}")
@@ -366,7 +365,7 @@ def _write(
     records: Iterator[Record],
     folder: Path,
     survey: Survey,
-    leaked: set[bytes] | None,
+    leaked: frozenset[bytes] = frozenset(),
     texts: list[Record] | None = None,
 ) -> None:
     """Encode records into a table, leave out what cannot be learned from, and count; `texts` collects what is kept."""

@@ -75,8 +75,8 @@ class Split:
         self,
         spec: "DataSpec",
         reading: FirstReading,
-        held_out: list[bytes] | None,
-        leaked: set[bytes],
+        held_out: list[bytes] | None = None,
+        leaked: frozenset[bytes] = frozenset(),
         report: str = "",
     ) -> None:
         """`held_out` has a byte for each record of each corpus; `leaked` the hashes of given validation inputs."""
@@ -103,14 +103,14 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
     objective = spec.objective
     if spec.valid:
         inputs = (record[objective.input_text] for corpus in spec.valid for record in corpus.records())
-        leaked = {hash_of(text, 0) for text in inputs}
-        return Split(spec, reading, None, set() if objective.stream else leaked)
+        leaked = frozenset(hash_of(text, 0) for text in inputs)
+        return Split(spec, reading, leaked=frozenset() if objective.stream else leaked)
     if objective.stream:
         return _split_stream(spec, reading)
     count = sum(len(hashes) for hashes in reading.hashes)
     number = choices.held_out(count) if spec.held_out is None else spec.held_out
     if number == 0 or not count:
-        return Split(spec, reading, None, set())
+        return Split(spec, reading)
     values, counts = np.unique(np.concatenate(reading.hashes), return_counts=True)
     enough = int(np.searchsorted(np.cumsum(counts), number)) + 1
     if enough >= len(values):
@@ -125,13 +125,13 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
         held_out.append(marks.tobytes())
     taken = int(counts[:enough].sum())
     report = f"validation text: {taken:,} records split off, no source of which is in the training text"
-    return Split(spec, reading, held_out, set(), report)
+    return Split(spec, reading, held_out, report=report)
 
 
 def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
     """Hold out the last tenth of every stream, at most `STREAM` characters, or its last `spec.held_out` lines."""
     if spec.held_out == 0:
-        return Split(spec, reading, None, set())
+        return Split(spec, reading)
     if spec.held_out is None:
         begins = [int(np.searchsorted(ends, max(0.9 * ends[-1], ends[-1] - STREAM))) for ends in reading.ends]
     else:
@@ -142,7 +142,7 @@ def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
     tenth = all(0.1 * ends[-1] <= STREAM for ends in reading.ends)
     share = "a tenth" if tenth else f"{STREAM:,} characters"
     lines = share if spec.held_out is None else f"{spec.held_out:,} lines"
-    return Split(spec, reading, held_out, set(), f"validation text: the end of the text, {lines} of it, is split off")
+    return Split(spec, reading, held_out, report=f"validation text: the end of the text, {lines} of it, is split off")
 
 
 def is_complete(record: Record) -> bool:
