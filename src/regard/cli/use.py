@@ -261,6 +261,12 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(metavar="RUN", help="Another run, or a file of its outputs, to compare with.")
     ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Measure this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
+        ),
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=100, help="Resamples of the paired bootstrap (1000).")] = None,
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, none, intl, zh, char, ...")] = None,
     beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.")] = None,

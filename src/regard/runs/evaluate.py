@@ -308,8 +308,8 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         return search_from_options(one_best(model.recipe.decode, beam), beam=beam, changes=changes)
 
     test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride)
-    trust_code = loading.get("trust_code", False)
-    return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, several(metrics), trust_code)
+    chosen = [metric(each, loading.get("trust_code", False)) for each in several(metrics)]
+    return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, chosen)
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
