@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.decoding.autoregressive import AutoregressiveLoop, likeliest
+from regard.decoding.constraint import Constraint
 from regard.decoding.constraints import Ids
 from regard.decoding.coverage import Coverage
 from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
@@ -53,6 +54,7 @@ class Beam(Search):
     stopping: Literal["optimal", "first", "ctranslate2", "huggingface", "huggingface_early", "huggingface_never"] = (
         "optimal"
     )
+    constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
         for name in ("beam_size", "n_best", "groups"):

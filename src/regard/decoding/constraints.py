@@ -1,11 +1,12 @@
 """Decoding constraints on token ids: a forced prefix, required and banned sequences, no repeated n-grams.
 
 A banned token gets log p = -inf where the choice is made; every token that can still be chosen keeps the model's own
-log-probability, so the log-probability of what is found is that of reading it back in one pass.
+log-probability, so the log-probability of an output is that of reading it back in one pass.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -15,25 +16,46 @@ from regard.decoding.hypothesis import SpecialTokens
 from regard.decoding.required import MOST
 from regard.errors import DataError, SpecError
 
+if TYPE_CHECKING:
+    from regard.data.tokenizer import Tokenizer
+    from regard.decoding.constraint import Constraint
+
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenConstraints:
-    """The rules of one row. All of them speak of its output alone: a prompt breaks none and meets none.
+class BoundConstraint:
+    """A constraint and the tokenizer of the outputs."""
 
-    A prefix is forced token by token, so its probability counts. Of a banned sequence every token but the last may be
-    said, as long as it is not completed. `no_repeat=n` allows every n-gram once; the prefix is free to repeat itself.
-    Required sequences may overlap.
+    constraint: "Constraint"
+    tokenizer: "Tokenizer" = field(compare=False)
+
+    def banned(self, output: Ids) -> Iterable[int]:
+        """Return the ids that must not follow `output`."""
+        return self.constraint.banned(output, self.tokenizer)
+
+    def forced(self, output: Ids) -> int | None:
+        """Return the only id that may follow `output`; None: any."""
+        return self.constraint.forced(output, self.tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenConstraints:
+    """The constraints on the output of one row; a prompt neither breaks nor meets any.
+
+    A prefix is forced token by token, so its probability counts. Of a banned sequence every token but the last may
+    occur, as long as it is not completed. `no_repeat=n` allows every n-gram once; the prefix is free to repeat itself.
+    Required sequences may overlap. `others` are asked for banned and forced tokens at every step.
     """
 
     prefix: Ids = ()
     banned: tuple[Ids, ...] = ()
     required: tuple[Ids, ...] = ()
     no_repeat: int = 0  # 0: n-grams may repeat
+    others: tuple[BoundConstraint, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take any sequences of ids; refuse empty ones and rules that contradict each other."""
+        """Convert sequences of ids to tuples; refuse empty ones and constraints that contradict each other."""
         object.__setattr__(self, "prefix", tuple(self.prefix))
         for name in ("banned", "required"):
             sequences = tuple(dict.fromkeys(tuple(sequence) for sequence in getattr(self, name)))
@@ -57,37 +79,49 @@ class TokenConstraints:
                 )
 
     def check(self, ends: SpecialTokens) -> None:
-        """Refuse rules about ids that are never said, or that end the row."""
+        """Refuse constraints on ids that are never generated, or that end the row."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
                 if special and not (name == "banned" and len(sequence) == 1):
                     raise SpecError(name, f"{list(sequence)} holds {min(special)}, which begins, ends or fills rows")
                 if (ends.eos,) == sequence:
-                    raise SpecError(name, f"a row that cannot say {ends.eos} never ends; set min_len to delay its end")
+                    raise SpecError(
+                        name, f"a row that cannot generate {ends.eos} never ends; set min_len to delay its end"
+                    )
+
+    def used(self) -> list[str]:
+        """Return the names of the constraints that there are."""
+        names = [name for name in ("prefix", "banned", "required", "no_repeat") if getattr(self, name)]
+        return names + [type(other.constraint).kind for other in self.others]
+
+    @property
+    def vectorized(self) -> bool:
+        """The same tokens are banned at every step, and nothing else is constrained."""
+        return not (self.prefix or self.required or self.follows())
 
     def highest(self) -> int:
-        """The highest id that any rule names."""
+        """Return the highest id in any constraint."""
         return max((i for ids in (self.prefix, *self.banned, *self.required) for i in ids), default=-1)
 
     def follows(self) -> bool:
-        """Whether what is banned depends on what was said."""
-        return self.no_repeat > 0 or any(len(sequence) > 1 for sequence in self.banned)
+        """Return whether the banned tokens depend on the output so far."""
+        return self.no_repeat > 0 or bool(self.others) or any(len(sequence) > 1 for sequence in self.banned)
 
-    def next_banned(self, said: Ids) -> list[int]:
-        """What must not follow `said`, apart from tokens that are always banned."""
-        found = [s[-1] for s in self.banned if len(s) > 1 and said[len(said) - len(s) + 1 :] == s[:-1]]
-        return found + (list(self.repeats(said)) if self.no_repeat else [])
+    def next_banned(self, output: Ids) -> list[int]:
+        """Return the ids that must not follow `output`, apart from those that are always banned."""
+        ids = [s[-1] for s in self.banned if len(s) > 1 and output[len(output) - len(s) + 1 :] == s[:-1]]
+        return ids + (list(self.repeats(output)) if self.no_repeat else [])
 
-    def repeats(self, said: Ids) -> Iterable[int]:
-        """Every token that would complete an n-gram for the second time."""
+    def repeats(self, output: Ids) -> Iterable[int]:
+        """Return every token that would complete an n-gram for the second time."""
         n = self.no_repeat - 1
-        tail = said[len(said) - n :] if len(said) >= n else None
-        return (said[i + n] for i in range(len(said) - n) if said[i : i + n] == tail)
+        tail = output[len(output) - n :] if len(output) >= n else None
+        return (output[i + n] for i in range(len(output) - n) if output[i : i + n] == tail)
 
 
 class Bans:
-    """The rules of all rows of a decoding, as writes into its log-probabilities."""
+    """The constraints of all rows of a decoding, as writes into its log-probabilities."""
 
     def __init__(
         self,
@@ -97,7 +131,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`least` is how many tokens each row must say before it may end."""
+        """`least` is the number of tokens before each row may end."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)
@@ -110,13 +144,13 @@ class Bans:
         self.highest = max(ends.bos, ends.eos, ends.pad, *(each.highest() for each in rules))
 
     def apply(
-        self, log_probs: Float[Tensor, "B V"], step: int, slots: Sequence[int], said: Sequence[Sequence[Ids]]
+        self, log_probs: Float[Tensor, "B V"], step: int, slots: Sequence[int], outputs: Sequence[Sequence[Ids]]
     ) -> None:
-        """Write -inf wherever slot i, which runs source slots[i] and whose beams have said `said[i]`, must not go."""
-        if step == 0 and self.highest >= log_probs.shape[1]:
+        """Write -inf for every banned token; slot i decodes source slots[i], and its beams have `outputs[i]`."""
+        size = log_probs.shape[1]
+        if step == 0 and self.highest >= size:
             raise DataError(
-                f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of "
-                f"{log_probs.shape[1]} tokens"
+                f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of {size} tokens"
             )
         young = [step < self.least[source] for source in slots]
         log_probs.index_fill_(1, self.columns_and_eos if all(young) else self.columns, -torch.inf)
@@ -130,9 +164,13 @@ class Bans:
                 forced += [(row, rules.prefix[step]) for row in rows]
             elif young[slot] or self.busy[source]:
                 always = [*self.own[source], self.eos] if young[slot] else self.own[source]
-                for row, text in zip(rows, said[slot], strict=True):
-                    now = [*always, *rules.next_banned(text)] if self.follows[source] else always
+                for row, output in zip(rows, outputs[slot], strict=True):
+                    now = [*always, *rules.next_banned(output)] if self.follows[source] else always
                     banned += [(row, token) for token in now]
+                    for other in rules.others:
+                        banned += [(row, token) for token in _known(other, other.banned(output), size)]
+                        if (token := other.forced(output)) is not None:
+                            forced += [(row, token) for token in _known(other, (token,), size)]
         if banned:
             log_probs[index(banned, log_probs)] = -torch.inf
         if forced:
@@ -142,13 +180,22 @@ class Bans:
             log_probs[rows, tokens] = kept
 
 
+def _known(other: BoundConstraint, ids: Iterable[int], size: int) -> Iterator[int]:
+    """Yield ids; refuse one that is not in the vocabulary."""
+    for token in ids:
+        if not 0 <= token < size:
+            kind = type(other.constraint).kind
+            raise DataError(f"decode.constraints: {kind!r} names the id {token}; the vocabulary has {size} tokens")
+        yield token
+
+
 def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of (row, token) as an index."""
+    """Return pairs of (row, token) as an index."""
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
     return rows, tokens
 
 
 def contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether `part` stands somewhere in `sequence`, without gaps."""
+    """Return whether `part` occurs in `sequence`, without gaps."""
     n = len(part)
     return any(tuple(sequence[i : i + n]) == tuple(part) for i in range(len(sequence) - n + 1))

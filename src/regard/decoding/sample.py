@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.decoding.autoregressive import AutoregressiveLoop, Path
+from regard.decoding.constraint import Constraint
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import Job
 from regard.decoding.rank import order
@@ -36,6 +37,7 @@ class Sample(Search):
     min_p: float = 0.0
     n_best: int = 1
     seed: int = 0
+    constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
         if self.temperature <= 0.0:

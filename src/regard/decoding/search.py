@@ -49,6 +49,7 @@ def find(
     `rules` are one for all rows or one for each; `rows` are the numbers by which a sample knows its rows (their place
     in the batch if not given). What is found for a row does not depend on the others.
     """
+    _check_bound(search)
     return search.find(prepare(models, batch, ends, limits, rules, rows))
 
 
@@ -65,4 +66,11 @@ def stream(
 
     Joined, the pieces of a row are the ids of its hypothesis, which comes with its last piece.
     """
+    _check_bound(search)
     return search.stream(prepare(models, batch, ends, limits, rules, rows))
+
+
+def _check_bound(search: Search) -> None:
+    """Refuse constraints that need a tokenizer, which only a search of texts has."""
+    if getattr(search, "constraints", ()):
+        raise SpecError("constraints", "need a tokenizer; bind them (`Constraint.bind`) and give them as `rules`")

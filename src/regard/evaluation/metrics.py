@@ -38,7 +38,7 @@ def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> t
             raise SpecError(path, f"unknown metric {name!r}; {nearest(name, METRICS)}")
         return METRICS[name]
     if not trust_code:
-        raise SpecError(path, f"{name!r} would import code; say --trust-code if you trust it")
+        raise SpecError(path, f"{name!r} would import code; add --trust-code if you trust it")
     loaded = load(name, path)
     if not (isinstance(loaded, type) and issubclass(loaded, Metric)) or inspect.isabstract(loaded):
         raise SpecError(path, f"{name!r} is not a Metric class (regard.evaluation.metric)")

@@ -103,8 +103,8 @@ def refusal(job: Job, spec: "Beam") -> str | None:
         return "coverage is made from attention, step by step"
     if job.batch.source is None or any(model.source_first for model in job.models.models):
         return "prompts are read on the host"
-    if any(rules.prefix or rules.required or rules.follows() for rules in job.rules):
-        return "a rule wants to know what was said"
+    if not all(rules.vectorized for rules in job.rules):
+        return "a constraint depends on the output so far"
     if len({rules.banned for rules in job.rules}) > 1:
         return "every row has bans of its own"
     return None

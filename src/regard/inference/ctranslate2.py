@@ -86,14 +86,8 @@ class CTranslate2(Engine):
             raise _refused("min_len", "it changes probabilities to keep an output from ending")
         if limits.max_len is not None and limits.max_len > self.room:
             raise _refused("max_len", f"the model was exported with room for {self.room} tokens, not {limits.max_len}")
-        for name, why in (
-            ("prefix", "it does not count the probability of what is forced"),
-            ("banned", "it changes probabilities to ban a word"),
-            ("required", "it cannot require a word"),
-            ("no_repeat", "it changes probabilities to keep tokens from coming again"),
-        ):
-            if getattr(rules, name):
-                raise _refused(name, why)
+        for name in rules.used():
+            raise _refused(name, "its constraints change the probabilities of the output")
 
     def find(
         self,

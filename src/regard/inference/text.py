@@ -13,6 +13,7 @@ from regard.batch import Batch, pad
 from regard.data.objectives import Objective
 from regard.data.token_store import Column, chunks
 from regard.data.tokenizer import Tokenizer
+from regard.decoding.constraint import BannedWords, Constraint, ForcedPrefix, NoRepeatedNgram, RequiredWords, bind_all
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, Piece, SpecialTokens
 from regard.decoding.length_limit import LengthLimit
@@ -65,26 +66,15 @@ class Constraints:
             words = getattr(self, name)
             object.__setattr__(self, name, (words,) if isinstance(words, str) else tuple(words))
 
+    def parts(self) -> tuple[Constraint, ...]:
+        """Return the constraints that are given."""
+        given: list[Constraint] = [RequiredWords(tuple(self.required)), BannedWords(tuple(self.banned))]
+        given += [ForcedPrefix(self.prefix), NoRepeatedNgram(self.no_repeat)]
+        return tuple(given)
+
     def rules(self, tokenizer: Tokenizer) -> TokenConstraints:
-        """The same in ids. A word has other ids at the beginning of a text than inside; all its spellings are banned.
-
-        A required word is asked for as it stands after a space, which is where most words stand.
-        """
-        banned = [ids for word in _words("banned", self.banned) for ids in spellings(word, tokenizer)]
-        required = [spellings(word, tokenizer)[0] for word in _words("required", self.required)]
-        return TokenConstraints(tuple(tokenizer.encode(self.prefix)), tuple(banned), tuple(required), self.no_repeat)
-
-
-def _words(name: str, words: Iterable[str]) -> Iterable[str]:
-    if any(not word.strip() for word in words):
-        raise SpecError(name, "an empty word says nothing; leave it out")
-    return words
-
-
-def spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The ids of a word after a space, and at the beginning of a text."""
-    found = [tuple(tokenizer.encode(f" {word}")), tuple(tokenizer.encode(word))]
-    return list(dict.fromkeys(ids for ids in found if ids))
+        """Return the same constraints on the ids of a tokenizer."""
+        return bind_all(self.parts(), tokenizer)
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class Texts:
         An empty text has empty translations. `first` is the number of the first text, where these are some of many.
         """
         refuse_string(texts)
-        rules, limits = wishes.rules(self.target), self._derived(limits)
+        (search, rules), limits = self._bound(search, wishes), self._derived(limits)
         engine = self.engine or Native(self.models, self.ends, self.device)
         engine.check(search, limits, rules)
         for before, chunk in _numbered(texts, AHEAD * batch_size):
@@ -143,7 +133,7 @@ class Texts:
         self._check_room(limits, {number + 1: self._read_first(source)})
         ids, seg = pad([source])
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-        rules, limits = wishes.rules(self.target), self._derived(limits)
+        (search, rules), limits = self._bound(search, wishes), self._derived(limits)
         said, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
         self._warn_about_output(number + 1, search, said, source[:-1], ended, limits)
 
@@ -161,7 +151,7 @@ class Texts:
         Without `limits.max_len` it is 200 tokens, or as many as the model has positions for.
         """
         refuse_string(prompts)
-        rules = wishes.rules(self.target)
+        search, rules = self._bound(search, wishes)
         for before, chunk in _numbered(prompts, AHEAD * batch_size):
             begin = first + before
             texts = [self._prompt(text) for text in chunk]
@@ -193,7 +183,7 @@ class Texts:
         (read,) = self.prompts([text], number, limits)
         ids, seg = pad([read])
         batch = Batch(ids, target_seg=seg).to(self.device)
-        bounds, rules = self._bounds(limits, read), wishes.rules(self.target)
+        (search, rules), bounds = self._bound(search, wishes), self._bounds(limits, read)
         steps = stream(self.models, batch, search, self.ends, bounds, rules, [number])
         yield text
         said, _ = yield from self._growing(steps)
@@ -213,6 +203,12 @@ class Texts:
                 shown = text
         yield self.target.decode(said)[len(shown) :]
         return said, ended
+
+    def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
+        """Return a search without its own constraints, and all constraints on ids."""
+        own: tuple[Constraint, ...] = getattr(search, "constraints", ())
+        rules = bind_all((*constraints.parts(), *own), self.target)
+        return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
         """The limits of a translation: one that is not given is that of the training text."""

@@ -17,6 +17,7 @@ from regard.data.prepare import DataSpec
 from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Bytes, Characters, Imported, TokenizerSpec, Words
 from regard.decoding.beam import Beam
+from regard.decoding.constraint import CONSTRAINTS, Constraint
 from regard.decoding.length_limit import LengthLimit
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search
@@ -40,6 +41,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     OptimizerSpec: (Adafactor, AdamW, Muon),
     Schedule: (Constant, Cosine, InverseSqrt, LinearDecay, WarmupStableDecay),
     Search: (Beam, Sample),
+    Constraint: CONSTRAINTS,
 }
 PARTS: dict[str, type[Spec]] = MODEL_PARTS | {part.kind: part for parts in SLOTS.values() for part in parts}
 SECTIONS = ("model", "data", "train", "decode")

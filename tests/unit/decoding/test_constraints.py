@@ -108,7 +108,7 @@ def test_rules_that_contradict_each_other(settings: dict[str, Any], message: str
         (TokenConstraints(prefix=(3, EOS)), r"^prefix: \[3, 2\] holds 2, which begins, ends or fills rows"),
         (TokenConstraints(required=((BOS,),)), r"^required: \[1\] holds 1"),
         (TokenConstraints(banned=((3, PAD),)), r"^banned: \[3, 0\] holds 0"),
-        (TokenConstraints(banned=((EOS,),)), r"^banned: a row that cannot say 2 never ends"),
+        (TokenConstraints(banned=((EOS,),)), r"^banned: a row that cannot generate 2 never ends"),
         (
             TokenConstraints(banned=((23,),)),
             r"^rules: id 23, of a rule or of the ends, is not in the vocabulary of 23 tokens",
