@@ -1,12 +1,218 @@
-"""Processes of our own: the command line that every one of them is started with."""
+"""Worker processes behind the interface of `concurrent.futures`.
 
+`ProcessPool.submit(function, *arguments)` calls a module-level function in another process and returns a Future. It
+differs from `ProcessPoolExecutor` where regard needs it to: a worker that dies fails its own job alone and is replaced;
+each worker has its own environment; leaving the `with` block ends all workers at once; a worker exits when its parent
+is killed; and nothing is imported from the working folder or from the main script. Functions are sent by name, and
+arguments and results as JSON, one object a line: nothing is pickled, and a scheduler can run the same jobs elsewhere.
+"""
+
+import importlib
+import json
+import os
+import queue
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import IO, Any, ClassVar
+
+from regard.errors import RegardError, lacks_memory
 
 
 def python(module: str) -> list[str]:
-    """The command that runs a module of regard in a new process of this Python.
+    """Return the command that runs a module of regard in a new process of this Python.
 
-    `-m` alone puts the working folder first on the path, and imports a `torch.py` that lies there in place of torch.
-    `-P` keeps the folder out; PYTHONPATH holds as ever.
+    `-m` alone puts the working folder first on the path, so that a `torch.py` there would be imported in place of
+    torch. `-P` excludes the folder; PYTHONPATH is used as usual.
     """
     return [sys.executable, "-P", "-m", module]
+
+
+class JobError(RegardError):
+    """A job raised an exception; the message is one sentence."""
+
+
+class WorkerDiedError(JobError):
+    """The process of a job ended before the job did."""
+
+    def __init__(self, code: int, output: str) -> None:
+        self.code = code
+        if code == -signal.SIGKILL:
+            super().__init__("its process was killed, perhaps because memory ran out")
+        else:
+            super().__init__(f"its process ended with code {code}" + (f": {output}" if output else ""))
+
+    @property
+    def how(self) -> str:
+        """`was killed by signal 9` or `ended with code 1`."""
+        return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with code {self.code}"
+
+
+class ProcessPool(ThreadPoolExecutor):
+    """At most one worker process per environment, each started by the first job that finds no idle worker.
+
+    Every worker is served by one thread of the executor, which waits for its answers.
+    """
+
+    command: ClassVar[Sequence[str]] = python("regard.processes")
+
+    def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
+        super().__init__(len(environments), initializer=self._assign)
+        self.workers = [Worker(self.command, environment) for environment in environments]
+        self._free = list(self.workers)
+        self._mine = threading.local()
+
+    def _assign(self) -> None:
+        self._mine.worker = self._free.pop()
+
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, on_event: Callable[[Any], None] | None = None, **kwargs: Any
+    ) -> Future[Any]:
+        """Call `fn(*args, **kwargs)` in a worker; `fn` is a function of a module, the arguments are JSON values.
+
+        With `on_event`, `fn` also gets a function `emit`; `on_event` is called in this process, in another thread,
+        with every JSON value that `fn` emits.
+        """
+        job = {"function": f"{fn.__module__}:{fn.__qualname__}", "args": args, "kwargs": kwargs}
+        job["emits"] = on_event is not None
+        return super().submit(self._run, json.dumps(job), on_event or (lambda _: None))
+
+    def _run(self, job: str, on_event: Callable[[Any], None]) -> Any:
+        worker: Worker = self._mine.worker
+        return worker.run(job, on_event)
+
+    def __exit__(self, *_: object) -> None:
+        """End all workers at once, whatever they do; results that are needed have been waited for."""
+        self.shutdown(wait=False, cancel_futures=True)
+        for worker in self.workers:
+            worker.close()
+        self.shutdown()
+        for worker in self.workers:
+            worker.reap()
+
+
+class Worker:
+    """One process that runs jobs one after the other; one that has died is replaced for the next job."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.command, self.environment = command, environment
+        self.process: subprocess.Popen[str] | None = None
+        self.errors: IO[str] | None = None  # what the process writes to stderr
+        self.closed = False
+        self.changing = threading.Lock()  # of the process
+
+    def run(self, job: str, on_event: Callable[[Any], None]) -> Any:
+        """Send a job and return its result; raise `JobError` if it fails."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):  # a broken pipe: there will be no answer
+            process.stdin.write(job + "\n")
+            process.stdin.flush()
+        while True:
+            try:
+                message = json.loads(process.stdout.readline())
+            except (OSError, ValueError):  # the end of the output, or no JSON in it
+                raise self._died(process) from None
+            if "event" in message:
+                on_event(message["event"])
+            elif "error" in message:
+                raise JobError(message["error"])
+            else:
+                return message["result"]
+
+    def _running(self) -> "subprocess.Popen[str]":
+        with self.changing:
+            if self.process is not None and self.process.poll() is not None:
+                self.reap()
+            if self.closed:
+                raise JobError("its pool was closed")
+            if self.process is None:
+                self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self.errors,
+                    env=os.environ | self.environment,
+                    text=True,
+                    encoding="utf-8",
+                )
+            return self.process
+
+    def _died(self, process: "subprocess.Popen[str]") -> WorkerDiedError:
+        with self.changing:
+            if not self.closed:
+                with suppress(subprocess.TimeoutExpired):  # its output may end a moment before it does
+                    process.wait(1)
+            process.kill()
+            code, last = process.wait(), ""
+            if self.errors is not None:
+                self.errors.seek(0)
+                last = next((line.strip() for line in reversed(self.errors.readlines()) if line.strip()), "")
+            self.reap()
+        return WorkerDiedError(code, last)
+
+    def close(self) -> None:
+        """End the process at once, and start no other."""
+        with self.changing:
+            self.closed = True
+            if self.process is not None:
+                self.process.kill()
+
+    def reap(self) -> None:
+        """Kill the process, wait for its end, and close its pipes."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, self.errors):
+                with suppress(OSError):  # a pipe to a dead process cannot be flushed
+                    if pipe is not None:
+                        pipe.close()
+
+
+def main() -> None:
+    """Run jobs from standard input until it ends, which it does when the parent is gone; then exit at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # libraries print to stderr, not between the answers
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(jobs,), daemon=True).start()
+
+    def send(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    while True:
+        job = json.loads(jobs.get())
+        emits = {"emit": lambda event: send({"event": event})} if job["emits"] else {}
+        try:
+            module, _, name = job["function"].partition(":")
+            function = getattr(importlib.import_module(module), name)
+            send({"result": function(*job["args"], **job["kwargs"], **emits)})
+        except Exception as error:
+            send({"error": sentence(error)})
+
+
+def _receive(jobs: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(0)
+
+
+def sentence(error: Exception) -> str:
+    """Return an exception in one line: the message of an error of regard, the type and first line of any other."""
+    if isinstance(error, RegardError):
+        return str(error)
+    if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":  # that of torch
+        return "out of memory"
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+if __name__ == "__main__":
+    main()

@@ -14,12 +14,13 @@ from regard.ablation.plan import Job, Text
 from regard.ablation.report import Report, report
 from regard.ablation.results import DONE, Results
 from regard.ablation.rows import Match, Row, Rows, chosen
-from regard.ablation.runner import Pool, Resources, Watch
+from regard.ablation.runner import Resources, Runner, Watch
 from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import metric_for
 from regard.files import LOCK, clear, held, replace_text
 from regard.planner import adamw
+from regard.processes import JobError
 from regard.recipe.recipe import Recipe, RecipeRequest, asked
 from regard.runs.resolve import resolve
 from regard.runs.trained_model import choose_device
@@ -223,16 +224,16 @@ class Experiment:
     def run(self) -> Report:
         """The table of all rows."""
         settings, complete, rates = self.settings, True, dict(self.settings.rates)
-        with Pool(self.folder, self.machine) as pool:
-            left = self._budgeted(pool)
+        with Runner(self.folder, self.machine) as runner:
+            left = self._budgeted(runner)
             if settings.search_rates:
-                complete, rates = self._searched(pool, left)
+                complete, rates = self._searched(runner, left)
             # Without all searches done, rates may still change: only the rows whose search is whole go on.
             ready = [row for row in left if not settings.search_rates or row.name in rates]
             many = settings.base_seeds
             self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, many)
             if complete:
-                complete = self._make(pool, self.jobs, "runs")
+                complete = self._make(runner, self.jobs, "runs")
         seeds = settings.seeds
         found = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
         found.complete = complete
@@ -240,16 +241,16 @@ class Experiment:
 
     def rates(self) -> dict[str, float]:
         """The factor of the learning rate at which each row does best, and nothing more."""
-        with Pool(self.folder, self.machine) as pool:
-            return self._searched(pool, self._budgeted(pool))[1]
+        with Runner(self.folder, self.machine) as runner:
+            return self._searched(runner, self._budgeted(runner))[1]
 
-    def _budgeted(self, pool: Pool) -> list[Row]:
+    def _budgeted(self, runner: Runner) -> list[Row]:
         """The rows that can be trained, after the steps that they and the base are worth have been settled."""
         settings, steps = self.settings, self.settings.steps
         if settings.seconds is not None:
-            steps = self._steps(pool, self.base, settings.seconds)
+            steps = self._steps(runner, self.base, settings.seconds)
             if settings.each:
-                self.rows = [self._paced(pool, row, settings.seconds) for row in self.rows]
+                self.rows = [self._paced(runner, row, settings.seconds) for row in self.rows]
         before = getattr(self.recipe.train.schedule, "warmup", None)
         self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
         after = getattr(self.recipe.train.schedule, "warmup", None)
@@ -257,12 +258,12 @@ class Experiment:
             self.say(f"warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
         return [row for row in self.rows if row.model is not None]
 
-    def _searched(self, pool: Pool, rows: list[Row]) -> tuple[bool, dict[str, float]]:
+    def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
         """Whether the search for rates is whole, and what it found."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
-        return self._make(pool, searches, "learning rates"), self._rates(searches)
+        return self._make(runner, searches, "learning rates"), self._rates(searches)
 
-    def _make(self, pool: Pool, jobs: list[Job], what: str) -> bool:
+    def _make(self, runner: Runner, jobs: list[Job], what: str) -> bool:
         """Make the runs that were not made before; whether all are made."""
         left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
         every = {job.hash for job in jobs}
@@ -273,8 +274,8 @@ class Experiment:
                 self.results.add(event["result"])
             self.watch(event)
 
-        wanted = {"metric": self.settings.metric or self.metric.name, "texts": self.settings.texts}
-        return pool.run(left.values(), self.text, wanted, watch, self.deadline) if left else True
+        measured = {"metric": self.settings.metric or self.metric.name, "texts": self.settings.texts}
+        return runner.run(left.values(), self.text, measured, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
         """The factor of the learning rate at which each row did best; a run that failed did worst."""
@@ -289,12 +290,12 @@ class Experiment:
             best[job.row] = (loss, job.factor) if loss < before[0] else before
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
-    def _paced(self, pool: Pool, row: Row, seconds: float) -> Row:
+    def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
         """A row with the steps that it makes in this time; left out if it cannot be trained at all."""
         if row.model is None:
             return row
         try:
-            return replace(row, steps=self._steps(pool, row, seconds))
+            return replace(row, steps=self._steps(runner, row, seconds))
         except DataError as error:
             self.say(f"{row.name} is left out: {error}")
             return Row(row.name, None, left_out=str(error))
@@ -303,7 +304,7 @@ class Experiment:
         """Show a sentence."""
         self.watch({"event": "say", "sentence": sentence})
 
-    def _steps(self, pool: Pool, row: Row, seconds: float) -> int:
+    def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
         """As many steps as a row makes in this time: measured once, then the same in all sessions."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
@@ -312,9 +313,10 @@ class Experiment:
         if f"{known} {seconds:g}" not in table:
             self.say(f"measuring the speed of {self._called(row)}")
             limit = min(PROBE, seconds / 4 if self.settings.each else seconds)
-            speed = pool.speed(probe, self.text, limit, self.watch)
-            if isinstance(speed, str):
-                raise DataError(f"{self._called(row)} cannot be trained here: {speed}")
+            try:
+                speed = runner.speed(probe, self.text, limit, self.watch)
+            except JobError as error:
+                raise DataError(f"{self._called(row)} cannot be trained here: {error}") from None
             table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
             write_json(path, table)
         steps = table[f"{known} {seconds:g}"]

@@ -1,16 +1,7 @@
-"""One run, and the process that makes one after the other: `python -m regard.ablation.work`.
-
-It reads jobs from standard input and writes what happens to standard output, a JSON object a line. When its standard
-input ends, whoever gave the jobs is gone, and it leaves at once.
-"""
+"""One run of an ablation, as a job of a worker process: train a model and measure it, or measure its speed."""
 
 import json
 import math
-import os
-import queue
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +15,7 @@ from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import measured, metric_for, validate
 from regard.files import LOCK, clear, held
+from regard.processes import sentence
 from regard.recipe.recipe import Recipe
 from regard.runs.assemble import assemble, held_out, measure_of
 from regard.runs.trained_model import choose_device
@@ -31,29 +23,29 @@ from regard.training.checkpoint import CheckpointPolicy, RunFolder, write_json
 from regard.training.log import Log, environment
 from regard.training.trainer import DivergedError, Event
 
-Tell = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], None]
 KEPT = ("job.json", "result.json", "log.jsonl", LOCK)
 RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # only the numbers of a run are kept, so it saves only to resume
 
 
-class Telling:
-    """Tells of steps and validations as they come."""
+class Progress:
+    """Emit an event for every logged step and every validation."""
 
-    def __init__(self, tell: Tell, steps: int) -> None:
-        self.tell, self.steps = tell, steps
+    def __init__(self, emit: Emit, steps: int) -> None:
+        self.emit, self.steps = emit, steps
 
     def note(self, event: Event) -> None:
-        """Pass on how far it is."""
+        """Emit the step and its loss."""
         if event["event"] in ("step", "valid"):
-            self.tell({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
+            self.emit({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
 
 
-def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, tell: Tell) -> Result:
-    """Train and measure one run by `order["metric"]`, or go on with one that was killed."""
+def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, emit: Emit) -> Result:
+    """Train a model and measure it by `order["metric"]`; a run that was killed is continued."""
     run, spec, records = RunFolder(folder), recipe.train, held_out(recipe, data)
     assert records is not None
     latest = run.latest()
-    watchers = [Log(run.log, latest.step if latest else 0), Telling(tell, spec.steps or 0)]
+    watchers = [Log(run.log, latest.step if latest else 0), Progress(emit, spec.steps or 0)]
     measure = measure_of(recipe, data, decode=0)
     trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)
     metric = metric_for(data.objective, order["metric"], spec.decode, order["trust_code"])
@@ -82,9 +74,9 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
 
 
 def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, seconds: float) -> float:
-    """Steps a second of a model, over `seconds` of training.
+    """Return the training steps per second of a model, measured for `seconds`.
 
-    On a CPU these are seconds in which it worked: what else the machine does meanwhile takes nothing from its budget.
+    On a CPU, time is the CPU time of this process, so other processes do not change the result.
     """
     trainer = assemble(recipe, data, RunFolder(folder), device, checkpoints=RARE)
     began: list[tuple[int, float]] = []
@@ -94,7 +86,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
     def stop() -> str | None:
         now = clock()
-        if not began:  # the first step is slower than all others
+        if not began:  # the first step is slower than the others
             began.append((trainer.progress.step, now))
         return "measured" if now - began[0][1] > seconds else None
 
@@ -105,11 +97,11 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """The validation losses by step, and how fast training was without validation; the first stretch warms up."""
+    """Return the validation losses by step and the training speed, without validation and the first logged interval."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
-    curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null: no number
+    curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null: not finite
     times = [(event["step"], event["labels"], event["time"]) for event in events if event["event"] == "step"]
     first, last = times[0] if len(times) > 1 else (0, 0, 0.0), times[-1]
     seconds = max(last[2] - first[2], 1e-9)
@@ -121,15 +113,15 @@ def _read_log(path: Path) -> Result:
     }
 
 
-def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """Carry out one order: a run, of which the result stays in its folder, or a measurement of speed."""
+def run(order: dict[str, Any], emit: Emit) -> Result:
+    """Run one job: train and write `result.json` to the folder of the run, or measure the speed."""
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])
 
-    def wait() -> None:  # a killed command's worker may need a moment to notice
-        said = f"{folder} is being worked on by another process, perhaps left by a killed command; waiting for it"
-        tell({"event": "say", "sentence": said})
+    def wait() -> None:  # the worker of a killed command may need a moment to exit
+        sentence = f"{folder} is in use by another process, perhaps left by a killed command; waiting for it"
+        emit({"event": "say", "sentence": sentence})
 
     with held(folder, wait=wait):
         data = opened(recipe.data, Path(order["data"]))
@@ -138,48 +130,12 @@ def do(order: dict[str, Any], tell: Tell) -> dict[str, Any]:
         began = time.monotonic()
         about = order["about"] | {"hash": folder.name}
         try:
-            result = about | {"status": DONE} | train(folder, recipe, data, device, order, tell)
+            result = about | {"status": DONE} | train(folder, recipe, data, device, order, emit)
         except DivergedError as error:
             result = about | {"status": DIVERGED, "error": str(error)}
-        except Exception as error:  # one row's failure is its cell
-            return about | {"status": FAILED, "error": _sentence(error)}
+        except Exception as error:  # a failure of one row is shown in its line of the table
+            return about | {"status": FAILED, "error": sentence(error)}
         result["seconds"] = time.monotonic() - began
         write_json(folder / "result.json", result)
         clear(folder, KEPT)
         return result
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "out of memory"
-    first = next(iter(str(error).splitlines()), "")
-    return first if type(error).__module__.startswith("regard.") else f"{type(error).__name__}: {first}"
-
-
-def main() -> None:
-    """Carry out orders until there are none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the one that gave the orders decides
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not come between the lines
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-
-    def tell(event: dict[str, Any]) -> None:
-        told.write(json.dumps(event) + "\n")
-
-    while True:
-        order = json.loads(orders.get())
-        try:
-            tell({"event": "done", "result": do(order, tell)})
-        except Exception as error:
-            tell({"event": "done", "result": {"status": FAILED, "error": _sentence(error)}})
-
-
-def _listen(orders: "queue.SimpleQueue[str]") -> None:
-    for line in sys.stdin:
-        orders.put(line)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -364,7 +364,7 @@ def test_rates_of_both_halves_of_muon_are_scaled() -> None:
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "RARE", CheckpointPolicy(final=False))
     order = order_in(tmp_path)
-    whole = work.do(order, lambda _: None)
+    whole = work.run(order, lambda _: None)
     assert whole["status"] == DONE
     assert whole["hash"] == "abc"
     assert [step for step, _ in whole["curve"]] == list(range(1, 17))
@@ -378,14 +378,14 @@ def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work.do(order | {"folder": str(tmp_path / "cut")}, stop)
+        work.run(order | {"folder": str(tmp_path / "cut")}, stop)
     latest = RunFolder(tmp_path / "cut").latest()
     assert latest is not None
     assert latest.step == 8
-    again = work.do(order | {"folder": str(tmp_path / "cut")}, lambda _: None)
+    again = work.run(order | {"folder": str(tmp_path / "cut")}, lambda _: None)
     assert again["curve"] == whole["curve"]
     assert again["loss"] == whole["loss"]
-    timed = work.do(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
+    timed = work.run(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
     assert timed["steps_per_second"] > 0
 
 
@@ -407,21 +407,21 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
         (full, "failed", "out of memory"),
     ):
         monkeypatch.setattr(work, "train", broken)
-        found = work.do(order, lambda _: None)
+        found = work.run(order, lambda _: None)
         assert (found["status"], found["error"]) == (status, error)
     assert Results(tmp_path).found == {}
 
 
-def test_a_worker_says_that_it_waits_for_another(tmp_path: Path) -> None:
+def test_a_worker_reports_that_it_waits_for_another(tmp_path: Path) -> None:
     order = order_in(tmp_path)
 
     def tell(event: dict[str, Any]) -> None:
         assert event["event"] == "say"
-        assert f"{tmp_path / 'abc'} is being worked on by another process" in event["sentence"]
+        assert f"{tmp_path / 'abc'} is in use by another process" in event["sentence"]
         raise KeyboardInterrupt
 
     with held(tmp_path / "abc"), pytest.raises(KeyboardInterrupt):
-        work.do(order, tell)
+        work.run(order, tell)
 
 
 def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:

@@ -1,46 +1,50 @@
-"""Workers: one that fails or dies costs its own run and no other."""
+"""The jobs of an ablation in worker processes: failures, cores, GPUs and deadlines."""
 
 import os
-import threading
+import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from regard.ablation import runner
-from regard.ablation.runner import Resources, Worker, _Clock
+from regard.ablation.plan import Job, Text
+from regard.ablation.runner import Resources, Runner, _Clock
+from regard.processes import ProcessPool
+from regard.recipe.recipe import Recipe
+
+# Answers as a worker does, without training; one row kills it.
+WORKER = """
+import json, os, sys
+for job in map(json.loads, sys.stdin):
+    row = job["args"][0]["about"]["row"]
+    if row == "killed": os.kill(os.getpid(), 9)
+    print(json.dumps({"event": {"event": "step", "step": 1}}), flush=True)
+    answer = {"error": "no such part"} if row == "failed" else {"result": {"status": "done", "loss": 1.0}}
+    print(json.dumps(answer), flush=True)
+"""
 
 
-def bad_order(folder: Path) -> dict[str, Any]:
-    return {"folder": str(folder), "recipe": {"kind": "nonsense"}, "device": "cpu", "trust_code": False}
+def test_a_job_that_fails_or_whose_process_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-S", "-c", WORKER))
+    recipe = Mock(spec=Recipe, record=dict)
+    jobs = [
+        Mock(spec=Job, row=row, seed=1, factor=1.0, hash=str(i), recipe=recipe)
+        for i, row in enumerate(("first", "killed", "failed", "last"))
+    ]
+    events: list[dict[str, Any]] = []
+    with Runner(tmp_path, Resources("cpu"), [{"OMP_NUM_THREADS": "1"}]) as runner:
+        assert runner.run(jobs, Mock(spec=Text, folder=tmp_path), {}, events.append)
+    assert [event["event"] for event in events if event["job"].row == "first"] == ["begin", "step", "done"]
+    results = {event["job"].row: event["result"] for event in events if event["event"] == "done"}
+    assert [result["status"] for result in results.values()] == ["done", "failed", "failed", "done"]
+    assert results["killed"]["error"] == "its process was killed, perhaps because memory ran out"
+    assert results["failed"]["error"] == "no such part"
 
 
-def test_a_worker_survives_a_bad_order_and_is_replaced_when_it_dies(tmp_path: Path) -> None:
-    worker = Worker({"OMP_NUM_THREADS": "1"}, tmp_path / "log")
-    try:
-        first = worker.ask(bad_order(tmp_path), lambda _: None)
-        assert first["status"] == "failed"
-        assert "nonsense" in first["error"]
-        process = worker.process
-        assert process is not None
-        threading.Timer(0.2, process.kill).start()
-        while process.poll() is None:
-            time.sleep(0.01)
-        assert "nonsense" in worker.ask(bad_order(tmp_path), lambda _: None)["error"]
-        assert worker.process is not process
-        died = worker.process
-        assert died is not None
-        died.kill()
-        # Written to while it dies, it is gone before it answers.
-        died.poll = lambda: None
-        assert "killed" in worker.ask(bad_order(tmp_path), lambda _: None)["error"]
-    finally:
-        worker.kill()
-    assert worker.process is None
-
-
-def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_among_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert Resources("cpu").slots() == [{"OMP_NUM_THREADS": "1"}] * 8
@@ -63,7 +67,7 @@ def test_every_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Resources().slots()] == ["0", "1"]
 
 
-def test_no_run_is_begun_that_would_end_too_late() -> None:
+def test_no_job_is_started_that_would_end_after_the_deadline() -> None:
     clock = _Clock(time.monotonic() + 100)
     assert clock.enough()
     clock.took(60.0)

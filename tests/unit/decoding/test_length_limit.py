@@ -140,7 +140,7 @@ def test_an_ensemble_has_the_widest_limit(run: TrainedModel) -> None:
 
 def test_workers_get_a_limit_that_is_given() -> None:
     task = Task(["a"], Beam(), limits=Limits(1, None, LIMIT))
-    assert Task.of(task.order()) == task
+    assert Task.of(task.record()) == task
 
 
 # Warnings about outputs

@@ -34,7 +34,7 @@ from regard.inference.text import Constraints, Output
 from regard.runs.decode import ensemble
 from regard.runs.options import search_from_options
 from regard.runs.trained_model import TrainedModel
-from regard.runs.workers import Task, _translated
+from regard.runs.workers import Task, translations
 from regard.tree import Spec
 from tests.unit.decoding.untrained import (
     LINES,
@@ -255,8 +255,8 @@ def test_n_best_in_python_by_workers_and_by_other_engines(
     few = [len(best) for best in runs["translator"].translations(SOURCES, search=search, engine=Poor())]
     assert few == [3] * len(SOURCES)
     task = Task([str(folders["translator"])], search, limits=limits)
-    answer = _translated(task, ensemble([runs["translator"]]), {"lines": SOURCES, "first": 0})
-    assert [len(best) for best in answer["outputs"]] == [3] * len(SOURCES)
+    outputs = translations(task, ensemble([runs["translator"]]), 0, SOURCES)
+    assert [len(best) for best in outputs] == [3] * len(SOURCES)
 
 
 def test_what_a_search_did_not_find_is_null_in_json(folders: dict[str, Path], runs: dict[str, TrainedModel]) -> None:

@@ -1,6 +1,10 @@
-"""Lines to workers and back: in order, as they come, and never for ever. The workers here only shout."""
+"""Workers that translate: outputs in order and as soon as they are there, failures in one sentence.
+
+The workers here turn lines to upper case.
+"""
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -13,33 +17,37 @@ from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
 from regard.errors import DataError
 from regard.inference.text import Constraints
+from regard.processes import ProcessPool
 from regard.runs.workers import Task, WorkerError, Workers
 
-# Speaks as a worker does, without a model. "die", "nonsense" and "no" are words it does not survive.
+# Answers as a worker does, without a model. It does not survive "die" and "nonsense", and fails at "no".
 SHOUTER = """
 import json, os, sys, time
-json.loads(sys.stdin.readline())
-print(json.dumps({"warnings": []}), flush=True)
-for order in map(json.loads, sys.stdin):
-    lines = order["lines"]
+for job in map(json.loads, sys.stdin):
+    task, first, lines = job["args"]
+    print(json.dumps({"event": "loaded"}), flush=True)
     if "slow" in lines: time.sleep(0.3)
     if "die" in lines: os.kill(os.getpid(), 9)
     if "nonsense" in lines: print("what?", flush=True)
     if "no" in lines: print(json.dumps({"error": "no such luck"}), flush=True)
     usual = {"log_prob": 0.1, "ended": True, "ids": [4], "read": [5, 2]}
-    said = [[{"text": t.upper(), "score": float(order["first"] + i), "tokens": [t], **usual}]
-            for i, t in enumerate(lines)]
-    print(json.dumps({"outputs": said, "warnings": [t for t in lines if t == "long"]}), flush=True)
+    outputs = [[{"text": t.upper(), "score": float(first + i), "tokens": [t], **usual}] for i, t in enumerate(lines)]
+    warnings = [t for t in lines if t == "long"]
+    print(json.dumps({"result": {"outputs": outputs, "warnings": warnings}}), flush=True)
 """
 
 
 @pytest.fixture(autouse=True)
 def shouters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "command", (sys.executable, "-S", "-c", SHOUTER))
+    monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-S", "-c", SHOUTER))
 
 
 def workers(count: int = 3, batch_size: int = 2) -> Workers:
     return Workers(count, Task(["run"], Beam(), batch_size))
+
+
+def processes(several: Workers) -> list[subprocess.Popen[str]]:
+    return [worker.process for worker in several.pool.workers if worker.process is not None]
 
 
 def drain(several: Workers, lines: Iterable[str], seen: list[str]) -> None:
@@ -108,15 +116,17 @@ def test_much_input_is_not_read_far_ahead() -> None:
 def test_a_worker_that_fails_is_one_sentence(word: str, sentence: str) -> None:
     seen: list[str] = []
     lines = [*(f"line {i}" for i in range(30)), word, *("more" for _ in range(50))]
-    with workers() as several, pytest.raises(WorkerError, match=sentence):
-        drain(several, lines, seen)
+    with workers() as several:
+        with pytest.raises(WorkerError, match=sentence):
+            drain(several, lines, seen)
+        running = processes(several)
     assert seen == [f"LINE {i}" for i in range(len(seen))]
     assert len(seen) <= 30
-    assert all(process.poll() is not None for process in several.processes)
+    assert all(process.returncode is not None for process in running)
 
 
 def test_a_worker_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "command", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-c", "raise SystemExit(3)"))
     with (
         workers() as several,
         pytest.raises(WorkerError, match=r"^a worker ended with code 3 before it translated any"),
@@ -124,7 +134,7 @@ def test_a_worker_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPa
         drain(several, ["one"], [])
 
 
-def test_bad_input_comes_after_what_was_good() -> None:
+def test_an_error_of_the_input_is_raised_after_the_lines_before_it() -> None:
     def lines() -> Iterator[str]:
         yield from ("one", "two")
         raise DataError("line 3 is bad")
@@ -135,19 +145,21 @@ def test_bad_input_comes_after_what_was_good() -> None:
     assert seen == ["ONE", "TWO"]
 
 
-def test_leaving_ends_all() -> None:
+def test_leaving_the_block_ends_all_workers() -> None:
+    running = []
     with suppress(KeyboardInterrupt), workers() as several:
-        next(several.translate(["one"] * 100))
+        next(several.translate(["slow"] * 100))
+        running += processes(several)
         raise KeyboardInterrupt
-    assert [process.poll() for process in several.processes] == [-9] * 3
+    assert [process.returncode for process in running] == [-9] * 3
 
 
-def test_a_task_is_told_whole() -> None:
+def test_a_task_is_read_from_its_record() -> None:
     task = Task(["a", "b"], Beam(3, 2, alpha=0.5), 7, Limits(1, 9), Constraints("x", ("y",), ("z",), 2), 4, True)
-    assert Task.of(task.order()) == task
+    assert Task.of(task.record()) == task
 
 
 def test_a_string_is_one_required_word_for_workers_too() -> None:
     wishes = Constraints(required="word", banned="other")
     assert wishes == Constraints(required=("word",), banned=("other",))
-    assert Task.of(json.loads(json.dumps(Task(["a"], Beam(), wishes=wishes).order()))).wishes == wishes
+    assert Task.of(json.loads(json.dumps(Task(["a"], Beam(), wishes=wishes).record()))).wishes == wishes
