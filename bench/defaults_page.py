@@ -18,39 +18,47 @@ METRICS = {  # name on the page, and whether less is better
     "exact_match": ("exact match, %", False),
     "rougeL": ("ROUGE-L", False),
     "accuracy": ("accuracy, %", False),
-    "nats_per_character": ("nats a character", True),
-    "perplexity_per_word": ("perplexity a word", True),
+    "nats_per_character": ("nats per character", True),
+    "perplexity_per_word": ("perplexity per word", True),
 }
 INTRODUCTION = """\
 # What the defaults reach
 
 Written by `make bench-defaults` and `make bench-defaults-gpu` (`bench/defaults.py`); every run is a line of
-`defaults.jsonl`. regard is trained with its files and `--time` alone, and beside it, on the same machine and for the
-same seconds, what a user would write instead:
+`defaults.jsonl`. regard is trained with its files and `--time` alone. On the same machine and for the same seconds, it
+is compared with what you would write instead:
 
 - **Hugging Face script** (`bench/competitors/script.py`): MarianMTModel, BPE, AdamW with 300 warm-up steps and a cosine
-  over the time, label smoothing 0.1, beam search with 5 hypotheses. CPU: 2 + 2 layers of width 128, 4,000 pieces,
-  batches of 1,500 tokens. Europarl: 6 + 6 layers of width 512, 16,000 pieces, batches of 16,384 tokens in bfloat16.
-  Other texts on a GPU: 3 + 3 layers of width 256, 8,000 pieces, batches of 8,192 tokens.
+  over the time, label smoothing 0.1, beam size 5.
+
+  | | layers | width | subwords | tokens per batch |
+  |---|---|--:|--:|--:|
+  | CPU | 2 + 2 | 128 | 4,000 | 1,500 |
+  | GPU, Europarl, bfloat16 | 6 + 6 | 512 | 16,000 | 16,384 |
+  | GPU, other texts | 3 + 3 | 256 | 8,000 | 8,192 |
+
 - **TF-IDF + logistic regression** (`bench/competitors/bag.py`, scikit-learn): tokenisation, words or words and bigrams,
   and C of 1 or 10, chosen on a tenth of the training text.
-- **n-gram** (`bench/competitors/ngram.py`): modified interpolated Kneser-Ney of words or characters, its order chosen
-  on a tenth of the training text. It takes seconds, not the time of the row.
+- **n-gram** (`bench/competitors/ngram.py`): modified interpolated Kneser-Ney of words or characters; the order is
+  chosen on a tenth of the training text. It takes seconds, not the time of the row.
 
-Texts and their parts come from `bench/texts.py`. Settings are chosen on validation parts or held-out training text, and
-test parts are for the last measurement. One exception: while TF-IDF + logistic regression was written, 16 of its
-settings were scored on the test parts of TREC and of SST-2 each; what it uses is still chosen on training text.
-tinyshakespeare is split as nanoGPT splits it: its last tenth is the validation text and is what is measured. Of
-WikiText-2 the official validation part is measured, and regard does not see it in training.
+`bench/texts.py` makes the texts and their parts. Settings are chosen on validation parts or held-out training text;
+test parts are for the final measurement. One exception: while TF-IDF + logistic regression was written, 16 of its
+settings were scored on the test parts of TREC and of SST-2; the setting in use was chosen on training text.
+tinyshakespeare is split as in nanoGPT: its last tenth is the validation text and is measured. The official validation
+part of WikiText-2 is measured, and not used in training.
 
-Runs on the H200 and on the cores of its host ran side by side: up to three shared the GPU at the same time, the Hugging
-Face script too, so that all of them are slower than alone. A commit with a + had changes that were committed next.
+Runs on the H200 and on its host's cores ran at the same time. Up to three runs, of regard or of the Hugging Face
+script, shared the GPU, so all of them are slower than alone. A commit with a + had changes that were committed next.
 
-BLEU is sacreBLEU's of the default output of `regard translate` (13a; Multi30k, which is tokenised: none). Perplexity a
-word counts the end of every line as a word: exp(nats of the whole text / (words + lines)), whatever tokens a model
-predicts. *Trivial* are the baselines that the run itself prints. *Degenerate* outputs reach the length limit or end in
-a loop. *Seconds* are those of the whole command, from its start to its exit. Several seeds: the mean, and from the
-least to the most.
+| column | meaning |
+|---|---|
+| BLEU | sacreBLEU of the default output of `regard translate` (13a; for Multi30k, which is tokenised: none) |
+| perplexity per word | exp(nats of the text / (words + lines)), whatever the tokens are; a line end counts as a word |
+| trivial | the baselines that the run itself prints |
+| degenerate | outputs that reach the length limit or end in a loop |
+| seconds | the whole command, from start to exit |
+| several seeds | the mean, and the range |
 """
 
 

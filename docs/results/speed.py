@@ -1,9 +1,9 @@
-"""Writes docs/results/speed.md and speed.json: every race of `regard bench` that belongs to a device.
+"""Write docs/results/speed.md and speed.json: all races of `regard bench` for a device.
 
-    python docs/results/speed.py                      # race here, then write
-    python docs/results/speed.py --merge a.json b.json    # take races that were run elsewhere: regard bench ... --json
+    python docs/results/speed.py                          # race on this machine, then write
+    python docs/results/speed.py --merge a.json b.json    # add races of another machine: regard bench ... --json
 
-The races of other devices stay as they were.
+The races of other devices are kept.
 """
 
 import argparse
@@ -26,27 +26,29 @@ Race = dict[str, Any]
 
 
 def raced(task: str, shape: str, device: str, rounds: int) -> Race:
-    """One race, in a process of its own: nobody inherits memory or threads."""
+    """The result of one race, run in a process of its own."""
     words = ["bench", task, "--shape", shape, "--device", device, "--rounds", str(rounds), "--json"]
     print("regard", *words, file=sys.stderr, flush=True)
-    said = subprocess.run([sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(said.stdout)
+    result = subprocess.run([sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(result.stdout)
 
 
 def merged(old: list[Race], new: list[Race]) -> list[Race]:
-    """Every race once, the newest of each kind, in the order of the page."""
+    """The newest race of each kind, in the order of the page."""
     kinds = [(device, *race) for device in TITLES for race in RACES[device]]
-    found = {(race["device"], race["task"], race["shape"]): race for race in (*old, *new)}
-    return [found[kind] for kind in sorted(found, key=lambda kind: kinds.index(kind) if kind in kinds else len(kinds))]
+    newest = {(race["device"], race["task"], race["shape"]): race for race in (*old, *new)}
+    return [
+        newest[kind] for kind in sorted(newest, key=lambda kind: kinds.index(kind) if kind in kinds else len(kinds))
+    ]
 
 
 def page(races: list[Race]) -> str:
-    """The page."""
+    """The page as Markdown."""
     lines = [
         "# Speed",
         "",
-        "Written by `make speed`, which runs every race of `regard bench` that belongs to its device. The ratio is",
-        "to the fastest peer of the same race, round by round: its median and the 95 % interval of 2,000 resamples.",
+        "Written by `make speed`, which runs all races of `regard bench` for its device. The ratio is to the fastest",
+        "peer of the same race, computed round by round: its median and the 95 % interval of 2,000 resamples.",
     ]
     for device, title in TITLES.items():
         here = [race for race in races if race["device"] == device]
@@ -58,7 +60,7 @@ def page(races: list[Race]) -> str:
 
 
 def section(race: Race) -> list[str]:
-    """One race."""
+    """The section of one race."""
     machine = race["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"

@@ -1,4 +1,4 @@
-"""Writes docs/results/table.md: an ablation over the rows of Narang et al. 2021 beside the published numbers.
+"""Write docs/results/table.md: an ablation over the rows of Narang et al. 2021 beside the published numbers.
 
 python docs/results/table.py runs/table
 """
@@ -16,39 +16,40 @@ BASE = "base"
 
 
 def ranks(values: list[float]) -> np.ndarray:
-    """From 0 for the smallest; equal values share the mean of their ranks."""
-    given = np.asarray(values)
-    return np.array([(given < value).sum() + ((given == value).sum() - 1) / 2 for value in given])
+    """Ranks from 0; equal values get the mean of their ranks."""
+    array = np.asarray(values)
+    return np.array([(array < value).sum() + ((array == value).sum() - 1) / 2 for value in array])
 
 
 def correlation(a: list[float], b: list[float], draws: int = 20_000) -> tuple[float, float]:
-    """Spearman's rank correlation, and how often chance would give one as far from 0."""
+    """Spearman's rank correlation, and the p-value of a permutation test."""
     x, y = ranks(a), ranks(b)
     if not x.std() or not y.std():
         return 0.0, 1.0
-    found = float(np.corrcoef(x, y)[0, 1])
+    rho = float(np.corrcoef(x, y)[0, 1])
     rng = np.random.default_rng(0)
-    chance = sum(abs(np.corrcoef(x, rng.permutation(y))[0, 1]) >= abs(found) for _ in range(draws))
-    return found, (chance + 1) / (draws + 1)
+    extreme = sum(abs(np.corrcoef(x, rng.permutation(y))[0, 1]) >= abs(rho) for _ in range(draws))
+    return rho, (extreme + 1) / (draws + 1)
 
 
 def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
-    """The page."""
+    """The page as Markdown."""
     rows = {row["name"]: row for row in table["rows"]}
     rows["vanilla"] = rows.pop(BASE)
     metric: str = "BLEU" if table["metric"] == "bleu" else table["metric"]
     lines = [
         "# Our own table",
         "",
-        "Written by `python docs/results/table.py`; the command that made it, and that completes it, is `make table`.",
-        "Left the base of Narang et al. 2021 at 16.7 million parameters (`narang_small`) on Multi30k en-de, "
-        f"{table['steps']} steps of 4,096 tokens, {table['seeds']} seeds a row and {table['base_seeds']} of the base, "
-        f"on {', '.join(table['devices'])}. Right what they published: 223 million, C4, 524,288 steps.",
+        "Written by `make table` (`docs/results/table.py`), which continues if it was stopped. Left: the base of "
+        "Narang et al. 2021 at 16.7 million parameters (`narang_small`) on Multi30k en-de, "
+        f"{table['steps']} steps of 4,096 tokens, {table['seeds']} seeds per row and {table['base_seeds']} of the "
+        f"base, on {', '.join(table['devices'])}. Right: the published numbers, of 223 million parameters, C4, "
+        "524,288 steps.",
         "",
-        "Losses are nats a token on held-out text, early ones after an eighth of the steps, ± the standard deviation "
-        "over seeds. A verdict is on the final loss, paired by seed, at 5 % over all rows together (Holm), also where "
-        "one row varies more than the others ([docs/ablation.md](../ablation.md)); an effect of "
-        f"{table['detectable']:.3f} would be found with 80 % power.{_apart(rows)}",
+        "Losses are nats per token on held-out text; early losses are those after an eighth of the steps; ± is the "
+        "standard deviation over seeds. A verdict compares final losses, paired by seed, at a level of 5 % over all "
+        "rows together (Holm), also if one row varies more than the others ([docs/ablation.md](../ablation.md)). An "
+        f"effect of {table['detectable']:.3f} would be detected with 80 % power.{_apart(rows)}",
         "",
         f"| row | parameters | ops | steps/s | early loss | final loss | {metric} | effect | verdict "
         "| theirs: parameters | ops | steps/s | early | final | SuperGLUE | XSum | WebQ | WMT |",
@@ -56,17 +57,17 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
     ]
     for name, theirs in published.items():
         lines.append("| " + " | ".join([f"`{name}`", *_ours(rows.get(name)), *_theirs(theirs)]) + " |")
-    lines += ["", "## Do the two tables agree?", ""]
+    lines += ["", "## Agreement of the two tables", ""]
     lines += _agreement(rows, published, metric)
     return "\n".join(lines) + "\n"
 
 
 def _apart(rows: dict[str, Any]) -> str:
-    """Which rows vary too much to be judged with the others."""
+    """Name the rows that vary too much for the pooled variance."""
     effects = {name: row.get("effect") for name, row in rows.items()}
     names = [f"`{name}`" for name, effect in effects.items() if effect is not None and not effect["steady"]]
     return (
-        f" Varying far more than the others, and judged by their own variance alone: {', '.join(names)}."
+        f" Rows that vary far more than the others are compared by their own variance: {', '.join(names)}."
         if names
         else ""
     )
@@ -110,18 +111,18 @@ def _agreement(rows: dict[str, Any], published: dict[str, dict[str, str]], metri
         ("final loss", "early loss", [rows[n]["final"]["value"] for n in both], [published[n]["early"] for n in both]),
         (metric, "WMT BLEU", [rows[n]["metric"]["value"] for n in both], [published[n]["wmt"] for n in both]),
     ]
-    lines = [f"Spearman's rank correlation over the {len(both)} rows that both have, the base among them:", ""]
-    lines += ["| ours | theirs | correlation | chance |", "|---|---|--:|--:|"]
+    lines = [f"Spearman's rank correlation over the {len(both)} rows of both tables, with the base:", ""]
+    lines += ["| ours | theirs | correlation | p-value |", "|---|---|--:|--:|"]
     for ours, theirs, a, b in pairs:
-        found, chance = correlation(a, [float(value) for value in b])
-        lines.append(f"| {ours} | {theirs} | {found:+.2f} | {chance:.4f} |")
+        rho, p = correlation(a, [float(value) for value in b])
+        lines.append(f"| {ours} | {theirs} | {rho:+.2f} | {p:.4f} |")
     return lines
 
 
 def main() -> None:
-    """Read an ablation's folder, write the page."""
+    """Read the folder of an ablation and write the page."""
     if len(sys.argv) != 2:
-        raise SystemExit("give the folder of the ablation: python docs/results/table.py runs/table")
+        raise SystemExit("usage: python docs/results/table.py FOLDER")
     table = json.loads((Path(sys.argv[1]) / "table.json").read_text(encoding="utf-8"))
     with open(HERE / "narang2021.tsv", encoding="utf-8", newline="") as file:
         published = {row["row"]: row for row in csv.DictReader(file, delimiter="\t")}

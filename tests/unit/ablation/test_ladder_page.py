@@ -16,11 +16,11 @@ script: Any = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(script)
 
 
-def test_the_page_says_what_was_run(tmp_path: Path) -> None:
+def test_page_states_the_settings_of_the_runs(tmp_path: Path) -> None:
     found = Ladder([], [], "bleu", 3, None, 60.0, 14, ["NVIDIA H200"], complete=True)
     page = script.page(found)
     assert page.startswith("# The ladder on Multi30k\n")
-    assert "60 seconds of training a run on NVIDIA H200, 3 seeds" in page
+    assert "60 seconds of training per run on NVIDIA H200, 3 seeds" in page
     assert page.count("# The ladder") == 1
     (tmp_path / "results.jsonl").write_text('{"hash": "a", "status": "done", "said": ["x"]}\n')
     run, whole = map(json.loads, script.lines(tmp_path, found))
