@@ -71,11 +71,15 @@ def install(
 ) -> None:
     """Put the fast form into a model that runs on `device` (None: where its weights are), in place.
 
-    `fixed`: the weights are not trained any more, so that those which a decoding reads at every step may be prepacked;
-    a weight that is changed all the same is prepacked again. `mapped`: the weights lie in a memory-mapped file, where
-    torch does not notice a change through `.data`.
+    Parameters, their names and the record stay the same; a copy of the model has the fast form, too. Call it again
+    after moving the model to another device, or when its weights begin or cease to be trained.
+
+    `fixed`: the weights are not trained any more, so that those which are read at every step of a decoding may be
+    prepacked; a weight that changes all the same is prepacked again. `mapped`: the weights are in a memory-mapped file,
+    where torch does not detect a change through `.data`.
     """
-    on = torch.device(device) if device is not None else next(iter(model.parameters())).device
+    remove(model)
+    on = torch.device(device or next((weight.device for weight in model.parameters()), "cpu"))
     for module in model.modules():
         replace(module, REPLACEMENTS)
     if isinstance(model, Generator):
@@ -91,7 +95,7 @@ def install(
 
 
 def remove(model: nn.Module) -> None:
-    """Give a model its readable form back."""
+    """Restore the readable form of a model, in place."""
     plain = {fast: plain for plain, fast, _ in (*REPLACEMENTS, *PREPACKED)}
     for module in model.modules():
         if type(module) in plain:
