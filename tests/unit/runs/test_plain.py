@@ -81,7 +81,7 @@ def test_plain_is_refused_where_nothing_is_computed_with_the_model(runs: dict[st
 
 def test_workers_are_told_to_be_plain() -> None:
     task = Task(["a"], Beam(), wishes=Constraints(), plain=True)
-    assert Task.of(json.loads(json.dumps(task.order()))).plain
+    assert Task.of(json.loads(json.dumps(task.record()))).plain
 
 
 def test_plain_loads_the_readable_form(runs: dict[str, Path]) -> None:
