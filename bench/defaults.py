@@ -29,10 +29,10 @@ import defaults_page
 import texts
 import torch
 
-from regard.cli.train import seconds
 from regard.errors import RegardError
 from regard.evaluation import metrics
 from regard.planner.threads import cpu
+from regard.runs.options import seconds
 from regard.training.log import version
 
 HERE = Path(__file__).resolve().parent

@@ -111,7 +111,7 @@ def ablate(
     from regard.ablation.experiment import Settings, ablate, demo, write_demo
     from regard.ablation.plan import check_changes
     from regard.ablation.runner import Resources
-    from regard.cli.train import seconds
+    from regard.runs.options import seconds
     from regard.runs.request import check_request, request_from_options
 
     files: dict[str, Any] = {

@@ -98,7 +98,7 @@ def ladder(
     from regard.ablation.ladder import ladder as climb
     from regard.ablation.plan import check_changes
     from regard.ablation.runner import Resources
-    from regard.cli.train import seconds as parsed
+    from regard.runs.options import seconds as parsed
     from regard.runs.request import check_request, request_from_options
 
     if seconds is not None and seconds <= 0:

@@ -7,7 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from regard.cli.base import COMPUTE, Device, Plain, Threads, TrustCode, app, set_threads
+from regard.cli.base import (
+    COMPUTE,
+    Device,
+    HeldOut,
+    JsonPairs,
+    LabelledText,
+    Pairs,
+    Plain,
+    Source,
+    Target,
+    Text,
+    Threads,
+    TrustCode,
+    ValidSource,
+    ValidTarget,
+    app,
+    set_threads,
+)
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
@@ -69,6 +86,25 @@ Change = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The text to train on."""
+
+    source: Source = None
+    target: Target = None
+    valid_source: ValidSource = None
+    valid_target: ValidTarget = None
+    tsv: Pairs = None
+    jsonl: JsonPairs = None
+    text: Text = None
+    labelled: LabelledText = None
+    valid: HeldOut = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `regard.train`: the files that are given."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)

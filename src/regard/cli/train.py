@@ -1,6 +1,5 @@
 """Commands that train: demo, train, resume; and the cache that they use."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,24 +12,15 @@ from regard.cli.base import (
     TRAIN,
     AsJson,
     Device,
-    HeldOut,
-    JsonPairs,
-    LabelledText,
-    Pairs,
     Plain,
     Quiet,
     RecipeFile,
-    Source,
-    Target,
-    Text,
     Threads,
     TrustCode,
-    ValidSource,
-    ValidTarget,
-    app,
     print_json,
     set_threads,
 )
+from regard.cli.options import TextFiles, command
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,33 +28,31 @@ if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
     from regard.training.trainer import Outcome
 
+MODEL, BUDGET = "Model and recipe", "Steps and time"  # panels of options
+
 MaxTime = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Save and stop after this long: 90s, 30m, 2h. regard resume goes on later."),
-]
-TimeBudget = Annotated[
-    str | None,
     typer.Option(
-        "--time",
         metavar="TIME",
-        help="Time for the whole run: 5m, 2h. Model, passes and learning rate schedule are planned to end with it.",
+        help="Save and stop after 90s, 30m, 2h; continue with regard resume.",
+        rich_help_panel=BUDGET,
     ),
 ]
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def demo(
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this new folder.")] = None,
-    language: Annotated[str, typer.Option(help="The language to translate into: de, fr, es, it, nl, ...")] = "de",
+    language: Annotated[str, typer.Option(help="Target language: de, fr, es, it, nl, ...")] = "de",
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer are faster and worse.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a small Transformer in front of you, on this machine, in about two minutes.
 
-    It learns to say English numbers, dates, times and amounts of money in German, is tested on values it has never
-    seen in any form, and shows where it looked.
+    It learns to translate English numbers, dates, times and amounts of money into German, is tested on values that it
+    has not seen in any form, and shows its attention weights.
     """
     from regard.demo.run import run
 
@@ -73,129 +61,141 @@ def demo(
         print_json(result)
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def train(
+    files: TextFiles,
     recipe: RecipeFile = None,
-    source: Source = None,
-    target: Target = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    tsv: Pairs = None,
-    jsonl: JsonPairs = None,
-    text: Text = None,
-    labelled: LabelledText = None,
-    valid: HeldOut = None,
-    out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="A model by name (regard show); chosen from the corpus if not given.")
-    ] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="A modification by name. May be repeated.")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change the recipe: train.steps=1000, model.decoder.depth=3."),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into (required).")] = None,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="RUN", help="Go on from this run with new text.")
+        str | None,
+        typer.Option("--from", metavar="RUN", help="Start from the weights of this run.", rich_help_panel=MODEL),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A model of regard show; chosen for the text if not given.", rich_help_panel=MODEL
+        ),
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            metavar="NAME",
+            help="A modification of regard variants, or your own as module:function with --trust-code. Repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change the recipe, such as train.seed=2 or model.decoder.depth=3. Repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Training steps (train.steps).", rich_help_panel=BUDGET)
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            metavar="TIME",
+            help="Time budget, such as 5m or 2h: model, passes and learning-rate schedule are planned for it.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None,
+    max_time: MaxTime = None,
     device: Device = "auto",
     threads: Threads = None,
     plain: Plain = False,
-    time: TimeBudget = None,
-    max_time: MaxTime = None,
     no_cache: Annotated[
         bool,
-        typer.Option(
-            "--no-cache",
-            help="Prepare the text anew and keep nothing. Otherwise a text that was prepared before is taken from the "
-            "cache; regard cache says where it is, and clears it.",
-        ),
+        typer.Option("--no-cache", help="Neither read prepared text from regard cache nor store it there."),
     ] = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    trust_code: TrustCode = False,
 ) -> None:
-    """Train a model on your own text files, with its tokenizer inside, in one command.
+    """Train a model on your own text files, with its tokenizer, in one command.
 
-    Everything that you do not say is chosen from the corpus, and said. All goes into one folder, which
-    regard translate, generate, classify and evaluate use, and regard resume continues.
+    Settings that you do not give are chosen for the text and printed with their reasons. Everything is written to one
+    folder, for regard translate, generate, classify and evaluate; regard resume continues a training that was stopped.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
+    from regard.runs.options import seconds
     from regard.runs.request import check_request, request_from_options
     from regard.runs.train import TrainingOptions, start_run
 
-    wanted = request_from_options(
-        source=source,
-        target=target,
-        valid_source=valid_source,
-        valid_target=valid_target,
-        tsv=tsv or (),
-        jsonl=jsonl or (),
-        text=text or (),
-        labelled=labelled or (),
-        valid=valid,
+    request = request_from_options(
+        **files.keywords(),
         recipe=recipe,
         preset=preset,
-        variants=variant or (),
-        changes=change or (),
+        variants=variants or (),
+        changes=changes or (),
         start=start,
-        time=seconds(time, "--time"),
+        steps=steps,
+        time=time,
         trust_code=trust_code,
     )
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
-    check_request(wanted)
-    set_threads(threads, "train", device)  # which may take some seconds, the first time
-    run, outcome = start_run(wanted, out, options)
+    check_request(request)
+    set_threads(threads, "train", device)  # the first time, this measures the machine for some seconds
+    run, outcome = start_run(request, out, options)
     _finish(run, outcome, as_json, quiet)
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    max_time: MaxTime = None,
     device: Device = "auto",
     threads: Threads = None,
     plain: Plain = False,
-    max_time: MaxTime = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    trust_code: TrustCode = False,
 ) -> None:
-    """Go on exactly where a run stopped, as if it had not: killed, interrupted, or out of time."""
+    """Continue a run that was killed, interrupted or out of time, exactly as if it had never stopped."""
     set_threads(threads, "train", device, Path(run))
+    from regard.runs.options import seconds
     from regard.runs.train import TrainingOptions, resume_run
 
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, plain=plain)
-    found, outcome = resume_run(run, options)
-    _finish(found, outcome, as_json, quiet)
+    trained, outcome = resume_run(run, options)
+    _finish(trained, outcome, as_json, quiet)
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it. Runs keep their data.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it; runs keep their data.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where prepared text is kept, how much of it there is, or clear it.
+    """Print where prepared text is cached and how large it is, or clear the cache.
 
-    regard train takes a text that it has prepared before from here, whatever its name: it is known by its content. The
-    folder is REGARD_CACHE, or regard in the folder that the system has for caches (XDG_CACHE_HOME, ~/.cache). It holds
-    at most REGARD_CACHE_SIZE (20GB if not set; 0: keep nothing); what was not used for longest is removed first. What
-    was measured of this machine, such as how many threads it does best with, and compiled for it is kept there too.
+    regard train reads a text that it has prepared before from this cache, whatever the file is called: entries are
+    identified by their content. The folder is REGARD_CACHE, or regard in the system's cache folder (XDG_CACHE_HOME,
+    ~/.cache). Its size limit is REGARD_CACHE_SIZE (20GB if not set; 0 stores nothing); the least recently used entry is
+    removed first. Measurements of this machine, such as its best number of threads, and compiled code are stored there
+    too.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 
-    found = Cache.usual()
-    removed = found.entries() if clear else []
+    store = Cache.usual()
+    removed = store.entries() if clear else []
     if clear:
-        found.clear()
-    entries = found.entries()
+        store.clear()
+    entries = store.entries()
     if as_json:
         total = sum(entry.size for entry in entries)
-        about: dict[str, Any] = {"folder": str(found.folder), "most": found.most, "size": total}
+        about: dict[str, Any] = {"folder": str(store.folder), "most": store.most, "size": total}
         print_json(about | {"entries": [asdict(entry) for entry in entries], "removed": len(removed)})
         return
     if clear:
         print(f"removed {_sizes(removed)}")
-    print(f"{found.folder} ({FOLDER}): {_sizes(entries)}, at most {found.most / 1e9:g} GB ({SIZE})")
+    print(f"{store.folder} ({FOLDER}): {_sizes(entries)}, at most {store.most / 1e9:g} GB ({SIZE})")
     for entry in entries:
         used = strftime("%Y-%m-%d %H:%M", localtime(entry.used))
         print(f"  {entry.size / 1e6:10.1f} MB  used {used}  {', '.join(entry.files)}")
@@ -209,14 +209,13 @@ def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool)
     if as_json:
         print_json(summary(run, outcome))
     elif not quiet:
-        use = {"translation": "translate", "language_model": "generate", "classification": "classify"}
-        print(f"regard {use[run.objective.kind]} {run.path}")
+        print(f"regard {run.command} {run.path}")
     if not outcome.finished:
         raise typer.Exit(130 if outcome.why.startswith("interrupted") else 0)
 
 
 def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:
-    """A run in a few numbers, and what its user should know."""
+    """The scores, size and digest of a run, with warnings about a model that generates degenerate text."""
     from regard.evaluation.baselines import stored
     from regard.training import degenerate
     from regard.training.checkpoint import RunFolder
@@ -232,13 +231,3 @@ def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:
         "warnings": degenerate.warnings(run.scores),
         "weights_sha256": run.weights_sha256,
     }
-
-
-def seconds(text: str | None, option: str = "--max-time") -> float | None:
-    """`90`, `90s`, `30m` or `2h` in seconds, as an option is given."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if not found or float(found[1]) == 0:
-        raise SpecError(option, f"{text!r} is no time; write 90s, 30m or 2h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

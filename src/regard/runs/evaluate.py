@@ -308,7 +308,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         return search_from_options(one_best(model.recipe.decode, beam), beam=beam, changes=changes)
 
     test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride)
-    chosen = [metric(each, loading.get("trust_code", False)) for each in several(metrics)]
+    chosen = [metric(each, loading.get("trust_code", False), "--metric") for each in several(metrics)]
     return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, chosen)
 
 

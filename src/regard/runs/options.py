@@ -2,10 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
+
+import torch
 
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
@@ -18,6 +21,31 @@ from regard.recipe.recipe import PARTS, parse_changes
 from regard.tree import edit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+Paths = str | Path | Sequence[str | Path]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What to learn from, and how a recipe differs from what is chosen for that text."""
+
+    source: str | Path | None  # source text, one sentence per line
+    target: str | Path | None  # its translation, line by line
+    valid_source: str | Path | None  # validation source; split off if not given
+    valid_target: str | Path | None  # its translation
+    tsv: Paths  # tab-separated source and target
+    jsonl: Paths  # JSON lines with source and target
+    text: Paths  # text for a language model
+    labelled: Paths  # tab-separated label and text, for a classifier
+    valid: str | Path | None  # validation file of the same kind as tsv, jsonl, text or labelled
+    recipe: str | Path | None  # a .toml or .json recipe, which the other options override
+    preset: str | None  # a model by name
+    variants: str | Sequence[str]  # modifications by name, or module:function
+    changes: str | Sequence[str]  # PATH=VALUE edits of the recipe, such as "train.accumulate=2"
+    start: str | Path | None  # the run to start from (--from)
+    steps: int | None  # training steps: train.steps
+    time: str | float | None  # time for the whole training, which is planned to end with it: 300, "5m", "2h"
+    trust_code: bool  # import parts that are named as module:Class
 
 
 class LoadOptions(TypedDict, total=False):
@@ -171,6 +199,17 @@ def accepts(options: Any, *functions: Callable[..., Any]) -> Callable[[Function]
         return function
 
     return expanded
+
+
+@contextmanager
+def cpu_threads(threads: int | None) -> Iterator[None]:
+    """Compute with this number of CPU threads; None: leave it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def several(values: str | Path | Iterable[str | Path] | None) -> list[str]:

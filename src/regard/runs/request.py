@@ -15,6 +15,7 @@ from regard.evaluation.validation import criterion_of
 from regard.models.base import Classifier, LanguageModel
 from regard.models.build import build
 from regard.recipe.recipe import RecipeRequest, asked, model_for, objective_of, read_file
+from regard.runs.options import seconds, several
 from regard.training.spec import TrainSpec
 
 
@@ -34,7 +35,8 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     variants: str | Sequence[str] = (),
     changes: str | Sequence[str] = (),
     start: str | Path | None = None,
-    time: float | None = None,
+    steps: int | None = None,
+    time: str | float | None = None,
     trust_code: bool = False,
 ) -> RecipeRequest:
     """Build the recipe request of a command line.
@@ -45,10 +47,10 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     record = read_file(Path(recipe)) if recipe is not None else {}
     files = {
         "parallel": [pair for pair in (_parallel_files(source, target),) if pair],
-        "tsv": [{"path": path} for path in _as_list(tsv)],
-        "jsonl": [{"path": path} for path in _as_list(jsonl)],
-        "lines": [{"path": path} for path in _as_list(text)],
-        "labelled": [{"path": path} for path in _as_list(labelled)],
+        "tsv": [{"path": path} for path in several(tsv)],
+        "jsonl": [{"path": path} for path in several(jsonl)],
+        "lines": [{"path": path} for path in several(text)],
+        "labelled": [{"path": path} for path in several(labelled)],
     }
     held_out = _parallel_files(valid_source, valid_target) or (None if valid is None else str(valid))
     if valid is not None and not isinstance(held_out, str):
@@ -56,18 +58,19 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     record = with_files(record, files, held_out)
     train = _section(record, "train")
     with suppress(SpecError):  # reading the recipe raises it again
-        train = {**objective_of(record, _as_list(changes), trust_code).train, **train}
+        train = {**objective_of(record, several(changes), trust_code).train, **train}
     record["train"] = train
     if preset is not None:
         model = record.get("model")
         record["model"] = {**(model if isinstance(model, Mapping) else {}), "preset": preset}
     if start is not None:
         record["start"] = str(start)
-    if time is not None:
-        if any(change.partition("=")[0].strip() == "train.time" for change in _as_list(changes)):
-            raise SpecError("--time", "is train.time; give one of the two")
-        record["train"] = _section(record, "train") | {"time": time}
-    return asked(record, _as_list(changes), _as_list(variants), trust_code)
+    for name, value in {"steps": steps, "time": seconds(time, "--time")}.items():
+        if value is not None:
+            if any(change.partition("=")[0].strip() == f"train.{name}" for change in several(changes)):
+                raise SpecError(f"--{name}", f"is train.{name}; give one of the two")
+            record["train"] = _section(record, "train") | {name: value}
+    return asked(record, several(changes), several(variants), trust_code)
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
@@ -75,10 +78,6 @@ def _parallel_files(source: str | Path | None, target: str | Path | None) -> dic
     if not source and not target:
         return {}
     return {"source": source and str(source), "target": target and str(target)}
-
-
-def _as_list(values: str | Path | Sequence[str | Path]) -> list[str]:
-    return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values]
 
 
 def with_files(

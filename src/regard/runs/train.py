@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -22,6 +22,7 @@ from regard.planner.speed import hardware
 from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.assemble import assemble, forward_flops, measure_of
+from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve, tokenizer_files
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
@@ -47,26 +48,31 @@ class TrainingOptions:
     began: float = field(default_factory=time.monotonic)  # the start of a time budget
 
 
+@accepts(RequestOptions, request_from_options)
 def train(
     out: str | Path,
     *,
-    changes: str | Sequence[str] = (),
     device: str = "auto",
-    max_time: float | None = None,
-    quiet: bool = True,
-    trust_code: bool = False,
+    threads: int | None = None,
+    max_time: str | float | None = None,
     cache: bool = True,
     plain: bool = False,
-    **files: Any,
+    quiet: bool = True,
+    **options: Unpack[RequestOptions],
 ) -> TrainedModel:
     """Train on text files into the folder `out`, and return the trained model.
 
-    `files` are those of `request_from_options`. `changes` are `path=value` edits of the recipe: `train.steps=1000`.
-    Text that was prepared before is read from the `cache` (`regard cache` prints its path). `plain`
-    trains the readable form of the model, without the faster kernels of `regard.fast`.
+        regard.train("runs/mine", source="train.en", target="train.de", time="10m")
+        regard.train("runs/novel", text="novel.txt", preset="gpt2_small", steps=1000, changes="model.dropout=0.2")
+
+    The options are those of `regard train` (see `regard.runs.options.RequestOptions`). The training saves and stops
+    after `max_time`, in seconds or as "30m"; `regard.resume` continues it. Text that was prepared before is read from
+    the `cache`. `plain` trains the readable form of the model, without the kernels of `regard.fast`.
     """
-    request = request_from_options(changes=changes, trust_code=trust_code, **files)
-    return start_run(request, out, TrainingOptions(device, max_time, quiet, trust_code, cache, plain))[0]
+    request, limit = request_from_options(**options), seconds(max_time)
+    settings = TrainingOptions(device, limit, quiet, options.get("trust_code", False), cache, plain)
+    with cpu_threads(threads):
+        return start_run(request, out, settings)[0]
 
 
 def start_run(
@@ -110,13 +116,15 @@ def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
 def resume(
     path: str | Path,
     device: str = "auto",
-    max_time: float | None = None,
+    max_time: str | float | None = None,
     quiet: bool = True,
     trust_code: bool = False,
     plain: bool = False,
+    threads: int | None = None,
 ) -> TrainedModel:
     """Continue a run exactly where it stopped, and return the trained model."""
-    return resume_run(path, TrainingOptions(device, max_time, quiet, trust_code, plain=plain))[0]
+    with cpu_threads(threads):
+        return resume_run(path, TrainingOptions(device, seconds(max_time), quiet, trust_code, plain=plain))[0]
 
 
 def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:

@@ -4,12 +4,9 @@ The first argument is the folder of a run, or a `TrainedModel`; for `translate` 
 act as an ensemble. The keyword arguments are the options of the command.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
-
-import torch
 
 from regard.errors import DataError, SpecError
 from regard.inference.text import Output, Prediction, TextScore, Warn
@@ -21,6 +18,7 @@ from regard.runs.options import (
     LoadOptions,
     TranslationOptions,
     accepts,
+    cpu_threads,
     search_from_options,
 )
 from regard.runs.trained_model import TrainedModel, load
@@ -72,17 +70,6 @@ def load_one(run: Runs, command: str, **options: Unpack[LoadOptions]) -> Trained
     if len(loaded) > 1:
         raise DataError(f"{command} takes one run, not an ensemble of {len(loaded)}")
     return loaded[0]
-
-
-@contextmanager
-def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Compute with this number of CPU threads; None: leave it as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @overload

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.cli.train import seconds
+from regard.runs.options import seconds
 
 BENCH = Path(__file__).parents[3] / "bench"
 FOLDERS = (str(BENCH), str(BENCH / "competitors"))
