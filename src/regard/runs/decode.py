@@ -77,7 +77,9 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     default = runs[0].recipe.decode
     if best and n_best is None:
         default = one_best(default, options.get("beam"))
-    chosen = search_from_options(default, n_best=n_best, **options) if search is None else search
+    chosen = search
+    if chosen is None:
+        chosen = search_from_options(default, n_best=n_best, trust_code=runs[0].trust_code, **options)
     texts = ensemble(runs, warn)
     if engine != "native" or quantize is not None:
         if len(runs) > 1:

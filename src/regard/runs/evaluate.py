@@ -305,7 +305,8 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         return model
 
     def search_of(model: "TrainedModel") -> Search:
-        return search_from_options(one_best(model.recipe.decode, beam), beam=beam, changes=changes)
+        default = one_best(model.recipe.decode, beam)
+        return search_from_options(default, beam=beam, changes=changes, trust_code=model.trust_code)
 
     test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride)
     chosen = [metric(each, loading.get("trust_code", False), "--metric") for each in several(metrics)]

@@ -122,6 +122,7 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
     min_p: float | None = None,
     seed: int | None = None,
     changes: str | Sequence[str] = (),
+    trust_code: bool = False,
 ) -> Search:
     """Return the search of a recipe with these options: sampling, if any setting of sampling is given.
 
@@ -135,7 +136,7 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
         raise SpecError("--beam", "selects beam search, and sampling settings select sampling; choose one of them")
     if not isinstance(default, Beam | Sample):
         _refuse_options(default, given | {"beam": beam, "n_best": n_best, "seed": seed})
-        return edit(default, edits, PARTS) if edits else default
+        return edit(default, edits, PARTS, trust_code) if edits else default
     if n_best is not None:
         given["n_best"] = n_best
     if beam is None and (isinstance(default, Sample) or given.keys() - {"n_best"}):
@@ -152,7 +153,7 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
         if path in given:
             option = "beam" if path == "beam_size" else path
             raise SpecError("--set", f"{path} is set by {_flag(option)} already; give one of them")
-    return edit(search, edits, PARTS) if edits else search
+    return edit(search, edits, PARTS, trust_code) if edits else search
 
 
 def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:

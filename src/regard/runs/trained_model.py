@@ -62,6 +62,7 @@ class TrainedModel:
     step: int
     scores: Metrics
     finished: bool
+    trust_code: bool = False  # parts named as module:Class may be imported
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -412,7 +413,8 @@ def load(
     if not plain:
         fast.install(model, fixed=True, mapped=mapped)
     tokenizers = read_tokenizers(folder, recipe.data.objective)
-    return TrainedModel(folder.path, recipe, model, tokenizers, max(steps), scores, folder.final.exists())
+    finished = folder.final.exists()
+    return TrainedModel(folder.path, recipe, model, tokenizers, max(steps), scores, finished, trust_code)
 
 
 def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:

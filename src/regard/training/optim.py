@@ -30,8 +30,9 @@ class OptimizerSpec(Spec):
 class Optimizer:
     """One or several of torch's optimizers, driven as one. Their groups cover every parameter exactly once."""
 
-    def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer]) -> None:
-        self.parts, self.factor = parts, 1.0
+    def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer], capturable: bool = False) -> None:
+        """`capturable`: a CUDA graph can capture a step, which waits for no value and reads the learning rate anew."""
+        self.parts, self.capturable, self.factor = parts, capturable, 1.0
         covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
         wanted = [id(p) for p in model.parameters() if p.requires_grad]
         assert sorted(covered) == sorted(wanted), "the groups must cover every parameter once"
@@ -39,11 +40,6 @@ class Optimizer:
         device = next(model.parameters()).device
         if self.capturable and device.type == "cuda":
             self._hold_rates(device)
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a step can be captured as a CUDA graph: it never asks the host for anything."""
-        return all(isinstance(part, torch.optim.AdamW | BatchedMuon) for part in self.parts.values())
 
     def _hold_rates(self, device: torch.device) -> None:
         """Keep the rates in tensors, which a captured step reads anew every time."""
@@ -159,7 +155,7 @@ class AdamW(OptimizerSpec):
             raise SpecError("betas", f"must lie in [0, 1), not {list(self.betas)}")
 
     def build(self, model: nn.Module) -> Optimizer:
-        return Optimizer(model, {"adamw": self.over(named(model))})
+        return Optimizer(model, {"adamw": self.over(named(model))}, capturable=True)
 
     def over(self, parameters: Named) -> torch.optim.Optimizer:
         """AdamW over some of the parameters."""
@@ -215,7 +211,7 @@ class Muon(OptimizerSpec):
         parts = {"muon": self.over(list(matrices.values()))} if matrices else {}
         if others:
             parts["adamw"] = self.rest.over(others)
-        return Optimizer(model, parts)
+        return Optimizer(model, parts, capturable=True)
 
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Muon over some of the parameters."""
