@@ -1,7 +1,5 @@
 """A user's own optimizer, written outside the package: a training, and its resumption."""
 
-import json
-
 import pytest
 import torch
 
@@ -51,7 +49,6 @@ def test_a_training_with_an_optimizer_of_ones_own_resumes_to_the_same_weights(us
     settings += ("--set", "train.save_every=2", "--set", "train.validate_every=4")
     user.train("whole", 4, *settings)
     user.train("parts", 4, *settings, "--max-time", "0.001s")
-    assert "step" in json.loads((user.folder / "parts" / "log.jsonl").read_text().splitlines()[-1])
     assert "would import code" in user.refusal("resume", "parts")
     user.run("resume", "parts", "--trust-code")
     whole, parts = (regard.load(user.folder / name, trust_code=True).model.state_dict() for name in ("whole", "parts"))
