@@ -81,7 +81,7 @@ def main() -> None:
         pairs, vocab = read(given, Path(scratch) / f"run{given.tokens[0]}", 3 * CORPUS)
     torch.manual_seed(0)
     shape = replace(SHAPES[given.shape], vocab=vocab)
-    work = TrainingWork.on(pairs, shape, SMOOTHING, device, WARM_UP + given.rounds)
+    work = TrainingWork.of(shape, SMOOTHING, device, WARM_UP + given.rounds, pairs)
     rows = train(work, peers, given.rounds, lambda said: print(said, file=sys.stderr, flush=True))
     for row in rows:
         print(json.dumps(row.record()))

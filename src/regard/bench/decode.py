@@ -1,7 +1,7 @@
 """A race in decoding: output tokens per second of beam search over ids, with outputs of one forced length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,18 +38,9 @@ WORKLOADS = {
 }
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The rows of one batch size and beam size."""
-
-    batch: int
-    beams: int
-    rows: list[Row]
-
-
 def decode(
     shape: Shape, workload: Workload, peers: Sequence[Peer], rounds: int, device: torch.device, report: Report
-) -> list[Setting]:
+) -> list[Row]:
     """Race our model and the peers' with the same weights, at every setting of the workload."""
     torch.manual_seed(0)
     ours = without_special_tokens(build(shape.spec(smoothing=0.0), seed=1))
@@ -58,15 +49,16 @@ def decode(
     if device.type == "cpu" and any(peer.name == "ctranslate2" for peer in peers):
         engines = [ctranslate2.engine(shape, ours, "int8")]
     models = [our_model(ours, device, workload.dtype), *engines, *theirs]
-    settings = []
+    rows = []
     for batch, beams in workload.settings:
         report(f"batch {batch}, beam {beams}")
         contestants = [contestant(model, shape, workload, batch, beams) for model in models]
         check_sizes(count(ours), contestants)
-        settings.append(Setting(batch, beams, race(contestants, rounds, device, report)))
+        results = race(contestants, rounds, device, report)
+        rows += [replace(row, name=f"{row.name} {batch}:{beams}") for row in results]
         if device.type == "cuda" and not captured(ours):
             raise UnfairError("regard: its search was not captured; the logger regard.decoding has the reason")
-    return settings
+    return rows
 
 
 def without_special_tokens(model: Model) -> Generator:

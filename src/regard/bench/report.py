@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -76,8 +76,7 @@ def _race(
         rows = train(TrainingWork.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, report)
         return rows, f"real target tokens per {second}, label smoothing {smoothing:g}"
     workload = WORKLOADS[device.type]
-    settings = decode(SHAPES[shape], workload, peers, rounds, device, report)
-    rows = [replace(row, name=f"{row.name} {s.batch}:{s.beams}") for s in settings for row in s.rows]
+    rows = decode(SHAPES[shape], workload, peers, rounds, device, report)
     lengths = f"sources of about {workload.source} tokens, outputs of exactly {workload.output}"
     dtype = str(workload.dtype).removeprefix("torch.")
     return rows, f"output tokens per {second}, {dtype} unless stated otherwise, at batch:beams, {lengths}"

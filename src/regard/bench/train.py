@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,20 +43,14 @@ class TrainingWork:
     steps: int
 
     @classmethod
-    def of(cls, shape: Shape, smoothing: float, device: torch.device, turns: int) -> "TrainingWork":
-        """Random sentences. On a CPU in batches shared by all; on a GPU every contestant makes its own."""
-        pairs = sentences(shape, CORPUS if device.type == "cpu" else 3 * CORPUS, seed=0)
-        return cls.on(pairs, shape, smoothing, device, turns)
-
-    @classmethod
-    def on(
-        cls, pairs: Sequence[Pair], shape: Shape, smoothing: float, device: torch.device, turns: int
+    def of(
+        cls, shape: Shape, smoothing: float, device: torch.device, turns: int, pairs: Sequence[Pair] | None = None
     ) -> "TrainingWork":
-        """The same for given sentences."""
-        if device.type == "cpu":
-            batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps)
-            return cls(shape, smoothing, device, pairs, batches, shape.steps)
-        return cls(shape, smoothing, device, pairs, [], GPU_STEPS)
+        """Random sentences, or `pairs`. On a CPU in batches shared by all; on a GPU every contestant makes its own."""
+        on_cpu = device.type == "cpu"
+        pairs = pairs or sentences(shape, CORPUS if on_cpu else 3 * CORPUS, seed=0)
+        batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps) if on_cpu else []
+        return cls(shape, smoothing, device, pairs, batches, shape.steps if on_cpu else GPU_STEPS)
 
 
 def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report) -> list[Row]:
@@ -129,10 +124,11 @@ def their_contestants(work: TrainingWork, make: Callable[[], TrainingModel]) -> 
     if work.device.type == "cpu":
         return [_theirs(work, training_model, training_model.title, nullcontext)]
     contestants = []
+    autocast = partial(torch.autocast, "cuda", torch.bfloat16)
     for tokens in GPU_TOKENS:
         sized = replace(work, batches=padded(work.pairs, tokens, seed=0))
         title = f"{training_model.title}, {tokens // 1024}k"
-        contestants.append(_theirs(sized, make(), f"{title} (autocast)", lambda: autocast(work.device)))
+        contestants.append(_theirs(sized, make(), f"{title} (autocast)", autocast))
         if training_model.pure_half:
             half = make()
             half.model.bfloat16()
@@ -195,11 +191,6 @@ def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.de
         step(inputs[n % len(inputs)])
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 matrix products on a GPU, float32 on a CPU."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def check_loss(work: TrainingWork, training_model: TrainingModel) -> None:

@@ -11,13 +11,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from regard.data.objectives import Translation
 from regard.demo.corpus import Example, generate
 from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.inspection import render
-from regard.models.base import LanguageModel
-from regard.nn.mask import Trace
+from regard.inspection.record import attention
+from regard.planner import threads
 from regard.recipe.recipe import asked
 from regard.runs.train import TrainingOptions, start_run
 from regard.runs.trained_model import TrainedModel
@@ -76,7 +75,8 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     steps = steps or STEPS
     console.print(f"Generating {PAIRS:,} pairs of English and '{language}' with num2words and Babel.", markup=False)
     corpus = generate(PAIRS, language, seed)
-    torch.set_num_threads(fastest_threads())
+    if (fastest := threads.for_training()) is not None:
+        torch.set_num_threads(fastest)
     text = folder / "text"
     wanted = asked(recipe(text, steps, seed))
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,21 +109,6 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
         "picture": str(picture),
         "run": str(folder),
     }
-
-
-def fastest_threads() -> int:
-    """One thread or torch's default, whichever is faster now: beside a busy process several threads are slower."""
-    default = torch.get_num_threads()
-    a, b = torch.rand(1000, 128), torch.rand(128, 512)
-    seconds = {}
-    for threads in (1, default):
-        torch.set_num_threads(threads)
-        started = time.perf_counter()
-        for _ in range(200):
-            (a @ b).relu_()
-        seconds[threads] = time.perf_counter() - started
-    torch.set_num_threads(default)
-    return min(seconds, key=lambda threads: seconds[threads])
 
 
 def _free(path: Path) -> Path:
@@ -166,16 +151,11 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
     return path
 
 
-@torch.no_grad()
 def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
     """Cross-attention weights (T, S) of the last layer, mean of the heads, and the subwords of either side."""
-    objective, model = Translation(), trained.model
-    assert isinstance(model, LanguageModel)
-    table = objective.table([(source, target)], trained.tokenizers)
-    item = objective.item(table.columns, [torch.zeros(1, dtype=torch.int64).numpy()])
-    trace = Trace()
-    model.log_probs(item.batch.to(trained.device), trace)
-    weights = trace.weights["decoder.cross"][-1][0].mean(0)
-    rows = [*trained.tokenizers["target"].pieces(table["target"][0].tolist()[1:-1]), "end"]
-    columns = [*trained.tokenizers["source"].pieces(table["source"][0].tolist()[:-1]), "end"]
+    weights = attention(trained.model, trained.batch([(source, target)]))["decoder.cross"][-1][0].mean(0)
+    (rows, columns) = (
+        [*tokenizer.pieces(tokenizer.encode(text)), "end"]
+        for tokenizer, text in ((trained.tokenizers["target"], target), (trained.tokenizers["source"], source))
+    )
     return weights.cpu(), rows, columns

@@ -4,7 +4,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.batch import Batch
 from regard.bench.peers.base import TrainingModel, columns, library, smoothed
 from regard.bench.shapes import LONGEST, Shape
 
@@ -53,10 +52,7 @@ def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingM
     """The translator with torch's cross-entropy."""
     model = Translator(shape)
 
-    def prepare(batch: Batch) -> tuple[Tensor, ...]:
-        return columns(batch)
-
     def loss(inputs: tuple[Tensor, ...]) -> Tensor:
         return smoothed(model(*inputs[:3]), inputs[3], smoothing)
 
-    return TrainingModel("x-transformers", model, prepare, loss)
+    return TrainingModel("x-transformers", model, columns, loss)
