@@ -26,8 +26,10 @@ from regard.inference.text import Output, Prediction, ScoringInput, TextScore, W
 from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
+from regard.runs import inspect
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
+from regard.runs.inspect import Attention, HiddenStates
 from regard.runs.options import (
     DecodingOptions,
     EvaluationOptions,
@@ -301,6 +303,17 @@ class TrainedModel:
         significant.
         """
         return evaluate(self, load, **options)
+
+    def attention(self, text: str, target: str | None = None) -> Attention:
+        """The attention weights of a text by side, layer and head, with its tokens.
+
+        A translator's decoder reads `target`, or the translation of the text.
+        """
+        return inspect.attention(self, text, target)
+
+    def hidden_states(self, text: str, target: str | None = None) -> HiddenStates:
+        """The hidden states of a text by side and layer, with its tokens. `target` as for `attention`."""
+        return inspect.hidden_states(self, text, target)
 
     def export(
         self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
