@@ -359,7 +359,7 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
         raise SpecError(path, f"needs a string, not {_describe(kind)}")
     if ":" in kind:
         if not trust:
-            raise SpecError(path, f"{kind!r} would import code; say --trust-code if you trust it")
+            raise SpecError(path, f"{kind!r} would import code; add --trust-code if you trust it")
         return imported(kind, expected, path)
     kind = current_kind(kind)
     if kind not in parts:

@@ -78,7 +78,6 @@ class Objective(Spec):
     metrics: ClassVar[tuple[str, ...]] = ()  # on validation text beside the loss, the most telling first
     criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints, where the recipe names none
     provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # what metrics can be computed from (`Metric.needs`)
-    baselines: ClassVar[tuple[str, ...]] = ()  # trivial baselines, by their names in evaluation.baselines
 
     if TYPE_CHECKING:
         labels: tuple[str, ...]  # a field of every labelled objective; (): those of the training text, sorted
@@ -139,7 +138,6 @@ class Translation(Objective):
     train = MappingProxyType({"schedule": {"kind": "cosine", "floor": 0.02}})
     metrics = ("bleu", "chrf", "exact_match", "perplexity")
     provides = ("text", "likelihood")
-    baselines = ("source", "most_frequent_target")
 
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
         source, target = tokenizers["source"], tokenizers["target"]
@@ -207,7 +205,6 @@ class LanguageModelling(Objective):
     )
     search = "sample"
     metrics = ("perplexity", "bits_per_byte")
-    baselines = ("ngram",)
     unit: Literal["stream", "lines"] = "stream"
 
     @property
@@ -265,7 +262,6 @@ class Classification(Objective):
     metrics = ("accuracy",)
     criterion = "accuracy"
     provides = ("labels",)
-    baselines = ("majority_class", "bag_of_words")
     labels: tuple[str, ...] = ()  # (): those of the training text, sorted
 
     def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:

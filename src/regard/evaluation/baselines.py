@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.objectives import Classification, Translation
 from regard.data.prepare import Prepared
 from regard.data.token_store import Column
 from regard.data.tokenizer import Tokenizer
@@ -64,41 +63,40 @@ def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[
     """Return the baselines that fit the objective; none where there is no validation text, or nothing is decoded."""
     if data.valid is None or not data.valid.rows:
         return []
-    if isinstance(data.objective, Translation):
+    if data.objective.model == "sequence_to_sequence":
         return _translation(data, train, criterion)
-    return _classification(data) if isinstance(data.objective, Classification) else _language_model(data)
+    return _classification(data) if data.objective.labelled else _language_model(data)
 
 
 def _classification(data: Prepared) -> list[Baseline]:
     """The most frequent class, and logistic regression on a bag of words."""
     assert data.valid is not None
-    assert isinstance(data.objective, Classification)
     classes = len(data.objective.labels)
     labels = np.concatenate([np.asarray(table["label"].ids[:]) for table in data.train])
     wanted = np.asarray(data.valid["label"].ids[:])
     majority = int(np.bincount(labels, minlength=classes).argmax())
+    accuracy = metrics.accuracy([majority] * len(wanted), wanted.tolist()).value
+    baselines = [Baseline("majority class", {"accuracy": accuracy})]
+    if "text" not in data.tokenizers:  # the model reads vectors
+        return baselines
     most = min(BAG_TOKENS, BAG_WORK // classes)
     read, rows, share = _rows([table["text"] for table in data.train], most)
     asked, places, _ = _rows([data.valid["text"]], most)
     tokenizer = data.tokenizers["text"]
     bag = BagOfWords(_texts(read, tokenizer), labels[rows], classes)
     guesses = bag.predict(_texts(asked, tokenizer))
-    return [
-        Baseline("majority class", {"accuracy": metrics.accuracy([majority] * len(wanted), wanted.tolist()).value}),
-        Baseline(
-            "bag of words", {"accuracy": metrics.accuracy(guesses.tolist(), wanted[places].tolist()).value}, share
-        ),
-    ]
+    accuracy = metrics.accuracy(guesses.tolist(), wanted[places].tolist()).value
+    return [*baselines, Baseline("bag of words", {"accuracy": accuracy}, share)]
 
 
 def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
     """The source as it is, and the most frequent target, on the records that validation decodes."""
-    records = data.valid_texts[: train.decode]
-    if not records:
+    pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
+    if not pairs:
         return []
     target, share = _most_frequent(data)
-    answers = {"copying the source": [record[0] for record in records], "most frequent target": [target] * len(records)}
-    references = [record[1] for record in records]
+    answers = {"copying the source": [source for source, _ in pairs], "most frequent target": [target] * len(pairs)}
+    references = [reference for _, reference in pairs]
     scored = [m for m in measured(data.objective, train.bleu_tokenize, criterion) if m.needs == "text"]
     return [
         Baseline(

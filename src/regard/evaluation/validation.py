@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regard.data.batching import Batching
-from regard.data.objectives import Classification, Objective
+from regard.data.objectives import Objective
 from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.length_limit import LengthLimit
@@ -124,9 +124,7 @@ def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequenc
 
 def classified(model: Model, held_out: HeldOut, texts: Sequence[str]) -> list[str]:
     """Return the predicted label of each text."""
-    objective = held_out.objective
-    assert isinstance(objective, Classification)
     assert isinstance(model, Classifier)
-    device = next(model.parameters()).device
-    predictions = classify(model, objective, texts, held_out.tokenizers["text"], device, held_out.max_len, 64)
+    device, objective = next(model.parameters()).device, held_out.objective
+    predictions = classify(model, objective, texts, held_out.tokenizers, device, held_out.max_len, 64)
     return [prediction.label for prediction in predictions]

@@ -1,6 +1,6 @@
 """The native engine: our models in torch, and any search over them."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import torch
 
@@ -49,6 +49,6 @@ class Native(Engine):
         return prepare(self.models, batch, self.ends, limits, rules, rows)
 
 
-def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
+def by_length(rows: Sequence[Sized], batch_size: int) -> list[list[int]]:
     """Places of rows of like length together, the longest first: what does not fit into memory fails at once."""
     return list(chunks(sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i)), batch_size))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.batch import Batch, pad
 from regard.data.objectives import Objective
-from regard.data.token_store import Column, chunks
+from regard.data.token_store import Column, Table, chunks
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.constraint import BannedWords, Constraint, ForcedPrefix, NoRepeatedNgram, RequiredWords, bind_all
 from regard.decoding.constraints import TokenConstraints
@@ -427,34 +427,37 @@ class Prediction:
 
 
 @torch.no_grad()
-def classify(  # noqa: PLR0913, PLR0917  # what a run knows of its classifier, and what is asked
+def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the options of one call
     model: Classifier,
     objective: Objective,
     texts: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizers: dict[str, Tokenizer],
     device: torch.device,
     max_len: int,
     batch_size: int = 32,
     warn: Warn = lambda _: None,
     first: int = 0,
 ) -> list[Prediction]:
-    """The class of every text; of one without words, that of nothing at all.
+    """Predict the class of every text, also of an empty one.
 
     `first` is the number of the first text, where these are some of many.
     """
     refuse_string(texts)
-    encoded = tokenizer.encode_batch(list(texts))
+    whole = Table({objective.columns[0]: objective.inputs(texts, tokenizers)})
+    lengths = whole[objective.columns[0]].lengths - 1  # without bos
     warn_about(
         warn,
-        {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > max_len},
+        {first + i + 1: f"{length} tokens" for i, length in enumerate(lengths) if length > max_len},
         f"are more than {max_len} (data.max_len); only these are read",
     )
-    rows = [[tokenizer.bos, *ids[:max_len]] for ids in encoded]
-    found: dict[int, Prediction] = {}
-    for numbers in by_length(rows, batch_size):
-        ids, seg = pad([rows[i] for i in numbers])
-        scores: Tensor = model.scores(Batch(ids, target_seg=seg).to(device))
-        for number, chances in zip(numbers, scores.double().softmax(-1).tolist(), strict=True):
-            best = max(range(len(chances)), key=lambda i: (round(chances[i] / 1e-6), -i))
-            found[number] = Prediction(objective.labels[best], dict(zip(objective.labels, chances, strict=True)))
-    return [found[i] for i in range(len(texts))]
+    table = objective.limit(whole, max_len).table
+    inputs = table[objective.columns[0]]
+    predictions: dict[int, Prediction] = {}
+    for numbers in by_length([inputs[i] for i in range(len(texts))], batch_size):
+        batch = objective.item(table.columns, list(np.asarray(numbers)[:, None])).batch
+        scores: Tensor = model.scores(batch.to(device))
+        for number, probabilities in zip(numbers, scores.double().softmax(-1).tolist(), strict=True):
+            best = max(range(len(probabilities)), key=lambda i: (round(probabilities[i] / 1e-6), -i))
+            by_label = dict(zip(objective.labels, probabilities, strict=True))
+            predictions[number] = Prediction(objective.labels[best], by_label)
+    return [predictions[i] for i in range(len(texts))]

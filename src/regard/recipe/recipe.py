@@ -236,14 +236,32 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
         kinds = [part.kind for part in PARTS.values() if issubclass(part, slot)]
         record = {"kind": kinds[0], **record}
     spec = read(record, slot, name, PARTS, trust_code)
-    if isinstance(spec, DataSpec) and any(path.startswith("batching.") for path in changes):
-        spec = replace(spec, batching=spec.batches)  # so that there is something to change
-    if isinstance(spec, DataSpec) and spec.tokenizer is None and any(p.startswith("tokenizer.") for p in changes):
-        spec = replace(spec, tokenizer=BPE())
     try:
+        if isinstance(spec, DataSpec):
+            changes = _with_defaults(spec, changes, trust_code)
         return edit(spec, changes, PARTS, trust_code) if changes else spec
     except SpecError as error:
         raise error.inside(name) from None
+
+
+def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
+    """Add the default tokenizer and batching to edits that set a field of them."""
+    defaults: dict[str, Any] = {}
+    if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
+        defaults["tokenizer"] = BPE()
+    if spec.batching is None and any(path.startswith("batching.") for path in changes):
+        edits = {path: value for path, value in changes.items() if path.partition(".")[0] == "objective"}
+        objective = edit(_Task(spec.objective), edits, PARTS, trust_code).objective
+        defaults["batching"] = Windows() if objective.stream else Buckets()
+    return {**defaults, **changes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Spec):
+    """An objective alone, to be edited before the rest of the data."""
+
+    kind = "task"
+    objective: Objective
 
 
 def model_for(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.data.batching import Windows
-from regard.data.objectives import Classification, Translation
 from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
 from regard.data.token_store import Column, Table
 from regard.decoding.search import Search
@@ -107,11 +106,11 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return the scores of a run, or of two and their difference, by these metrics (none: the usual ones)."""
     first = None if holds_outputs(name) else load(name)
-    if first is not None and not isinstance(first.objective, Translation | Classification):
+    if first is not None and first.objective.model == "language_model":
         if against is not None:
             raise SpecError("--against", "compares outputs; evaluate each language model by itself")
         return _language_model(first, test, metrics)
-    classifies = first is not None and isinstance(first.objective, Classification)
+    classifies = first is not None and first.objective.labelled
     references = [label for label, _ in test.examples] if classifies else [target for _, target in test.pairs]
     for remark in test.remarks():
         warn(remark.removeprefix("warning: "))

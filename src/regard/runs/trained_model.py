@@ -287,7 +287,7 @@ class TrainedModel:
             self.model,
             self.objective,
             _listed_texts(texts),
-            self.tokenizers["text"],
+            self.tokenizers,
             self.device,
             self.recipe.data.longest,
             batch_size,

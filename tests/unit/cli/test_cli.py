@@ -178,7 +178,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words: list[str], said: str) 
         ("[modle]\n", "modle: unknown key 'modle'"),
         ("x =", "is not valid TOML"),
         ('model = { preset = "t5_base", hedas = 4 }', "model.hedas: unknown key 'hedas' in"),
-        ('model = { kind = "encoder_decoder", init = { kind = "os:system" } }', "say --trust-code if you trust it"),
+        ('model = { kind = "encoder_decoder", init = { kind = "os:system" } }', "add --trust-code if you trust it"),
         ('model = { kind = "encoder_decoder", dropout = "high" }', "model.dropout: needs a number"),
         ('model = { preset = "t5_base", typo = {} }', "model.typo: unknown key 'typo'"),
     ],

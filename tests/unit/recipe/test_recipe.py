@@ -86,7 +86,7 @@ def test_all_data_come_back_from_json(data: DataSpec) -> None:
         (("dta",), {}, "dta: unknown key 'dta' in 'recipe'; did you mean 'data'?"),
         (("train", "steps"), "many", "train.steps: needs a whole number"),
         (("decode", "kind"), "beem", "decode.kind: unknown kind 'beem'; did you mean 'beam'?"),
-        (("train", "optimizer", "kind"), "my:Code", "say --trust-code if you trust it"),
+        (("train", "optimizer", "kind"), "my:Code", "add --trust-code if you trust it"),
     ],
 )
 def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], value: Any, said: str) -> None:
@@ -307,13 +307,13 @@ def test_what_is_asked_comes_back_from_json() -> None:
 def test_trusted_code_comes_back_from_json_to_who_trusts_it() -> None:
     record = {"kind": "regard.training.optim:AdamW", "rate": 0.5}
     data = {"data": DATA, "train": {"optimizer": record}}
-    with pytest.raises(SpecError, match="say --trust-code"):
+    with pytest.raises(SpecError, match="add --trust-code"):
         asked(data)
     one = asked(data, trust_code=True)
     assert one.train.optimizer == AdamW(learning_rate=0.5)
     written = one.record() | {"train": one.record()["train"] | {"optimizer": record}}
     assert RecipeRequest.of(written, trust_code=True) == one
-    with pytest.raises(SpecError, match="say --trust-code"):  # a folder cannot say by itself that it is trusted
+    with pytest.raises(SpecError, match="add --trust-code"):  # a folder cannot say by itself that it is trusted
         RecipeRequest.of(written | {"trust_code": True})
 
 

@@ -1,0 +1,129 @@
+"""A task whose input is not text: rows of measurements, which a classifier reads as vectors."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.batch import Batch
+from regard.testing import examine, tiny
+from regard.tree import swap
+
+from .user import command, refusal
+
+SIGNALS = '''
+"""Classify a signal, written as `0.1,0.9 0.3,0.7 ...`: two channels at every step."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from regard.data.objectives import Classification
+from regard.data.token_store import Column
+from regard.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Signals(Classification):
+    kind = "signals"
+    encoded = MappingProxyType({})  # nothing is tokenized
+    channels: int = 2
+
+    def inputs(self, texts, tokenizers):
+        try:
+            signals = [[[float(x) for x in step.split(",")] for step in text.split()] for text in texts]
+        except ValueError as error:
+            raise DataError(f"a signal is numbers, such as 0.1,0.9 0.3,0.7: {error}") from None
+        return Column.of_vectors(signals, self.channels)
+
+    def model_changes(self):
+        return {"input": {"kind": "vectors", "channels": self.channels}}
+'''
+PATCHES = '''
+from dataclasses import dataclass
+
+from torch import nn
+
+from regard.nn.input import Input, InputSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Patches(InputSpec):
+    """W x: the patches of an image, without positions."""
+
+    kind = "patches"
+    size: int = 4
+
+    @property
+    def vector_channels(self):
+        return self.size * self.size
+
+    def build(self, site):
+        return PatchesModule(site.linear(self.size * self.size, {"other": site.d_model}))
+
+
+class PatchesModule(Input):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, values, table, positions, bound, types=None):
+        return self.linear(values.to(next(self.linear.parameters()).dtype))
+'''
+TRAIN = (
+    "train", "--labelled", "signals.tsv", "--set", "data.objective=signals:Signals", "--set", "data.held_out=8",
+    "--set", "train.steps=8", "--set", "train.validate_every=8", "--out", "run",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with modules and rising and falling signals."""
+    folder = tmp_path_factory.mktemp("input")
+    (folder / "signals.py").write_text(SIGNALS)
+    (folder / "patches.py").write_text(PATCHES)
+    steps = [[f"{k / 10},{n / 50}" for k in range(4 + n % 3)] for n in range(40)]
+    lines = [f"up\t{' '.join(row)}\ndown\t{' '.join(reversed(row))}\n" for row in steps]
+    (folder / "signals.tsv").write_text("".join(lines))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_classifier_of_vectors_is_trained_and_used_by_the_command_line(folder: Path) -> None:
+    result = command(folder, *TRAIN, "--trust-code", "--json")
+    assert result.returncode == 0, result.stderr
+    record = json.loads((folder / "run" / "recipe.json").read_text())
+    assert record["model"]["input"]["kind"] == "vectors"
+    assert record["data"]["objective"] == {"kind": "signals:Signals", "labels": ["down", "up"], "channels": 2}
+    (folder / "in.txt").write_text("0.0,0.1 0.1,0.1 0.2,0.1\n")
+    classified = command(folder, "classify", "run", "in.txt", "--trust-code")
+    assert classified.stdout.split()[0] in ("up", "down"), classified.stderr
+    (folder / "words.txt").write_text("no signal\n")
+    assert "a signal is numbers" in refusal(folder, "classify", "run", "words.txt", "--trust-code")
+    assert "--trust-code" in refusal(folder, "classify", "run", "in.txt")
+
+
+def test_a_classifier_of_vectors_is_used_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    changes = [word for word in TRAIN if "=" in word]
+    run = regard.train(folder / "python", labelled=folder / "signals.tsv", changes=changes, trust_code=True)
+    signals = ["0.0,0.1 0.1,0.1", "0.3,0.1 0.2,0.1 0.1,0.1"]
+    together, alone = run.classify(signals), [run.classify(signal) for signal in signals]
+    assert [p.probabilities["up"] for p in together] == pytest.approx([p.probabilities["up"] for p in alone], abs=1e-6)
+    batch = run.batch([("up", signals[0])])
+    assert torch.equal(batch.target, torch.tensor([[[0.0, 0.1], [0.1, 0.1]]]))
+
+
+def test_an_input_from_outside_keeps_the_laws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    from patches import Patches  # type: ignore[reportMissingImports]
+
+    spec = swap(tiny.families()["sentence_classifier"], regard.nn.input.InputSpec, lambda _: Patches())
+    laws = ("padding", "packing", "batch", "parameters", "storage", "fast")
+    outcomes = {verdict.law: verdict.outcome for verdict in examine("patches", spec, laws)}
+    assert outcomes == dict.fromkeys(laws, "kept") | {"packing": "not applicable"}
+    record = regard.to_record(spec)
+    assert record["input"] == {"kind": "patches:Patches", "size": 4}
+    model = regard.build(regard.from_record(record, trust_code=True))
+    assert model(Batch(torch.zeros(2, 3, 16))).shape == (2, 3)
