@@ -250,18 +250,13 @@ def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool)
     if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
         defaults["tokenizer"] = BPE()
     if spec.batching is None and any(path.startswith("batching.") for path in changes):
-        edits = {path: value for path, value in changes.items() if path.partition(".")[0] == "objective"}
-        objective = edit(_Task(spec.objective), edits, PARTS, trust_code).objective
+        objective = spec.objective
+        if "objective" in changes:
+            objective = read(changes["objective"], Objective, "objective", PARTS, trust_code)
+        edits = {path.removeprefix("objective."): value for path, value in changes.items() if "objective." in path}
+        objective = edit(objective, edits, PARTS, trust_code)
         defaults["batching"] = Windows() if objective.stream else Buckets()
     return {**defaults, **changes}
-
-
-@dataclass(frozen=True, slots=True)
-class _Task(Spec):
-    """An objective alone, to be edited before the rest of the data."""
-
-    kind = "task"
-    objective: Objective
 
 
 def model_for(
