@@ -176,7 +176,7 @@ def test_other_tasks_rates_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("--rows", "gelu,post_norm", "--base", "transformer_tiny"), "'post_norm' does not apply here"),
         (("--match", "size"), "--match: unknown way 'size'"),
         (("--time", "5s"), "give one of them"),
-        (("--time", "5x"), "--time: '5x' is no time"),
+        (("--time", "5x"), "--time: '5x' is not a time"),
         (("--set", "train.validate_every=3"), "train.validate_every: is not used here"),
         (("--set", "data.held_out=0"), "held-out text"),
         (("--base", "gpt2_small", "--rows", "gelu"), "cannot learn"),

@@ -1,9 +1,9 @@
-"""An ablation from text to table: prepare once, plan, run what was not run before, compare."""
+"""An ablation from text to table: prepare the text once, plan the runs, train those without a result, compare."""
 
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,160 +13,123 @@ from regard.ablation import plan
 from regard.ablation.plan import Job, Text
 from regard.ablation.report import Report, report
 from regard.ablation.results import DONE, Results
-from regard.ablation.rows import Match, Row, Rows, chosen
+from regard.ablation.rows import MATCHES, Row, Rows, chosen
 from regard.ablation.runner import Resources, Runner, Watch
-from regard.demo.corpus import generate
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import metric_for
-from regard.files import LOCK, clear, held, replace_text
+from regard.files import LOCK, clear, held
 from regard.planner import adamw
 from regard.processes import JobError
-from regard.recipe.recipe import Recipe, RecipeRequest, asked
+from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.resolve import resolve
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import read_json, write_json
 from regard.variants import variant
 
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
-LONG = 10**9  # steps that are never made
-PROBE = 8.0  # seconds for which the base's speed is measured
-DEMO_PAIRS, DEMO_VALIDATION, DEMO_STEPS = 20_000, 400, 400
-SMALL: dict[str, Any] = {
-    "d_model": 64,
-    "heads": 4,
-    "encoder.depth": 2,
-    "decoder.depth": 2,
-    "encoder.pattern[0].branches[1].d_hidden": 256,
-    "decoder.pattern[0].branches[2].d_hidden": 256,
-}
+LONG = 10**9  # steps of a run that is stopped by time
+PROBE = 8.0  # seconds of a measurement of training speed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared, and how often."""
+    """Which rows are compared, over how many seeds and steps, and by which metric."""
 
     rows: str = "all"
     seeds: int = 3
-    steps: int | None = None  # None: as the recipe says, or as many as the text is worth
-    seconds: float | None = None  # as many steps as the base makes in this time
-    match: Match = "none"
+    steps: int | None = None  # None: those of the recipe, or chosen from the corpus size
+    seconds: float | None = None  # instead of steps: as many as the base makes in this time
+    match: str = "none"  # one of MATCHES
     search_rates: bool = False
     metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
     max_time: float | None = None
-    each: bool = False  # `seconds` are those of every row, each at its own speed
-    base_seeds: int | None = None  # None: three times as many as a row has
-    texts: bool = False  # what was said in the end is kept
-    rates: Mapping[str, float] = field(default_factory=dict)  # factors of rows' learning rates that are known already
+    each: bool = False  # every row makes as many steps as it can in `seconds`
+    base_seeds: int | None = None  # None: three times the seeds of a row
+    texts: bool = False  # translations of the validation text are kept
+    rates: Mapping[str, float] = field(default_factory=dict)  # known factors of the learning rates of rows
 
     def check(self) -> None:
-        """Refuse what cannot be meant, before any text is read."""
+        """Refuse invalid settings before any text is read."""
         if self.seeds < 1:
             raise SpecError("--seeds", f"must be at least 1, not {self.seeds}")
         if self.steps is not None and self.steps < plan.EARLY:
             raise SpecError("--steps", f"must be at least {plan.EARLY}, not {self.steps}")
         if self.steps is not None and self.seconds is not None:
-            raise SpecError("--time", "says how many steps are made, and so does --steps; give one of them")
+            raise SpecError("--time", "sets the number of steps, and so does --steps; give one of them")
         if self.search_rates and self.rates:
-            raise SpecError("rates", "are known, and are to be searched; give one of rates and search_rates")
+            raise SpecError("rates", "are given, but search_rates would search them; give one of the two")
+        if self.match not in MATCHES:
+            raise SpecError("--match", f"unknown way {self.match!r}; {nearest(self.match, MATCHES)}")
         chosen(self.rows)
 
 
-def demo(text: Path, preset: str | None, variants: Sequence[str], changes: Sequence[str]) -> RecipeRequest:
-    """The default: the demo's English and German numbers, dates and times, and a small base of the table's kind."""
-    record = {
-        "model": {"preset": preset or "narang_base"} | ({} if preset else SMALL),
-        "data": {
-            "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
-            "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
-            "tokenizer": {"kind": "bpe", "vocab": 800},
-            "batching": {"kind": "buckets", "tokens": 1000},
-        },
-        "train": {
-            "steps": DEMO_STEPS,
-            "optimizer": {"kind": "adamw", "learning_rate": 5e-3},
-            "schedule": {"kind": "linear", "warmup": DEMO_STEPS // 8},
-            "decode": DEMO_VALIDATION // 2,
-        },
-    }
-    return asked(record, changes, variants)
-
-
-def write_demo(text: Path) -> None:
-    """The demo's corpus in files."""
-    if (text / "valid.tsv").exists():
-        return
-    corpus = generate(DEMO_PAIRS, held_out=DEMO_VALIDATION)
-    text.mkdir(parents=True, exist_ok=True)
-    for name, examples in (("train", corpus.train), ("valid", corpus.test)):
-        lines = "".join(f"{example.source}\t{example.target}\n" for example in examples)
-        replace_text(text / f"{name}.tsv", lines)
-
-
-def ablate(
-    wanted: RecipeRequest | Callable[[], RecipeRequest],
+def run_ablation(
+    request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     settings: Settings = Settings(),
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
-    """Run an ablation in the folder `out`, or go on with one, and return its table.
+    """Run an ablation in the folder `out`, or continue one, and return its table.
 
-    `wanted` may be a function, which is called once the folder is there.
+    `request` may be a function; it is called once the folder exists.
     """
     names, named = chosen(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
-    with begun(wanted, out, settings, machine, watch) as (text, recipe):
+    with begun(request, out, settings, machine, watch) as (text, recipe):
         rows = Rows(recipe, text.data, settings.match, machine.trust_code)
         planned = rows.rows(names, named)
         experiment = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned)
-        found = experiment.run()
-        found.save(Path(out), experiment.say)
-        return found
+        table = experiment.run()
+        table.save(Path(out), experiment.say)
+        return table
 
 
 @contextmanager
 def begun(
-    wanted: RecipeRequest | Callable[[], RecipeRequest],
+    request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     settings: Settings,
     machine: Resources,
     watch: Watch,
 ) -> Iterator[tuple[Text, Recipe]]:
-    """The text and the base's recipe of an experiment in the folder `out`, which is held while it lasts."""
+    """Prepare the text and the recipe of the base in the folder `out`, which is locked until the block is left."""
     settings.check()
-    choose_device(machine.device)  # one that is not there is said before anything is made
+    choose_device(machine.device)  # refuse a missing device before anything is written
     folder = Path(out)
-    _check_folder(folder)  # nothing, not even a lock, is written to a folder of something else
+    _check_folder(folder)  # write nothing, not even a lock, to a folder of something else
     with held(folder, lambda: _check_folder(folder), _writes), _runs(folder):
-        found = wanted() if callable(wanted) else wanted
+        recipe = request() if callable(request) else request
 
         def say(sentence: str) -> None:
             watch({"event": "say", "sentence": sentence})
 
-        if unused := plan.unused(found):
+        if unused := plan.unused(recipe):
             say(unused)
-        text = plan.tokenised(found, folder / "data", say)
-        # Not packed unless asked for: rows that cannot be packed would be trained on other batches than the base.
+        text = plan.tokenised(recipe, folder / "data", say)
+        # Rows are not packed by default: those that cannot be packed would be trained on other batches than the base.
         yield (
             text,
             resolve(
-                _asked(found, settings), text.data, choose_device(machine.device), say, packs=False, attention=True
+                _request(recipe, settings), text.data, choose_device(machine.device), say, packs=False, attention=True
             ),
         )
 
 
-def _asked(wanted: RecipeRequest, settings: Settings) -> RecipeRequest:
-    """What is chosen for a single run is not chosen here: every run is trained to its end."""
-    steps = settings.steps or (None if settings.seconds is not None else wanted.train.steps)
-    # AdamW for all, unless another is given: Muon would treat a row by how many of its parameters are matrices.
-    optimizer = wanted.train.optimizer or adamw(wanted.data.objective)
-    train = replace(wanted.train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1)
-    return replace(wanted, train=train)
+def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
+    """Return the request of a base whose runs are trained to their end, without early stopping."""
+    steps = settings.steps or (None if settings.seconds is not None else request.train.steps)
+    # AdamW is the default of all rows: Muon would train a row differently if fewer of its parameters are matrices.
+    optimizer = request.train.optimizer or adamw(request.data.objective)
+    train = replace(
+        request.train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1
+    )
+    return replace(request, train=train)
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than an ablation."""
+    """Refuse a folder that holds anything but an ablation."""
     if folder.exists() and (
         not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
     ):
@@ -179,22 +142,22 @@ def _writes(name: str) -> bool:
 
 @contextmanager
 def _runs(folder: Path) -> Iterator[None]:
-    """Make the folder `runs` in a folder that is held. What is refused before the first run leaves nothing."""
+    """Create the folder `runs`, and remove it again if an error ends the block before the first run."""
     runs = folder / "runs"
-    made = not runs.exists()
+    new = not runs.exists()
     try:
         runs.mkdir(exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot make the folder {runs}: {error.strerror}") from None
+        raise DataError(f"cannot create the folder {runs}: {error.strerror}") from None
     try:
         yield
     finally:
-        if made and runs.is_dir() and not any(runs.iterdir()):
+        if new and runs.is_dir() and not any(runs.iterdir()):
             clear(folder, [LOCK])
 
 
 class Experiment:
-    """Rows and a base on one text: makes the runs that were not made before, and compares."""
+    """A base and its rows on one text: train the runs that have no result yet, then compare."""
 
     def __init__(
         self,
@@ -215,37 +178,36 @@ class Experiment:
         names = [row.name for row in (base, *rows)]
         for name in settings.rates:
             if name not in names:
-                raise SpecError("rates", f"{name!r} is no row here; {nearest(name, names)}")
+                raise SpecError("rates", f"{name!r} is not a row of this ablation; {nearest(name, names)}")
         for row in rows:
             if row.left_out:
                 self.say(f"{row.name} is left out: {row.left_out}")
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
 
     def run(self) -> Report:
-        """The table of all rows."""
+        """Train all runs and return the table."""
         settings, complete, rates = self.settings, True, dict(self.settings.rates)
         with Runner(self.folder, self.machine) as runner:
             left = self._budgeted(runner)
             if settings.search_rates:
                 complete, rates = self._searched(runner, left)
-            # Without all searches done, rates may still change: only the rows whose search is whole go on.
+            # Rows whose search of the learning rate is incomplete are not trained yet.
             ready = [row for row in left if not settings.search_rates or row.name in rates]
-            many = settings.base_seeds
-            self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, many)
+            self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
             if complete:
                 complete = self._make(runner, self.jobs, "runs")
         seeds = settings.seeds
-        found = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
-        found.complete = complete
-        return found
+        table = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
+        table.complete = complete
+        return table
 
     def rates(self) -> dict[str, float]:
-        """The factor of the learning rate at which each row does best, and nothing more."""
+        """Search the learning rate of every row, and return its best factor of the base's."""
         with Runner(self.folder, self.machine) as runner:
             return self._searched(runner, self._budgeted(runner))[1]
 
     def _budgeted(self, runner: Runner) -> list[Row]:
-        """The rows that can be trained, after the steps that they and the base are worth have been settled."""
+        """Set the number of training steps, and return the rows that can be trained."""
         settings, steps = self.settings, self.settings.steps
         if settings.seconds is not None:
             steps = self._steps(runner, self.base, settings.seconds)
@@ -255,16 +217,16 @@ class Experiment:
         self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
         after = getattr(self.recipe.train.schedule, "warmup", None)
         if before != after:
-            self.say(f"warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
+            self.say(f"learning rate warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
-        """Whether the search for rates is whole, and what it found."""
+        """Run the search of learning rates; return True if it is complete, and the best factor of each row."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
         return self._make(runner, searches, "learning rates"), self._rates(searches)
 
     def _make(self, runner: Runner, jobs: list[Job], what: str) -> bool:
-        """Make the runs that were not made before; whether all are made."""
+        """Train the runs that have no result yet; return True if all have one."""
         left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
         every = {job.hash for job in jobs}
         self.watch({"event": "plan", "what": what, "runs": len(every), "made": len(every) - len(left)})
@@ -278,12 +240,12 @@ class Experiment:
         return runner.run(left.values(), self.text, measured, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
-        """The factor of the learning rate at which each row did best; a run that failed did worst."""
+        """Return the factor of the learning rate with the lowest loss for each row; a failed run counts as infinite."""
         best: dict[str, tuple[float, float]] = {}
         for job in searches:
             result = self.results.get(job.hash)
             if result is None:
-                best[job.row] = (-math.inf, math.nan)  # not known yet
+                best[job.row] = (-math.inf, math.nan)  # the search of this row is incomplete
                 continue
             loss = result["loss"] if result["status"] == DONE else math.inf
             before = best.get(job.row, (math.inf, 1.0))
@@ -291,7 +253,7 @@ class Experiment:
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
     def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
-        """A row with the steps that it makes in this time; left out if it cannot be trained at all."""
+        """Return a row with the steps that it makes in this time; a row that cannot be trained is left out."""
         if row.model is None:
             return row
         try:
@@ -301,11 +263,11 @@ class Experiment:
             return Row(row.name, None, left_out=str(error))
 
     def say(self, sentence: str) -> None:
-        """Show a sentence."""
+        """Print a sentence above the progress."""
         self.watch({"event": "say", "sentence": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
-        """As many steps as a row makes in this time: measured once, then the same in all sessions."""
+        """Return the steps that a row makes in this time, measured once and stored in `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
         known, path = probe.hash, self.folder / "steps.json"
@@ -320,7 +282,7 @@ class Experiment:
             table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
             write_json(path, table)
         steps = table[f"{known} {seconds:g}"]
-        self.say(f"steps: {steps:,}, what {self._called(row)} makes in {seconds:g} s")
+        self.say(f"steps: {steps:,}, as many as {self._called(row)} makes in {seconds:g} s")
         return steps
 
     def _called(self, row: Row) -> str:

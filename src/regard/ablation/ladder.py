@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from regard.ablation import page
-from regard.ablation.experiment import DEMO_VALIDATION, Experiment, Settings, begun
+from regard.ablation.experiment import Experiment, Settings, begun
 from regard.ablation.path import path_lengths
 from regard.ablation.report import Line, Mean, Report, mean, plain, quantity
 from regard.ablation.results import DONE, Result
@@ -30,7 +30,7 @@ from regard.evaluation.significance import Interval, intervals
 from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
-from regard.recipe.recipe import RecipeRequest, asked
+from regard.recipe.recipe import RecipeRequest
 from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
@@ -50,7 +50,6 @@ LESS = ("no_scaling", "one_head", "no_positions", "no_residual", "no_norm", "no_
 RUNGS = (*BEFORE, *LESS, FULL)
 BUCKETS = 4
 QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
-STEPS = 1800  # of the demo's text, if nothing is said
 
 
 def chosen(wanted: str) -> tuple[list[str], set[str]]:
@@ -66,29 +65,6 @@ def chosen(wanted: str) -> tuple[list[str], set[str]]:
     if not names:
         raise SpecError("--rungs", "names only the full Transformer, which every ladder has; name what leads to it")
     return names, set(words) - {"all", FULL}
-
-
-def demo(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
-    """The default: the demo's English and German numbers, dates and times, and a Transformer for two cores."""
-    small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"label_smoothing": 0.0}}
-    small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
-    record = {
-        "model": {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small} if base is None else base,
-        "data": {
-            "train": [{"kind": "tsv", "path": str(text / "train.tsv")}],
-            "valid": [{"kind": "tsv", "path": str(text / "valid.tsv")}],
-            "tokenizer": {"kind": "bpe", "vocab": 800},
-            "batching": {"kind": "buckets", "tokens": 500},
-            "max_len": 40,  # a model that has learned nothing says as much as it may
-        },
-        "train": {
-            "steps": STEPS,
-            "optimizer": {"kind": "adamw", "learning_rate": 4e-3},
-            "schedule": {"kind": "linear", "warmup": 100},
-            "decode": DEMO_VALIDATION // 2,
-        },
-    }
-    return asked(record, changes)
 
 
 def ladder(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from regard import variants
 from regard.data.prepare import Prepared
@@ -20,7 +20,7 @@ from regard.variants import apply, variant
 BASE = "base"
 ROUND, LARGE = 8, 64  # hidden widths from LARGE on are multiples of ROUND
 CLOSE = 0.01
-Match = Literal["none", "parameters", "compute"]
+MATCHES = ("none", "parameters", "compute")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def chosen(wanted: str) -> tuple[list[str], set[str]]:
 class Rows:
     """Makes the rows of one base on one text."""
 
-    def __init__(self, recipe: Recipe, data: Prepared, match: Match, trust_code: bool = False) -> None:
+    def __init__(self, recipe: Recipe, data: Prepared, match: str, trust_code: bool = False) -> None:
         self.trust_code = trust_code
         self.base, self.match, self.objective = recipe.model, match, data.objective
         self.sizes = {name: data.tokenizers[name].size for name in data.objective.encoded}

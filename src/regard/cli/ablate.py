@@ -1,7 +1,7 @@
 """The command that settles whether a change helps: ablate."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,13 +25,12 @@ from regard.cli.base import (
     console,
     print_json,
 )
-from regard.errors import SpecError, nearest
+from regard.errors import SpecError
 
 if TYPE_CHECKING:
     from regard.ablation.report import Report
 
 WIDE = 140
-MATCHES = ("none", "parameters", "compute")
 
 
 @app.command(rich_help_panel=STUDY)
@@ -105,50 +104,38 @@ def ablate(
     """
     if out is None:
         raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")
-    if match not in MATCHES:
-        raise SpecError("--match", f"unknown way {match!r}; {nearest(match, MATCHES)}")
-    from regard.ablation.console import AblationConsole
-    from regard.ablation.experiment import Settings, ablate, demo, write_demo
-    from regard.ablation.plan import check_changes
-    from regard.ablation.runner import Resources
-    from regard.runs.options import seconds
-    from regard.runs.request import check_request, request_from_options
+    from regard.ablation.ablate import ablate
 
-    files: dict[str, Any] = {
-        "source": source,
-        "target": target,
-        "valid_source": valid_source,
-        "valid_target": valid_target,
-        "tsv": tsv,
-        "jsonl": jsonl,
-        "text": text,
-        "labelled": labelled,
-        "valid": valid,
-    }
-    given = {name: value for name, value in files.items() if value}
-    settings = Settings(rows, seeds, steps, seconds(time, "--time"), match, search_rates, metric, seconds(max_time))
-    settings.check()
-    folder = Path(out)
-    if given or recipe is not None:
-        wanted = request_from_options(
-            **given, recipe=recipe, preset=base, variants=variant or (), changes=change or (), trust_code=trust_code
-        )
-        check_request(wanted)
-    else:
-        wanted = demo(folder / "text", base, variant or (), change or ())
-    check_changes(change or (), wanted, steps is not None or time is not None)
-    view = AblationConsole(quiet=quiet or as_json)
-
-    def ready() -> Any:
-        if not given and recipe is None:
-            write_demo(folder / "text")
-        return wanted
-
-    try:
-        report = ablate(ready, folder, settings, Resources(device, jobs, threads, trust_code), view.note)
-    finally:
-        view.close()
-    _show(report, folder, as_json, quiet)
+    report = ablate(
+        out,
+        recipe=recipe,
+        source=source,
+        target=target,
+        valid_source=valid_source,
+        valid_target=valid_target,
+        tsv=tsv or (),
+        jsonl=jsonl or (),
+        text=text or (),
+        labelled=labelled or (),
+        valid=valid,
+        rows=rows,
+        base=base,
+        variants=variant or (),
+        changes=change or (),
+        seeds=seeds,
+        steps=steps,
+        time=time,
+        match=match,
+        metric=metric,
+        search_rates=search_rates,
+        jobs=jobs,
+        device=device,
+        threads=threads,
+        max_time=max_time,
+        quiet=quiet or as_json,
+        trust_code=trust_code,
+    )
+    _show(report, Path(out), as_json, quiet)
 
 
 def _show(report: "Report", folder: Path, as_json: bool, quiet: bool) -> None:

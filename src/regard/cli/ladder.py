@@ -92,9 +92,10 @@ def ladder(
     its paths are. Without a text, on English numbers and dates in German. Killed or stopped, the same command goes on.
     The folder gets ladder.html, ladder.md, ladder.json and results.jsonl.
     """
+    from regard.ablation import demo
     from regard.ablation.console import AblationConsole
-    from regard.ablation.experiment import Settings, write_demo
-    from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, chosen, demo
+    from regard.ablation.experiment import Settings
+    from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, chosen
     from regard.ablation.ladder import ladder as climb
     from regard.ablation.plan import check_changes
     from regard.ablation.runner import Resources
@@ -126,13 +127,13 @@ def ladder(
         wanted = request_from_options(**given, recipe=recipe, preset=base, changes=change or (), trust_code=trust_code)
         check_request(wanted)
     else:
-        wanted = demo(folder / "text", base, change or ())
+        wanted = demo.ladder(folder / "text", base, change or ())
     check_changes(change or (), wanted, steps is not None or seconds is not None)
     view = AblationConsole(quiet=quiet or as_json)
 
     def ready() -> Any:
         if not given and recipe is None:
-            write_demo(folder / "text")
+            demo.write(folder / "text")
         return wanted
 
     try:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from regard.ablation import experiment
-from regard.ablation.experiment import Settings, begun, write_demo
+from regard.ablation import demo, experiment
+from regard.ablation.experiment import Settings, begun
 from regard.ablation.runner import Resources
 from regard.demo.corpus import generate
 from regard.errors import DataError
@@ -86,11 +86,11 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_demo_is_written_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "generate", lambda *_, **__: generate(20, held_out=2))
+    monkeypatch.setattr(demo, "generate", lambda *_, **__: generate(20, held_out=2))
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "text").mkdir()
     for name in (".train.tsv-making", "train.tsv"):
         (tmp_path / "text" / name).symlink_to(tmp_path / "mine")
-    write_demo(tmp_path / "text")
+    demo.write(tmp_path / "text")
     assert (tmp_path / "mine").read_text() == "precious"
     assert len((tmp_path / "text" / "train.tsv").read_text().splitlines()) == 20

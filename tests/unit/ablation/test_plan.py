@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.ablation import plan, rows, work
-from regard.ablation.experiment import Settings, demo
+from regard.ablation import demo, plan, rows, work
+from regard.ablation.experiment import Settings
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
@@ -172,7 +172,7 @@ def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: rows.Match
 
 
 def test_scaled_widths() -> None:
-    spec = demo(Path("nowhere"), "transformer_tiny", (), ()).model
+    spec = demo.ablation(Path("nowhere"), "transformer_tiny", (), ()).model
     assert spec == {"preset": "transformer_tiny"}
     from regard.presets import preset
 
