@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regard.models.loss import Loss
     from regard.nn.mask import Trace
     from regard.presets import preset
+    from regard.runs.compare import compare
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.runs.use import classify, evaluate, generate, score, translate
@@ -52,6 +53,7 @@ __all__ = [
     "TrainedModel",
     "build",
     "classify",
+    "compare",
     "count",
     "diff",
     "evaluate",
@@ -86,6 +88,7 @@ _HOMES = {
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.train": ("resume", "train"),
+    "regard.runs.compare": ("compare",),
     "regard.runs.use": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }

@@ -2,9 +2,9 @@
 
 # The help lists its panels and commands in this order.
 # isort: off
-from regard.cli import inside, study, ablate, ladder, bench, train, use, ship
+from regard.cli import inside, study, ablate, compare, ladder, bench, train, use, ship
 
 # isort: on
 from regard.cli.base import app, main
 
-__all__ = ["ablate", "app", "bench", "inside", "ladder", "main", "ship", "study", "train", "use"]
+__all__ = ["ablate", "app", "bench", "compare", "inside", "ladder", "main", "ship", "study", "train", "use"]

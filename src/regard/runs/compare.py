@@ -1,0 +1,254 @@
+"""Runs side by side: where their recipes differ, their sizes, validation curves, best scores, speed and time."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.errors import DataError, SpecError
+from regard.evaluation.metrics import METRICS
+from regard.models.build import count
+from regard.runs.trained_model import TrainedModel, read_recipe
+from regard.training.checkpoint import RunFolder
+
+BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+ABSENT = "-"
+PLOTS = (".png", ".svg", ".html")
+Curve = list[tuple[int, float]]  # (step, value)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run of a comparison, as its recipe and log describe it."""
+
+    name: str
+    path: str
+    model: str
+    parameters: int
+    finished: bool
+    step: int
+    steps: int | None  # planned; None where the time decides
+    seconds: float  # of training
+    tokens_per_second: float | None  # median over the log
+    device: str | None
+    criterion: str  # the metric that ranks checkpoints
+    curves: dict[str, Curve]  # validation, by metric
+
+    def best(self, metric: str) -> tuple[int, float] | None:
+        """The step and value of the best validation by this metric."""
+        curve = self.curves.get(metric)
+        if not curve:
+            return None
+        return (max if METRICS[metric].higher_is_better else min)(curve, key=lambda point: point[1])
+
+
+@dataclass(frozen=True, repr=False)
+class RunComparison:
+    """What `compare` returns: `repr` is a table, `json` a record, `plot` a picture of the validation curves."""
+
+    runs: tuple[RunSummary, ...]
+    differences: dict[str, tuple[Any, ...]]  # path in the recipe -> the value in each run
+
+    @property
+    def metrics(self) -> list[str]:
+        """The loss, the metrics that rank checkpoints, then the others that were validated."""
+        names = ["loss", *(run.criterion for run in self.runs), *(name for run in self.runs for name in run.curves)]
+        return [name for name in dict.fromkeys(names) if any(run.curves.get(name) for run in self.runs)]
+
+    def json(self) -> dict[str, Any]:
+        """The comparison as JSON holds it."""
+        best = [{metric: run.best(metric) for metric in self.metrics} for run in self.runs]
+        runs = [asdict(run) | {"best": scores} for run, scores in zip(self.runs, best, strict=True)]
+        return {"runs": runs, "differences": {path: list(values) for path, values in self.differences.items()}}
+
+    def table(self) -> Table:
+        """The comparison as a table with one column for each run."""
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for run in self.runs:
+            table.add_column(Text(run.name), overflow="fold")
+        for title, rows in self._sections().items():
+            if rows:
+                table.add_row(Text(title, "bold"))
+            for name, cells in rows:
+                table.add_row(Text(f"  {name}"), *(Text(cell) for cell in cells))
+        return table
+
+    def _sections(self) -> dict[str, list[tuple[str, list[str]]]]:
+        speeds = [run.tokens_per_second for run in self.runs]
+        training = [
+            ("model", [run.model for run in self.runs]),
+            ("parameters", [f"{run.parameters:,}" for run in self.runs]),
+            ("steps", [_progress(run) for run in self.runs]),
+            ("time", [_duration(run.seconds) for run in self.runs]),
+            ("tokens/s", [ABSENT if speed is None else f"{speed:,.0f}" for speed in speeds]),
+            ("device", [run.device or ABSENT for run in self.runs]),
+        ]
+        scores, curves = [], []
+        for metric in self.metrics:
+            best = [run.best(metric) for run in self.runs]
+            scores.append((metric, [ABSENT if b is None else f"{b[1]:.4g} (step {b[0]:,})" for b in best]))
+        for metric in self.metrics[:2]:
+            lines = [[value for _, value in run.curves.get(metric, [])] for run in self.runs]
+            low, high = min(v for line in lines for v in line), max(v for line in lines for v in line)
+            curves.append((f"{metric} {low:.3g}..{high:.3g}", [_sparkline(line, low, high) for line in lines]))
+        recipes = [(path, [_short(value) for value in values]) for path, values in self.differences.items()]
+        return {
+            "Training": training,
+            "Best validation": scores,
+            "Validation curves": curves,
+            "Recipe (only what differs)": recipes,
+        }
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the validation curves by step into a .png, .svg or .html file; needs matplotlib."""
+        path = Path(path)
+        if path.suffix not in PLOTS:
+            raise SpecError("--plot", f"{str(path)!r} is not a {', '.join(PLOTS[:-1])} or {PLOTS[-1]} file")
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra
+            from matplotlib.figure import Figure  # noqa: PLC0415
+        except ImportError:
+            raise SpecError("--plot", "needs the package matplotlib: pip install 'regard[demo]'") from None
+        metrics = self.metrics[:2]
+        if not metrics:
+            raise DataError("none of the runs has been validated yet, so there is no curve to plot")
+        figure = Figure(figsize=(6 * len(metrics), 4), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        for metric, axes in zip(metrics, figure.subplots(1, len(metrics), squeeze=False)[0], strict=True):
+            for run in self.runs:
+                if curve := run.curves.get(metric):
+                    axes.plot(*zip(*curve, strict=True), marker=".", label=run.name.replace("$", r"\$"))
+            axes.set_xlabel("step")
+            axes.set_ylabel(f"validation {metric}")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png" if path.suffix == ".png" else "svg")
+        drawing = buffer.getvalue()
+        if path.suffix == ".html":
+            drawing = b"<!doctype html><title>regard compare</title>" + drawing[drawing.index(b"<svg") :]
+        try:
+            path.write_bytes(drawing)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+    def __repr__(self) -> str:
+        screen = Console(file=StringIO(), width=100, color_system=None, emoji=False, highlight=False)
+        with screen.capture() as capture:
+            screen.print(self.table())
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunComparison:
+    """Compare runs, finished or not, by their folders: recipes, sizes, validation curves, best scores, speed and time.
+
+    print(regard.compare("runs/a", "runs/b"))
+    regard.compare("runs/a", "runs/b").plot("curves.png")
+    """
+    paths = [run.path if isinstance(run, TrainedModel) else Path(run) for run in runs]
+    if len(paths) < 2:
+        raise DataError("a comparison needs at least two runs; give the folders of two or more")
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    recipes = [read_recipe(RunFolder(path), trust_code) for path in paths]
+    records = [recipe.record() for recipe in recipes]
+    summaries = []
+    for name, path, recipe in zip(names, paths, recipes, strict=True):
+        events = list(_events(RunFolder(path).log))
+        steps = [event["tokens_per_second"] for event in events if event.get("tokens_per_second")]
+        started = [event["device"] for event in events if event["event"] == "start" and "device" in event]
+        summaries.append(
+            RunSummary(
+                name,
+                str(path),
+                recipe.model.kind,
+                count(recipe.model),
+                RunFolder(path).final.exists(),
+                max((event["step"] for event in events), default=0),
+                recipe.train.steps,
+                max((event.get("time") or 0.0 for event in events), default=0.0),
+                median(steps) if steps else None,
+                started[-1] if started else None,
+                recipe.train.criterion,
+                _curves(events),
+            )
+        )
+    return RunComparison(tuple(summaries), {path: tuple(values) for path, values in differences(records)})
+
+
+def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Sequence[Any]]]:
+    """Where JSON values differ: (path, the value in each), the innermost path whose parts have the same form."""
+    if all(value == values[0] and type(value) is type(values[0]) for value in values):
+        return
+    if all(isinstance(value, dict) and value.get("kind") == values[0].get("kind") for value in values):
+        for key in dict.fromkeys(key for value in values for key in value):
+            yield from differences([value.get(key) for value in values], f"{path}.{key}".lstrip("."))
+    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        for i, items in enumerate(zip(*values, strict=True)):
+            yield from differences(items, f"{path}[{i}]")
+    else:
+        yield path, values
+
+
+def _events(log: Path) -> Iterator[dict[str, Any]]:
+    """The events of a log; a line that is still being written is skipped."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("step"), int):
+            yield event
+
+
+def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """The value of each metric at each validation."""
+    curves: dict[str, Curve] = {}
+    for event in events:
+        if event["event"] == "valid":
+            for name in METRICS:
+                if isinstance(event.get(name), int | float):
+                    curves.setdefault(name, []).append((event["step"], float(event[name])))
+    return curves
+
+
+def _progress(run: RunSummary) -> str:
+    planned = "" if run.steps is None else f" of {run.steps:,}"
+    return f"{run.step:,}{planned}{'' if run.finished else ', not finished'}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {rest:02}s" if minutes else f"{seconds:.1f}s"
+
+
+def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20) -> str:
+    """Values as bars of eight heights; of many, evenly spaced ones and the last."""
+    if not values:
+        return ABSENT
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+def _short(value: Any) -> str:
+    """A value of a recipe in a cell: a part by its kind."""
+    if isinstance(value, dict):
+        return str(value.get("kind", "table"))
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}"
