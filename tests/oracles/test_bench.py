@@ -1,4 +1,4 @@
-"""The peers of `regard bench` that only `make test-oracles` installs: the same size, and a loss that can be learned."""
+"""The peers of `regard bench` that `make test-oracles` installs: their size equals ours, and their loss falls."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TINY = SHAPES["tiny"]
 
 
 @pytest.mark.parametrize("name", ["fairseq", "joeynmt"])
-def test_a_peer_has_our_size_and_learns(name: str) -> None:
+def test_peer_has_our_size_and_its_loss_falls(name: str) -> None:
     torch.manual_seed(0)
     ours = build(TINY.spec(0.1), seed=1)
     training_model = next(peer for peer in PEERS if peer.name == name).code().training_model(TINY, 0.1, ours)
@@ -27,5 +27,5 @@ def test_a_peer_has_our_size_and_learns(name: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(5.3, abs=3.0)  # log 200 and what its first weights make of it
+    assert losses[0] == pytest.approx(5.3, abs=3.0)  # log 200, for its initial weights
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])

@@ -1,9 +1,9 @@
-"""The 60-second translator: trains recipes/record.toml on Multi30k en-de; notes how long it took and how good it is.
+"""The 60-second translator: train recipes/record.toml on Multi30k en-de, and store its time and its scores.
 
 python docs/results/records/record.py FOLDER [--seeds 1 2 3] [--name NAME] [--set PATH=VALUE ...]
 
-FOLDER holds train, val and test_2016_flickr of the official tokenised text (`*.en`, `*.de`, also `.gz`). What is noted
-goes to NAME beside this file: a line of records.jsonl, the recipe as it was run, and the log of every seed.
+FOLDER contains train, val and test_2016_flickr of the official tokenised text (`*.en`, `*.de`, also `.gz`). The results
+are written to NAME beside this file: a line of records.jsonl, the resolved recipe, and the log of every seed.
 """
 
 import argparse
@@ -18,29 +18,29 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parent.parent.parent / "recipes" / "record.toml"
-MARK = 300.0  # seconds of Hugging Face Marian with the Transformer-Tiny recipe on the same GPU, to 41.4 BLEU
+REFERENCE = 300.0  # seconds of Hugging Face Marian with the Transformer-Tiny recipe on the same GPU, to 41.4 BLEU
 
 
-def found(folder: Path, part: str, language: str) -> str:
-    """The file of one part and language, whatever the rest of its name."""
-    fitting = sorted(path for path in folder.glob(f"{part}*.{language}*") if path.suffix in {f".{language}", ".gz"})
-    if not fitting:
+def path_of(folder: Path, part: str, language: str) -> str:
+    """The path of the file of a part and language."""
+    paths = sorted(path for path in folder.glob(f"{part}*.{language}*") if path.suffix in {f".{language}", ".gz"})
+    if not paths:
         sys.exit(f"record: there is no {part}*.{language} in {folder}; give the folder multi30k/tok")
-    return str(fitting[0])
+    return str(paths[0])
 
 
 def regard(*arguments: str) -> str:
-    """What a command says on stdout."""
+    """The stdout of a command."""
     return subprocess.run(
         [sys.executable, "-m", "regard", *arguments], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
-def trained(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str, Any]:
-    """One run: seconds of training by its own log and of the whole command, and BLEU of both texts."""
+def train(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str, Any]:
+    """One run: seconds of training by its log, seconds of the whole command, and the scores of both texts."""
     sides = {"--source": "train", "--valid-source": "val"}
-    files = [value for option, part in sides.items() for value in (option, found(folder, part, "en"))]
-    files += [v for o, part in sides.items() for v in (o.replace("source", "target"), found(folder, part, "de"))]
+    files = [value for option, part in sides.items() for value in (option, path_of(folder, part, "en"))]
+    files += [v for o, part in sides.items() for v in (o.replace("source", "target"), path_of(folder, part, "de"))]
     settings = [value for change in (f"train.seed={seed}", *changes) for value in ("--set", change)]
     began = time.perf_counter()
     regard("train", str(RECIPE), *files, "--out", str(run), *settings)
@@ -49,7 +49,7 @@ def trained(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str,
     scores = {}
     for part in ("val", "test_2016_flickr"):
         name = part if list(folder.glob(f"{part}*")) else "test"
-        files = ["--source", found(folder, name, "en"), "--reference", found(folder, name, "de")]
+        files = ["--source", path_of(folder, name, "en"), "--reference", path_of(folder, name, "de")]
         scored = json.loads(regard("evaluate", str(run), *files, "--tokenize", "none", "--beam", "5", "--json"))
         scores[part] = {key: scored[key] for key in ("bleu", "chrf", "perplexity", "signature")}
     program = [event for event in log if event["event"] == "executor"]
@@ -64,15 +64,15 @@ def main() -> None:
     parser.add_argument("--name", default=time.strftime("%Y-%m-%d"))
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="PATH=VALUE")
     parser.add_argument("--into", type=Path, default=HERE)
-    given = parser.parse_args()
-    into: Path = given.into / given.name
+    options = parser.parse_args()
+    into: Path = options.into / options.name
     into.mkdir(parents=True, exist_ok=True)
     (into / "recipe.toml").write_text(RECIPE.read_text())
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for seed in given.seeds:
+        for seed in options.seeds:
             run = Path(scratch) / f"seed{seed}"
-            rows.append(trained(given.folder, run, seed, given.changes))
+            rows.append(train(options.folder, run, seed, options.changes))
             (into / f"log-{seed}.jsonl").write_text((run / "log.jsonl").read_text())
             machine = json.loads((run / "environment.json").read_text())
             del machine["command"]  # it has the paths of this machine
@@ -80,10 +80,16 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     seconds = statistics.mean(row["seconds"] for row in rows)
     test = statistics.mean(row["test_2016_flickr"]["bleu"] for row in rows)
-    record = {"name": given.name, "changes": given.changes, "seconds": seconds, "ratio": MARK / seconds, "test": test}
-    with (given.into / "records.jsonl").open("a") as file:
+    record = {
+        "name": options.name,
+        "changes": options.changes,
+        "seconds": seconds,
+        "ratio": REFERENCE / seconds,
+        "test": test,
+    }
+    with (options.into / "records.jsonl").open("a") as file:
         file.write(json.dumps(record | {"rows": rows}) + "\n")
-    print(f"{seconds:.1f} s of training, {MARK / seconds:.1f} times the mark; test BLEU {test:.2f}")
+    print(f"{seconds:.1f} s of training, {ratio:.1f} times the reference; test BLEU {test:.2f}")
 
 
 if __name__ == "__main__":

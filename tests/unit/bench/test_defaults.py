@@ -57,9 +57,9 @@ def test_every_text_that_is_written_can_be_measured(load: Any) -> None:
         assert seconds(time)
 
 
-@pytest.mark.parametrize(("budget", "shown"), [(30, "30 s"), (90, "90 s"), (60, "1 min"), (300, "5 min")])
-def test_time_budget_as_text(load: Any, budget: float, shown: str) -> None:
-    assert load("defaults_page").clock(budget) == shown
+@pytest.mark.parametrize(("budget", "formatted"), [(30, "30 s"), (90, "90 s"), (60, "1 min"), (300, "5 min")])
+def test_time_budget_as_text(load: Any, budget: float, formatted: str) -> None:
+    assert load("defaults_page").clock(budget) == formatted
 
 
 def test_learning_rate_warms_up_over_steps_and_falls_to_zero_with_the_time(load: Any) -> None:
@@ -75,15 +75,15 @@ def test_learning_rate_warms_up_over_steps_and_falls_to_zero_with_the_time(load:
 def test_batches_hold_every_example_once_and_no_more_than_their_tokens(load: Any) -> None:
     rng = random.Random(0)
     examples = [([n] * rng.randint(1, 40), [n] * rng.randint(1, 40)) for n in range(500)]
-    found = load("script").batches(examples, 200, random.Random(1))
-    assert sorted(example for batch in found for example in batch) == sorted(examples)
-    assert all(len(batch) * max(max(map(len, example)) for example in batch) <= 200 for batch in found)
+    result = load("script").batches(examples, 200, random.Random(1))
+    assert sorted(example for batch in result for example in batch) == sorted(examples)
+    assert all(len(batch) * max(max(map(len, example)) for example in batch) <= 200 for batch in result)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_kneser_ney_sums_to_one_after_every_context(load: Any, order: int) -> None:
     rng = np.random.default_rng(0)
-    size = 12  # the last two are never seen
+    size = 12  # the last two do not occur
     text = rng.choice(size - 2, 2_000, p=np.arange(1, size - 1) / np.arange(1, size - 1).sum())
     model = load("ngram").KneserNey.counted(text, size, order)
     for context in (text[50:58], np.array([size - 1] * 8), np.concatenate([text[:4], [size - 2], text[9:11]])):
@@ -101,9 +101,9 @@ def test_kneser_ney_predicts_a_repeated_text_better_with_a_higher_order(load: An
 def test_a_line_is_its_words_and_an_end(load: Any) -> None:
     units = load("ngram").units_of("a b\n\n = c = \n", "words")
     assert units == ["a", "b", "\n", "\n", "=", "c", "=", "\n"]
-    found = load("defaults").likelihood(8 * np.log(7), "a b\n\n = c = \n")
-    assert found["perplexity_per_word"] == pytest.approx(7)
-    assert found["nats_per_character"] == pytest.approx(8 * np.log(7) / 13)
+    result = load("defaults").likelihood(8 * np.log(7), "a b\n\n = c = \n")
+    assert result["perplexity_per_word"] == pytest.approx(7)
+    assert result["nats_per_character"] == pytest.approx(8 * np.log(7) / 13)
 
 
 @pytest.mark.parametrize(
