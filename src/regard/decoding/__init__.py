@@ -1,1 +1,1 @@
-"""From a model to text: beam search, greedy search, sampling and their rules, ids in and ids out."""
+"""From a model to text: beam search, greedy search, sampling and decoding constraints, on token ids."""

@@ -32,12 +32,12 @@ class Beam(Search):
         score = log p / norm(length)^alpha + coverage * sum_j log(min(sum_t a_tj, 1)),
 
     where norm is 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016); the length counts eos;
-    a_tj is how much the t-th token said looked at source token j, the mean over the heads of the last decoder layer
-    (positions that nothing looked at, as padding, are left out). `stopping` says when it is enough: "optimal", when
-    nothing that goes on can become one of the n_best; "first", when n_best have ended; or the whole behaviour of
-    another library, see regard.decoding.stopping. Hypotheses that have no room left rank behind those that ended.
+    a_tj is the attention of the t-th token to source token j, the mean over the heads of the last decoder layer
+    (positions without attention, as padding, are left out). `stopping` is the rule that ends the search: "optimal",
+    when no live hypothesis can become one of the n_best; "first", when n_best have ended; or the behaviour of another
+    library, see regard.decoding.stopping. Hypotheses cut at the length limit rank behind those that ended.
 
-    `groups` of beams, searched in turn, lower a token's score for each beam of earlier groups that has just said it by
+    `groups` of beams, searched in turn, lower the score of a token for each beam of earlier groups that chose it by
     `diversity` (Vijayakumar et al. 2016); the penalty steers the choice and is part of no score.
 
     One beam is greedy search: the likeliest token until eos.
@@ -78,17 +78,17 @@ class Beam(Search):
             self._check_as_theirs()
 
     def _check_as_theirs(self) -> None:
-        """What another library cannot do cannot be done as it does it."""
+        """Refuse settings that the library whose stopping rule is used does not have."""
         if self.groups > 1:
-            raise SpecError("groups", f"{self.stopping!r} knows none; choose stopping='optimal' or 'first'")
+            raise SpecError("groups", f"{self.stopping!r} has no groups; choose stopping='optimal' or 'first'")
         if self.normalise == "gnmt":
-            raise SpecError("normalise", f"{self.stopping!r} knows only powers of the length; choose 'mean' or 'none'")
+            raise SpecError("normalise", f"{self.stopping!r} has only powers of the length; choose 'mean' or 'none'")
         if self.coverage:
-            raise SpecError("coverage", f"{self.stopping!r} knows no such one; choose stopping='optimal' or 'first'")
+            raise SpecError("coverage", f"{self.stopping!r} has no such penalty; choose stopping='optimal' or 'first'")
 
     @property
     def scoring(self) -> Scoring:
-        """How a hypothesis is scored."""
+        """The score of a hypothesis."""
         return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha)
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
@@ -99,8 +99,8 @@ class Beam(Search):
             group = list(some)
             if on_device:
                 search_on_device = group[0].models.device_search
-                for job, found in zip(group, search_on_device.find_each(group, self), strict=True):
-                    yield self._completed(job, found)
+                for job, results in zip(group, search_on_device.find_each(group, self), strict=True):
+                    yield self._completed(job, results)
             else:
                 yield from map(self._on_the_host, group)
 
@@ -113,34 +113,34 @@ class Beam(Search):
             self._check_required()
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
-    def _completed(self, job: Job, found: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """What a device could not be sure of is searched again by the host."""
-        again = [row for row, one in enumerate(found) if one is None]
-        looked_up = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
-        return [looked_up[row] if one is None else one for row, one in enumerate(found)]
+    def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
+        """Search again on the host the rows whose result on the device is uncertain (None)."""
+        again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
+        repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
+        return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         if self.beam_size > 1:
             raise SpecError(
-                "beam_size", f"{self.beam_size} beams may change their mind and cannot be streamed; set it to 1"
+                "beam_size", f"{self.beam_size} beams revise earlier tokens and cannot be streamed; set it to 1"
             )
         if self.coverage:
-            raise SpecError("coverage", "is known at the end of a text only and cannot be streamed; set it to 0")
+            raise SpecError("coverage", "is computed at the end of an output and cannot be streamed; set it to 0")
         return self.greedy().stream(job)
 
     def greedy(self) -> AutoregressiveLoop:
-        """The search of one beam."""
-        return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].asks_again)
+        """Return the search of one beam."""
+        return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].eos_at_limit)
 
     def _check_required(self) -> None:
         if self.beam_size < 2:
-            raise SpecError("beam_size", "what is required needs at least 2 beams, one for having it and one for not")
+            raise SpecError("beam_size", "required words need at least 2 beams, one with them and one without")
         if self.groups > 1 or self.stopping not in {"optimal", "first"}:
-            raise SpecError("beam_size", "what is required needs one group of beams and stopping='optimal' or 'first'")
+            raise SpecError("beam_size", "required words need one group of beams and stopping='optimal' or 'first'")
 
 
 class Source:
-    """The beams of one source, and what they have found."""
+    """The beams of one source, and its finished hypotheses."""
 
     def __init__(self, spec: Beam, job: Job, row: int) -> None:
         required = job.rules[row].required
@@ -148,20 +148,20 @@ class Source:
         self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
         self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beam_size, spec.n_best, self.limit)
         begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)
-        # Every group begins with the same empty text; within a group only one beam may, or all would be alike.
+        # Every group begins with one empty hypothesis: with one in each beam, all beams would be equal.
         per_group = spec.beam_size // spec.groups
         self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beam_size)]
         self.tokens, self.parents = [self.pad] * spec.beam_size, list(range(spec.beam_size))
         self.topped = self.over = False
 
     def totals(self) -> list[float]:
-        """The log-probability of every beam."""
+        """Return the log-probability of every beam."""
         return [float("-inf")] * len(self.live) if self.over else [one.total for one in self.live]
 
     def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
-        """Go one step on. Coverage penalties are those of each beam before this step and with it."""
+        """Take one step. Coverage penalties are those of each beam before this step and with it."""
         rule = self.stopping
-        full = step + 1 == self.limit and not rule.asks_again
+        full = step + 1 == self.limit and not rule.eos_at_limit
         self.topped = self.topped or (bool(choice.first) and choice.first[0].token == self.eos)
         for one in choice.first:
             if one.token == self.eos:
@@ -177,45 +177,45 @@ class Source:
         else:
             self.go_on(choice.onward)
             best_live = max(one.total for one in self.live)
-            if rule.done(best_live, step + 1, self.topped) or (len(self.live) == 1 and rule.found):
+            if rule.done(best_live, step + 1, self.topped) or (len(self.live) == 1 and rule.finished):
                 self.end()
 
     def go_on(self, onward: Sequence[Candidate | None]) -> None:
-        """Let every beam continue as chosen."""
+        """Continue every beam with its chosen candidate."""
         self.live = [EMPTY if one is None else self.extended(one) for one in onward]
         self.tokens = [self.pad if one is None else one.token for one in onward]
         self.parents = [beam if one is None else one.beam for beam, one in enumerate(onward)]
 
     def extended(self, one: Candidate) -> Partial:
-        """A beam with one more token."""
+        """Return a beam with one more token."""
         text = self.live[one.beam]
         progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, one.token)
         return Partial((*text.ids, one.token), (*text.log_probs, one.log_prob), one.total, progress)
 
     def add(self, ids: Ids, log_probs: tuple[float, ...], total: float, ended: bool, penalty: float) -> None:
-        """Remember a hypothesis that is over."""
+        """Store a hypothesis that is over."""
         score = self.stopping.scoring.score(total, len(log_probs)) + penalty
         self.stopping.add(Hypothesis(ids, score, total, log_probs, ended))
 
     def cut(self, penalties: Sequence[float]) -> None:
-        """Stop where it is: what goes on can go no further."""
+        """End the search here, with the live beams as cut hypotheses."""
         for one, penalty in zip(self.live, penalties, strict=True):
             if one is not EMPTY:
                 self.add(one.ids, one.log_probs, one.total, False, penalty)
         self.end()
 
     def end(self) -> None:
-        """Be over. The beams run on as padding until their slot is dropped."""
+        """End the search of this source; its beams generate padding until their slot is dropped."""
         self.over = True
         self.tokens, self.parents = [self.pad] * len(self.live), list(range(len(self.live)))
 
 
 @torch.inference_mode()
 def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
-    """Beam search for all rows of a job."""
+    """Return the best hypotheses of all rows of a job."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
     run = BatchDecoding(
-        job, spec.beam_size, max(job.most) + STOPPING[spec.stopping].asks_again, watch=spec.coverage > 0.0
+        job, spec.beam_size, max(job.most) + STOPPING[spec.stopping].eos_at_limit, watch=spec.coverage > 0.0
     )
     coverage = Coverage(spec.coverage, len(sources) * spec.beam_size)
     again: list[int] = []
@@ -229,7 +229,7 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
                 if not source.over:
                     source.cut(before[at * spec.beam_size : (at + 1) * spec.beam_size])
             break
-        coverage.look(run.decodings)
+        coverage.record(run.decodings)
         before, now = coverage.penalties()
         for at, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
             if not source.over:
@@ -238,14 +238,14 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
         coverage.follow(
             run.follow([one.tokens for one in here], [one.parents for one in here], [one.over for one in here])
         )
-    found = [source.stopping.ranked()[: spec.n_best] for source in sources]
+    results = [source.stopping.ranked()[: spec.n_best] for source in sources]
     for row, better in zip(again, search(job.part(again), spec) if again else (), strict=True):
-        found[row] = better
-    return found
+        results[row] = better
+    return results
 
 
 def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source], step: int) -> list[Choice]:
-    """What every source takes in this step."""
+    """Return the candidates of every source in this step."""
     totals, eos = [source.totals() for source in sources], sources[0].eos
     if spec.groups > 1:
         return diverse(log_probs, totals, eos, spec.groups, spec.diversity)

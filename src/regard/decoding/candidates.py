@@ -1,4 +1,4 @@
-"""Candidates: the best continuations of many sources at once, in exactly the order of `rank`, with no word to the host.
+"""Candidates: the best continuations of many sources, in the order of `rank`, without a transfer to the host.
 
 That order is one number: round(score / 1e-5) * (k V) - (token * k + beam), higher is better, for k beams and V tokens.
 It is a whole number and float64 holds it, unless log-probabilities fall below -1e16 / (k V): no text is that unlikely.
@@ -14,7 +14,7 @@ from regard.decoding.rank import NEVER, TIE, block_width
 
 
 class Onward(NamedTuple):
-    """The best continuations of every source, best first; where there are too few, `total` is NEVER."""
+    """The best continuations of every source, best first; `total` is NEVER where there are too few."""
 
     place: Int[Tensor, "s k"]  # beam * V + token
     value: Float[Tensor, "s k"]  # log p of the token
@@ -23,7 +23,7 @@ class Onward(NamedTuple):
 
 
 class Candidates:
-    """What the beams of a source may say next, without `never` and without eos, which is ranked apart."""
+    """The candidates for the next token of each beam, without `never` and without eos, which is ranked apart."""
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
@@ -34,7 +34,7 @@ class Candidates:
         beam = torch.arange(k, device=device)[:, None]
         first = torch.arange(self.blocks, device=device) * self.width
         token = (first[:, None] + torch.arange(self.width, device=device))[None]  # (1, blocks, width)
-        # What lies behind the end of a vocabulary is eos, which nobody goes on with.
+        # Places beyond the vocabulary are filled with eos, which is no continuation.
         token = torch.where(token < V, token, eos)
         self.places = (beam[:, :, None] * V + token).flatten(0, 1)  # (k * blocks, width)
         self.ties = -(token * k + beam[:, :, None]).flatten(0, 1).double()
@@ -42,20 +42,20 @@ class Candidates:
         self.eos_ties = -(eos * k + beam[:, 0]).double()  # (k)
         self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # divides; a number would be multiplied with
         # The k best lie in the k best blocks. Blocks of one score and the same tokens, of several beams, are ranked by
-        # beam, though the first token of the score decides: up to k - 1 of them may stand before their time.
+        # beam, though the first token of the score decides: up to k - 1 of them may rank too high.
         self.looked_at = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The order of candidates of these log-probabilities. Not a number is above all, what cannot be below all."""
+        """Return the rank of candidates: nan is above all others, NEVER below all."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
-        """log p of eos."""
-        last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # it is written over later on
+        """Return log p of eos."""
+        last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # overwritten later
         return torch.full_like(last, NEVER) if self.silent else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
-        """The best that go on, one for each beam. What nobody may say is written over."""
+        """Return the best continuations without eos, one for each beam; overwrites log p of tokens that are banned."""
         k, V, width = self.beams, self.vocab, self.width
         log_probs.index_fill_(2, self.never, NEVER)
         whole = V // width

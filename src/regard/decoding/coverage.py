@@ -1,4 +1,4 @@
-"""Coverage: a penalty for source tokens that an output has not looked at (Wu et al. 2016)."""
+"""Coverage: a penalty for source tokens that an output does not attend to (Wu et al. 2016)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """How much of every source token each row has looked at so far. With weight 0 nothing is recorded."""
+    """The attention that each row has paid to every source token so far. With weight 0 nothing is recorded."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight
@@ -18,16 +18,16 @@ class Coverage:
         self.now: Tensor | None = None
         self.nothing = [0.0] * rows
 
-    def look(self, decodings: Decodings) -> None:
-        """Add what the step just made looked at."""
+    def record(self, decodings: Decodings) -> None:
+        """Add the attention of the last step."""
         if self.weight:
-            looked = decodings.looked()
-            self.now = looked if self.before is None else self.before + looked
+            attention = decodings.attention()
+            self.now = attention if self.before is None else self.before + attention
 
     def penalties(self) -> tuple[list[float], list[float]]:
-        """weight * sum_j log(min(covered_j, 1)) of every row, before this step and with it.
+        """Return weight * sum_j log(min(covered_j, 1)) of every row, before this step and with it.
 
-        Positions that nothing looked at at all are padding and left out.
+        Positions without any attention are padding and are left out.
         """
         return self._penalty(self.before), self._penalty(self.now)
 
@@ -38,6 +38,6 @@ class Coverage:
         return (self.weight * wide.clamp(max=1.0).where(wide > 0.0, 1.0).log().sum(-1)).tolist()
 
     def follow(self, origin: Sequence[int]) -> None:
-        """Row i continues what was row origin[i]."""
+        """Let row i continue row origin[i]."""
         if self.now is not None:
             self.before = self.now.index_select(0, torch.tensor(origin, dtype=torch.int64, device=self.now.device))

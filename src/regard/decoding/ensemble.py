@@ -17,45 +17,45 @@ from regard.models.decoding import Decoding
 
 @dataclass(frozen=True, slots=True)
 class Decodings:
-    """The states of all members, moved together."""
+    """The decoding states of all members."""
 
     members: tuple[Decoding, ...]
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Row i continues row parent[i], a beam of the same source."""
+        """Let row i continue row parent[i], a beam of the same source."""
         for decoding in self.members:
             decoding.reorder(parent)
 
     def droppable(self) -> bool:
-        """Whether all of them can forget sources."""
+        """Return whether all members can drop sources."""
         return all(decoding.droppable() for decoding in self.members)
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
-        """Only these sources go on."""
+        """Drop all other sources."""
         for decoding in self.members:
             decoding.keep(sources)
 
     def watch(self) -> None:
-        """Record attention from now on."""
+        """Record attention in the following steps."""
         for decoding in self.members:
             decoding.trace = Trace()
 
-    def looked(self) -> Float[Tensor, "B S"]:
-        """What the last token read looked at in the source: the last layer's weights, their mean over all heads.
+    def attention(self) -> Float[Tensor, "B S"]:
+        """Return the attention of the last token to the source: the mean over the heads of the last layer.
 
-        An ensemble looks where its members look on average. What was recorded is forgotten.
+        That of an ensemble is the mean over its members. The record is cleared.
         """
-        weights = []
+        layers = []
         for decoding in self.members:
             assert decoding.trace is not None
             recorded = decoding.trace.weights.get("decoder.cross")
             if not recorded:
                 raise SpecError("coverage", "this model has no cross-attention to penalise; set it to 0")
-            weights.append(recorded[-1][:, :, -1].mean(1))
+            layers.append(recorded[-1][:, :, -1].mean(1))
             decoding.trace.weights.clear()
-        if len({attention.shape for attention in weights}) > 1:
-            raise SpecError("coverage", "these models see sources of different lengths; set it to 0")
-        return torch.stack(weights).mean(0)
+        if len({attention.shape for attention in layers}) > 1:
+            raise SpecError("coverage", "these models read sources of different lengths; set it to 0")
+        return torch.stack(layers).mean(0)
 
 
 class Ensemble:
@@ -68,27 +68,29 @@ class Ensemble:
         for i, model in enumerate(self.models):
             if model.training:
                 raise SpecError(
-                    f"models[{i}]", "is in training mode, where dropout makes every search another; call eval() first"
+                    f"models[{i}]", "is in training mode, in which dropout makes the search random; call eval() first"
                 )
 
     @property
     def device_search(self) -> Any:
-        """The beam search that stays on the GPU, if every member has one installed."""
+        """The captured beam search of the GPU, if every member has one installed."""
         searches = [model.device_search for model in self.models]
         return None if None in searches else searches[0]
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
-        """Begin a decoding of at most `max_len` read tokens in every member."""
+        """Start a decoding of at most `max_len` tokens in every member."""
         return Decodings(tuple(model.start(batch, max_len, beams, static) for model in self.models))
 
     def advance(
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Read new tokens and return log p of what follows. The result belongs to the caller, who may write into it."""
-        said = [model.advance(ids, state, seg) for model, state in zip(self.models, decodings.members, strict=True)]
-        sizes = [log_probs.shape[-1] for log_probs in said]
+        """Read new tokens and return log p of the next ones, in a tensor that the caller may overwrite."""
+        log_probs = [
+            model.advance(ids, state, seg) for model, state in zip(self.models, decodings.members, strict=True)
+        ]
+        sizes = [each.shape[-1] for each in log_probs]
         if len(set(sizes)) > 1:
             raise DataError(f"models: an ensemble needs one vocabulary, not vocabularies of {sizes} tokens")
-        if len(said) == 1:
-            return said[0]
-        return torch.stack(said).logsumexp(0) - math.log(len(said))
+        if len(log_probs) == 1:
+            return log_probs[0]
+        return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

@@ -1,4 +1,4 @@
-"""Expansion: which continuations of its beams a source takes in one step."""
+"""Expand the beams of a source by one token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from regard.decoding.required import Progress, Required, allocate
 
 
 class Partial(NamedTuple):
-    """A hypothesis that goes on."""
+    """A live hypothesis."""
 
     ids: Ids
     log_probs: tuple[float, ...]
     total: float
-    progress: Progress | None = None  # towards what is required, if anything is
+    progress: Progress | None = None  # towards the required sequences, if there are any
 
 
 EMPTY = Partial((), (), float("-inf"))  # a beam that is not in use
@@ -26,36 +26,36 @@ EMPTY = Partial((), (), float("-inf"))  # a beam that is not in use
 class Choice(NamedTuple):
     """The candidates of one step of one source."""
 
-    first: list[Candidate]  # the best of all, as many as there are beams: those of them that end have ended
-    onward: list[Candidate | None]  # the best that do not end, one for each beam; None where there are too few
+    first: list[Candidate]  # the best of all, as many as beams; those with eos end
+    onward: list[Candidate | None]  # the best without eos, one for each beam; None where there are too few
 
 
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
-    """The best of all continuations of all beams. Each beam ends at most once, so twice as many as beams are enough."""
+    """Return the best continuations. Each beam has one with eos, so twice as many as beams suffice."""
     beams = len(totals[0])
     return [split(ranked, beams, eos) for ranked in best(log_probs, totals, 2 * beams)]
 
 
 def split(ranked: Sequence[Candidate], beams: int, eos: int) -> Choice:
-    """The first of all, and the first of those that go on."""
+    """Split ranked candidates into the first of all and the first without eos."""
     return Choice([*ranked[:beams]], filled([one for one in ranked if one.token != eos][:beams], beams))
 
 
 def filled(onward: Sequence[Candidate], beams: int) -> list[Candidate | None]:
-    """One for each beam."""
+    """Pad candidates with None to one for each beam."""
     return [*onward, *(None,) * (beams - len(onward))]
 
 
 def diverse(
     log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int, groups: int, diversity: float
 ) -> list[Choice]:
-    """Group after group, each paying for the tokens that earlier groups have just said (Vijayakumar et al. 2016)."""
+    """Expand group after group, with a penalty on the tokens that earlier groups chose (Vijayakumar et al. 2016)."""
     sources, width = len(totals), len(totals[0]) // groups
     choices = [Choice([], []) for _ in totals]
-    said = log_probs.new_zeros(sources, log_probs.shape[1])
+    chosen = log_probs.new_zeros(sources, log_probs.shape[1])
     for at in range(0, groups * width, width):
         own = log_probs.reshape(sources, -1, log_probs.shape[1])[:, at : at + width]
-        penalised = (own - diversity * said[:, None]).flatten(0, 1)
+        penalised = (own - diversity * chosen[:, None]).flatten(0, 1)
         ranking = best(penalised, [row[at : at + width] for row in totals], 2 * width)
         pairs = [(slot * groups * width + at + one.beam, one.token) for slot, row in enumerate(ranking) for one in row]
         new: list[tuple[int, int]] = []
@@ -70,22 +70,22 @@ def diverse(
             choices[slot].onward.extend(onward)
             new += [(slot, one.token) for one in onward if one is not None]
         if new:
-            said.index_put_(index(new, said), said.new_ones(()), accumulate=True)
+            chosen.index_put_(index(new, chosen), chosen.new_ones(()), accumulate=True)
     return choices
 
 
 def constrained(
     log_probs: Float[Tensor, "k V"], live: Sequence[Partial], goal: Required, room: int, eos: int
 ) -> Choice:
-    """Dynamic beam allocation (Post & Vilar 2018) for one source that has `room` for so many tokens after this one.
+    """Dynamic beam allocation (Post & Vilar 2018) with `room` tokens left after this step.
 
-    Candidates are the best of all, the best of each beam, and whatever brings a beam nearer to what is required. Only a
-    text that has all of it may end. One that cannot have it any more is dropped while there are others.
+    Candidates are the best of all, the best of each beam, and tokens that bring a beam nearer to a required sequence.
+    Only a hypothesis with all of them may end; one that has no room for them is dropped while there are others.
     """
     beams, totals = len(live), [one.total for one in live]
-    (found,) = best(log_probs, [totals], 2 * beams)
+    (candidates,) = best(log_probs, [totals], 2 * beams)
     for beam, ranked in enumerate(best(log_probs, [[total] for total in totals], 2)):
-        found += [one._replace(beam=beam) for one in ranked]
+        candidates += [one._replace(beam=beam) for one in ranked]
     pairs = [
         (beam, token)
         for beam, one in enumerate(live)
@@ -94,7 +94,7 @@ def constrained(
     ]
     values = log_probs[index(pairs, log_probs)].tolist() if pairs else []
     for (beam, token), value in zip(pairs, values, strict=True):
-        found.append(Candidate(beam, token, value, totals[beam] + value))
+        candidates.append(Candidate(beam, token, value, totals[beam] + value))
 
     def missing(one: Candidate) -> int:
         progress = live[one.beam].progress
@@ -102,7 +102,7 @@ def constrained(
         return goal.distance(progress if one.token == eos else goal.step(progress, one.token))
 
     ranked = sorted(
-        {(one.beam, one.token): one for one in found if one.total > float("-inf")}.values(),
+        {(one.beam, one.token): one for one in candidates if one.total > float("-inf")}.values(),
         key=lambda one: (-bucket(one.total), one.token, one.beam),
     )
     ranked = [one for one in ranked if one.token != eos or not missing(one)]

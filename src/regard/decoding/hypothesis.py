@@ -1,4 +1,4 @@
-"""What a search is told about its ids and lengths, and what it finds."""
+"""Special tokens and length limits of a search, and the hypotheses that it returns."""
 
 from dataclasses import dataclass
 
@@ -9,27 +9,27 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The ids that are not text: where a row begins, where it ends, what fills it up."""
+    """The ids that are not text: beginning, end and padding of a row."""
 
     bos: int
     eos: int
     pad: int
 
     def __post_init__(self) -> None:
-        """Refuse ids that no vocabulary has."""
+        """Refuse negative ids."""
         for name in ("bos", "eos", "pad"):
             if getattr(self, name) < 0:
                 raise SpecError(name, f"must not be negative, not {getattr(self, name)}")
 
     @property
     def never(self) -> tuple[int, ...]:
-        """What no row ever says. A model whose beginning or padding is its end still has to say it."""
+        """The ids that are never generated: bos and padding, unless one of them is also eos."""
         return tuple(sorted({self.bos, self.pad} - {self.eos}))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(Spec):
-    """How long an output may be, counted in tokens without eos.
+    """The length of an output in tokens, without eos.
 
     Without `max_len` the limit is `derived` from the length S of a row's own source; where the training text is not
     known (None), it is 2 S + 20. A forced prefix counts.
@@ -47,30 +47,30 @@ class Limits(Spec):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 
     def most(self, source: int | None, needed: int = 0) -> int:
-        """The most tokens a row may say whose source has this length; a derived limit leaves room for `needed`."""
+        """Return the greatest length for a source of this length; a derived limit is at least `needed`."""
         if self.max_len is not None:
             return self.max_len
         if source is None:
-            raise SpecError("max_len", "a model without a source does not know how much to say; give a number")
+            raise SpecError("max_len", "a model without a source has no length to derive it from; give a number")
         derived = 2 * source + 20 if self.derived is None else self.derived.most(source)
         return max(derived, self.min_len, needed)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One thing a model may say. Log-probabilities are the model's own, whatever rules narrowed the choice."""
+    """An output of a model. Log-probabilities are the model's own, whatever constraints limited the choice."""
 
     ids: tuple[int, ...]  # without bos and eos; a forced prefix is part of it, a prompt is not
-    score: float  # what ranks: the normalised log_prob, with penalties
+    score: float  # by which hypotheses rank: the normalised log_prob, with penalties
     log_prob: float  # the sum of token_log_probs
     token_log_probs: tuple[float, ...]  # of every id, and of eos if it ended by itself
-    ended: bool  # by eos, not because there was no room left
+    ended: bool  # with eos, not cut at the length limit
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one row has just said, for a stream."""
+    """The new tokens of one row of a stream."""
 
     row: int
-    ids: tuple[int, ...]  # what is new; nothing where the row only came to its end
-    hypothesis: Hypothesis | None = None  # all of it, once the row has come to its end
+    ids: tuple[int, ...]  # empty where the row only ended
+    hypothesis: Hypothesis | None = None  # the whole output, once the row has ended

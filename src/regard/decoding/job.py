@@ -1,4 +1,4 @@
-"""One decoding of a batch, step by step: what every search shares."""
+"""The decoding of one batch, step by step, as every search uses it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from regard.models.base import Generator
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be found: the models, the sources or prompts, and what holds for each row of them."""
+    """A batch to decode: the models, the sources or prompts, and the constraints and limits of each row."""
 
     models: Ensemble
     batch: Batch
     ends: SpecialTokens
     rules: tuple[TokenConstraints, ...]
-    least: tuple[int, ...]  # tokens before a row may end
-    most: tuple[int, ...]  # tokens a row may have
+    least: tuple[int, ...]  # fewest tokens of each row
+    most: tuple[int, ...]  # most tokens of each row
     rows: tuple[int, ...]  # the caller's numbers of the rows
-    lengths: tuple[int, ...]  # of what each row reads before it says anything: its prompt, or its source, or bos
+    lengths: tuple[int, ...]  # of what each row reads before its first token: its prompt, source or bos
 
     def part(self, rows: Sequence[int]) -> "Job":
-        """The same for some rows of a batch of prompts or sources."""
+        """Return the job of some of its rows."""
         at = torch.tensor(rows, device=self.batch.target.device)
         whole = self.batch
         read = (whole.target, whole.target_seg) if whole.source is None else (whole.source, whole.source_seg)
@@ -56,7 +56,7 @@ def prepare(
     rules: TokenConstraints | Sequence[TokenConstraints],
     rows: Sequence[int] | None,
 ) -> Job:
-    """Check what was asked for and work out the limits of every row."""
+    """Check the constraints and compute the limits of every row."""
     B = batch.target.shape[0]
     every = (rules,) * B if isinstance(rules, TokenConstraints) else tuple(rules)
     bounds = (limits,) * B if isinstance(limits, Limits) else tuple(limits)
@@ -78,7 +78,7 @@ def prepare(
         most.append(bound.most(None if sources is None else sources[row], needed))
         if needed > most[row]:
             raise DataError(
-                f"rules: row {row} needs {needed} tokens for its prefix and what is required of it, and max_len is "
+                f"rules: row {row} needs {needed} tokens for its prefix and its required sequences, and max_len is "
                 f"{most[row]}; raise it"
             )
     ensemble = Ensemble(models)
@@ -89,19 +89,19 @@ def prepare(
 
 
 def row_lengths(ids: Int[Tensor, "B T"], seg: Int[Tensor, "B T"] | None) -> tuple[int, ...]:
-    """How many real tokens each row has."""
+    """Return the number of tokens of each row, without padding."""
     return (ids.shape[1],) * ids.shape[0] if seg is None else tuple((seg != 0).sum(1).tolist())
 
 
 class BatchDecoding:
-    """A decoding under way. Slot i runs source `slots[i]` in `beams` rows; sources that are done leave their slots."""
+    """The state of a decoding. Slot i decodes source `slots[i]` in `beams` rows; finished sources leave their slots."""
 
     def __init__(self, job: Job, beams: int, steps: int, watch: bool = False) -> None:
-        """`steps` is how often it will be asked at most; `watch` records what is looked at in the source."""
+        """`steps` is the greatest number of steps; `watch` records the attention to the source."""
         self.job, self.beams, self.step = job, beams, 0
         self.device = job.batch.target.device
         self.slots = list(range(len(job.most)))
-        self.running = self.slots  # the sources that are not done
+        self.running = self.slots  # the unfinished sources
         self.bans = Bans(job.rules, job.least, job.ends, beams, self.device)
         self.ids, self.seg = first_read(job, beams)
         with torch.inference_mode():
@@ -110,25 +110,25 @@ class BatchDecoding:
             self.decodings.watch()
         self.droppable = self.decodings.droppable()
 
-    def read(self, said: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
-        """Read the next tokens: log p of what follows, -inf where a rule forbids it; None if there is no more room.
+    def read(self, outputs: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
+        """Read the last tokens and return log p of the next, -inf for banned ones; None if no position is left.
 
-        `said` is what the beams of every slot have said, as far as rules may want to know it.
+        `outputs` are the tokens that the beams of every slot have generated, for the constraints.
         """
         try:
             log_probs = self.job.models.advance(self.ids, self.decodings, self.seg)
         except SpecError as error:
-            # A model with a table of learned positions refuses to read beyond its end.
+            # A model with learned positions refuses to read beyond its table.
             if self.step == 0 or not error.path.endswith("max_len"):
                 raise
             return None
-        self.bans.apply(log_probs, self.step, self.slots, said)
+        self.bans.apply(log_probs, self.step, self.slots, outputs)
         return log_probs
 
     def follow(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], done: Sequence[bool]
     ) -> list[int]:
-        """Beam k of slot i goes on with tokens[i][k] after its beam parents[i][k]; returns which row each row was.
+        """Continue beam k of slot i with tokens[i][k] after its beam parents[i][k]; return the former row of each row.
 
         Slots that are done are dropped once they are an eighth of all, as dropping costs about as much as reordering;
         until then they are carried along.
@@ -151,13 +151,13 @@ class BatchDecoding:
         return [slot * self.beams + parent for slot in left for parent in parents[slot]]
 
     def short(self) -> list[int]:
-        """The sources under way whose prompts are shorter than others: alone, they would have more room."""
+        """Return the unfinished sources with shorter prompts than others; alone, they have more positions left."""
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]
 
 
 def first_read(job: Job, beams: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """What the decoder begins with: bos where there is a source, else the prompts, without superfluous padding."""
+    """Return what the decoder reads first: bos where there is a source, else the prompts, without common padding."""
     batch, width = job.batch, max(job.lengths)
     if batch.source is not None:
         rows = batch.source.shape[0] * beams

@@ -1,4 +1,4 @@
-"""Limit the length of an output by what the training text shows: its longest target, and targets against sources."""
+"""Limit the length of outputs by the training text: its longest target, and a line above its pairs of lengths."""
 
 import math
 from collections.abc import Sequence

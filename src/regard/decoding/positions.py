@@ -20,13 +20,13 @@ class Positions:
 
 
 def positions(models: Sequence[Generator]) -> Positions:
-    """The fewest positions of any table in a decoder or in its input, over all models."""
+    """Return the fewest positions of any table in a decoder or in its input, over all models."""
     tables = [
         value
         for model in models
         for path, value in leaves(model.spec)
         if path.rpartition(".")[2] == "max_len"
         and path.partition(".")[0] != "encoder"
-        and type(value) is int  # None is how a part says that it has no limit
+        and type(value) is int  # None: the part has no limit
     ]
     return Positions(min(tables, default=None), any(model.source_first for model in models))

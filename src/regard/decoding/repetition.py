@@ -1,9 +1,9 @@
-"""Find loops in an output: the same few tokens again and again, as models write that are not trained enough."""
+"""Find loops in an output: the same few tokens repeated, as undertrained models generate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PERIOD = 8  # tokens, at most, of what is repeated
+PERIOD = 8  # most tokens of the repeated sequence
 COPIES = 4  # at least
 TOKENS, AT_END = 8, 12  # of all copies together, at least: where they are half of the output, or where it ends in them
 
@@ -24,14 +24,14 @@ def find_loop(ids: Sequence[int]) -> Loop | None:
     if it has at least 8 tokens and half of the output, or at least 12 tokens and the output ends in it. Of 107,000
     training targets of six corpora, in subwords, none has one.
     """
-    found: Loop | None = None
+    longest: Loop | None = None
     for period in range(1, PERIOD + 1):
         for start, end in _equal(ids, period):
             tokens = end - start
             counts = (tokens >= TOKENS and 2 * tokens >= len(ids)) or (tokens >= AT_END and end == len(ids))
-            if counts and tokens >= COPIES * period and (found is None or tokens > found.tokens):
-                found = Loop(start, tokens, period)
-    return found
+            if counts and tokens >= COPIES * period and (longest is None or tokens > longest.tokens):
+                longest = Loop(start, tokens, period)
+    return longest
 
 
 def _equal(ids: Sequence[int], period: int) -> list[tuple[int, int]]:

@@ -6,18 +6,18 @@ from typing import NamedTuple, TypeVar
 
 Ids = tuple[int, ...]
 Item = TypeVar("Item")
-MOST = 10  # sequences of a row: what is missing is a set, and there are 2^10 of them
+MOST = 10  # sequences of a row: the state has one of 2^10 sets of missing sequences
 
 
 class Progress(NamedTuple):
-    """How far a text has come: which sequences it contains, and the longest beginning of one at its end."""
+    """The state of an output: the sequences that it contains, and the longest beginning of one at its end."""
 
     met: frozenset[int]
     tail: Ids
 
 
 class Required:
-    """An automaton over texts (Aho & Corasick 1975) that knows how many more tokens each one needs.
+    """An automaton over texts (Aho & Corasick 1975) that computes how many more tokens each one needs.
 
     `distance` is exact, overlaps included: with (a b) and (b c) required, three tokens are enough. After the tail, the
     next sequence to be completed needs those of its tokens that are not at its end already, so
@@ -26,7 +26,7 @@ class Required:
     """
 
     def __init__(self, sequences: Sequence[Ids]) -> None:
-        # One that stands inside another is met with it; without it the next to be completed is never a detour.
+        # A sequence inside another is met with it, so only the others are kept.
         self.sequences = [s for s in sequences if not any(s != other and _within(s, other) for other in sequences)]
         self.beginnings = {s[:i] for s in self.sequences for i in range(len(s) + 1)} | {()}
         self.alphabet = sorted({token for s in self.sequences for token in s})
@@ -35,7 +35,7 @@ class Required:
         self._useful: dict[Progress, Ids] = {}
 
     def step(self, progress: Progress, token: int) -> Progress:
-        """The progress after one more token."""
+        """Return the progress after one more token."""
         tail = (*progress.tail, token)
         while tail not in self.beginnings:
             tail = tail[1:]
@@ -46,13 +46,13 @@ class Required:
         return Progress(met, tail)
 
     def follow(self, progress: Progress, tokens: Sequence[int]) -> Progress:
-        """The progress after some more tokens."""
+        """Return the progress after some more tokens."""
         for token in tokens:
             progress = self.step(progress, token)
         return progress
 
     def distance(self, progress: Progress) -> int:
-        """The fewest tokens after which nothing is missing."""
+        """Return the fewest tokens after which nothing is missing."""
         if len(progress.met) == len(self.sequences):
             return 0
         if progress not in self._distances:
@@ -65,7 +65,7 @@ class Required:
         return self._distances[progress]
 
     def useful(self, progress: Progress) -> Ids:
-        """The tokens that bring it nearer."""
+        """Return the tokens that reduce the distance."""
         if progress not in self._useful:
             now = self.distance(progress)
             self._useful[progress] = tuple(t for t in self.alphabet if self.distance(self.step(progress, t)) < now)
@@ -74,7 +74,7 @@ class Required:
 
 @lru_cache(maxsize=256)
 def automaton(sequences: tuple[Ids, ...]) -> Required:
-    """The automaton of these sequences, made once: often all rows require the same."""
+    """Return the automaton of these sequences, cached because often all rows require the same."""
     return Required(sequences)
 
 
@@ -83,7 +83,7 @@ def _within(part: Ids, whole: Ids) -> bool:
 
 
 def _overlap(tail: Ids, s: Ids) -> int:
-    """The longest end of `tail` that begins `s` without completing it."""
+    """Return the length of the longest end of `tail` that begins `s` without completing it."""
     return next(n for n in range(min(len(tail), len(s) - 1), -1, -1) if tail[len(tail) - n :] == s[:n])
 
 

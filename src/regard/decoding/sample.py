@@ -20,7 +20,7 @@ from regard.errors import DataError, SpecError
 
 @dataclass(frozen=True, slots=True)
 class Sample(Search):
-    """Every token is drawn from the model's distribution, sharpened by `temperature` and cut as asked.
+    """Draw every token from the model's distribution, at a sampling temperature and truncated.
 
     In this order: log p / temperature; the `top_k` likeliest (0: all; Fan et al. 2018); the likeliest that together
     have probability `top_p` (Holtzman et al. 2020); those at least `min_p` times as likely as the likeliest (Nguyen et
@@ -41,7 +41,9 @@ class Sample(Search):
 
     def check(self) -> None:
         if self.temperature <= 0.0:
-            raise SpecError("temperature", f"must be above 0, not {self.temperature}; for the likeliest use one beam")
+            raise SpecError(
+                "temperature", f"must be above 0, not {self.temperature}; for the likeliest tokens use one beam"
+            )
         if self.top_k < 0:
             raise SpecError("top_k", f"must not be negative, not {self.top_k}; 0 keeps all tokens")
         if not 0.0 < self.top_p <= 1.0:
@@ -65,7 +67,7 @@ class Sample(Search):
         return AutoregressiveLoop(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
 
     def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """The logits of the distribution that is drawn from; -inf for what is cut."""
+        """Return the logits of the sampling distribution; -inf for tokens that are cut off."""
         x = log_probs / self.temperature
         if self.top_k:
             x = x.masked_fill(x < x.topk(min(self.top_k, x.shape[-1])).values[:, -1:], -torch.inf)
@@ -81,14 +83,14 @@ class Sample(Search):
 
 
 class Draw:
-    """Picks tokens by inverting the cumulative distribution at one uniform number each."""
+    """Draw tokens by inverting the cumulative distribution at one uniform number each."""
 
     def __init__(self, spec: Sample, steps: int) -> None:
         self.spec, self.steps = spec, steps
         self.numbers: dict[tuple[int, int], np.ndarray] = {}
 
     def number(self, path: Path, step: int) -> float:
-        """The uniform number of a path's step."""
+        """Return the uniform number of a path at a step."""
         key = (path.number, path.sample)
         if key not in self.numbers:
             self.numbers[key] = uniform(self.spec.seed, *key, self.steps)
@@ -97,12 +99,12 @@ class Draw:
     def __call__(
         self, log_probs: Float[Tensor, "B V"], paths: Sequence[Path], step: int
     ) -> list[tuple[int, float] | None]:
-        """A token for every path, with the model's own log-probability of it."""
+        """Return a token for every path, with the model's own log-probability of it."""
         u = torch.tensor([self.number(path, step) for path in paths], dtype=torch.float64, device=log_probs.device)
         cumulative = self.spec.warped(log_probs).double().softmax(-1).cumsum_(-1)
         # u * total < total however it is rounded, so there is a token; the first beyond it has a probability above 0.
         ids = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)
-        ids.clamp_(max=log_probs.shape[1] - 1)  # of a row in which nothing can be said
+        ids.clamp_(max=log_probs.shape[1] - 1)  # of a row in which every token is banned
         own, top = log_probs.gather(1, ids)[:, 0], log_probs.amax(-1)
         picked: list[tuple[int, float] | None] = []
         for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():
@@ -113,6 +115,6 @@ class Draw:
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
-    """Numbers in [0, 1) that belong to this sample of this row alone; more steps begin with the same numbers."""
+    """Return numbers in [0, 1) for this sample of this row; more steps begin with the same numbers."""
     philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
     return np.random.Generator(philox).random(steps)

@@ -1,4 +1,4 @@
-"""Search: from a model and a batch of sources or prompts to what the model says. The front door of decoding."""
+"""Search slot, and the functions that decode a batch of sources or prompts with a model."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,23 @@ FREE = TokenConstraints()
 
 
 class Search(Spec):
-    """Slot: describes how the next token is chosen."""
+    """Slot: how the next token is chosen."""
 
     __slots__ = ()
 
     @abstractmethod
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        """What is found for every row, best first."""
+        """Return the hypotheses of every row, best first."""
 
     def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
-        """The same for several jobs, which may share what there is to share; what is found does not depend on it."""
+        """Yield the hypotheses of several jobs, which may share computation without a change of results."""
         return map(self.find, jobs)
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
-        """What every row says, step by step, for a search that never changes its mind."""
-        raise SpecError("search", f"{self.kind!r} may change its mind and cannot be streamed; use one beam or a sample")
+        """Yield the new tokens of every row at each step, for a search that never revises a token."""
+        raise SpecError(
+            "search", f"{self.kind!r} revises earlier tokens and cannot be streamed; use one beam or a sample"
+        )
 
 
 def find(
@@ -42,12 +44,12 @@ def find(
     rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for every row of the batch: at most n_best of each, best first.
+    """Return the best hypotheses of every row of the batch: at most n_best of each, best first.
 
     Several models act as an ensemble. A batch with sources is translated: the decoder begins with bos, and a target in
     the batch is not read. Without sources, the target rows are prompts and what follows them is returned. `limits` and
     `rules` are one for all rows or one for each; `rows` are the numbers by which a sample knows its rows (their place
-    in the batch if not given). What is found for a row does not depend on the others.
+    in the batch if not given). The result of a row does not depend on the others.
     """
     _check_bound(search)
     return search.find(prepare(models, batch, ends, limits, rules, rows))
@@ -62,7 +64,7 @@ def stream(
     rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> Iterator[list[Piece]]:
-    """The same step by step: after each step, what the rows that are still speaking have just said.
+    """Yield, after each step, the new tokens of the rows that have not ended.
 
     Joined, the pieces of a row are the ids of its hypothesis, which comes with its last piece.
     """

@@ -1,10 +1,10 @@
-"""When a beam search has found enough: our rules, and those of two other libraries, exactly.
+"""Stopping rules of beam search: ours, and exactly those of CTranslate2 and Hugging Face transformers.
 
-The libraries differ in more than when they stop, and all of it changes what is found, so a name stands for all of it:
+The libraries also differ in the treatment of the length limit and in the ranking, so a rule includes both:
 
-- `asks_again`: a hypothesis that has all the tokens it may have is still asked whether it ends there.
-- `strict`: hypotheses that came to no end rank behind all that did, and scores within 1e-5 are equal. Otherwise the
-  score alone ranks what is over, to the last bit.
+- `eos_at_limit`: a hypothesis of the greatest length may still end with eos.
+- `strict`: hypotheses cut at the limit rank behind all that ended, and scores within 1e-5 are equal. Otherwise the
+  score alone ranks finished hypotheses, to the last bit.
 """
 
 from abc import abstractmethod
@@ -25,70 +25,74 @@ class Scoring:
     alpha: float  # 0 where nothing is normalised
 
     def score(self, log_prob: float, length: int) -> float:
-        """log_prob / length^alpha, or log_prob / ((5 + length) / 6)^alpha for "gnmt"; nothing said counts as one."""
+        """log_prob / length^alpha, or log_prob / ((5 + length) / 6)^alpha for "gnmt"; an empty output counts as one."""
         return log_prob / self.size(length) ** self.alpha
 
     def size(self, length: int) -> float:
-        """What a length counts as."""
+        """Return the length that the score is normalised by."""
         return (5 + length) / 6 if self.normalise == "gnmt" else float(max(length, 1))
 
 
 @dataclass(slots=True)
 class Stopping:
-    """Abstract: the hypotheses of one source that are over, and whether there are enough."""
+    """Abstract: the finished hypotheses of one source, and the rule that ends its search."""
 
     scoring: Scoring
     beams: int
     n_best: int
     limit: int  # tokens it may have
-    found: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # by their ids
-    asks_again: ClassVar[bool] = True
+    finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # by their ids
+    eos_at_limit: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
     @abstractmethod
-    def done(self, live: float, said: int, topped: bool) -> bool:
-        """Whether it needs no more.
+    def done(self, live: float, length: int, topped: bool) -> bool:
+        """Return whether the search can stop.
 
-        All that go on have `said` tokens, and the best of them log-probability `live`; `topped` is whether the best of
-        all candidates has ended, in this step or in an earlier one.
+        Live hypotheses have `length` tokens, and the best of them log-probability `live`; `topped`: the best of all
+        candidates ended, in this step or in an earlier one.
         """
 
-    def add(self, one: Hypothesis) -> None:
-        """Remember a hypothesis that is over; a text that two groups have found counts once."""
-        self.found.setdefault(one.ids, one)
+    def add(self, hypothesis: Hypothesis) -> None:
+        """Store a finished hypothesis; the same output of two groups counts once."""
+        self.finished.setdefault(hypothesis.ids, hypothesis)
 
     def nth(self, n: int) -> float:
-        """The score of the n-th best."""
-        return sorted((one.score for one in self.found.values()), reverse=True)[n - 1]
+        """Return the score of the n-th best."""
+        return sorted((each.score for each in self.finished.values()), reverse=True)[n - 1]
 
     def ranked(self) -> list[Hypothesis]:
-        """What was found, best first."""
+        """Return the finished hypotheses, best first."""
 
-        def key(one: Hypothesis) -> tuple[object, ...]:
-            return (not one.ended, *order(one.score, one.ids)) if self.strict else (-one.score, one.ids)
+        def key(hypothesis: Hypothesis) -> tuple[object, ...]:
+            return (
+                (not hypothesis.ended, *order(hypothesis.score, hypothesis.ids))
+                if self.strict
+                else (-hypothesis.score, hypothesis.ids)
+            )
 
-        return sorted(self.found.values(), key=key)
+        return sorted(self.finished.values(), key=key)
 
 
 class Optimal(Stopping):
-    """Stop when nothing that goes on can beat the n_best-th that ended: what is found is the best of the whole beam.
+    """Stop when no live hypothesis can beat the n_best-th finished one; the result is the best of the whole beam.
 
     Log-probabilities only fall and the coverage penalty is never positive, so a hypothesis of log-probability `live`
     can at best reach the score of `live` at the shortest or the longest length it may still have.
     """
 
-    def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
-        if len(self.found) < self.n_best:
+    def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
+        if len(self.finished) < self.n_best:
             return False
-        reach = max(self.scoring.score(live, said + 1), self.scoring.score(live, self.limit + 1))
+        reach = max(self.scoring.score(live, length + 1), self.scoring.score(live, self.limit + 1))
         return bucket(reach) < bucket(self.nth(self.n_best))
 
 
 class First(Stopping):
     """Stop when n_best have ended."""
 
-    def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
-        return len(self.found) >= self.n_best
+    def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
+        return len(self.finished) >= self.n_best
 
 
 class CTranslate2(Stopping):
@@ -101,45 +105,45 @@ class CTranslate2(Stopping):
     leave, so give it min_decoding_length=0 to compare.
     """
 
-    asks_again, strict = False, False
+    eos_at_limit, strict = False, False
 
-    def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
+    def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
         if self.scoring.alpha == 0.0:
-            return topped and len(self.found) >= self.n_best
-        return len(self.found) >= self.beams
+            return topped and len(self.finished) >= self.n_best
+        return len(self.finished) >= self.beams
 
 
 class HuggingFace(Stopping):
-    """As transformers 5, early_stopping=False: as many as there are beams, and the best that goes on is no better.
+    """As transformers 5, early_stopping=False: stop when `beams` hypotheses have ended and no live one is better.
 
-    What goes on is judged as if it ended where it is now, and compared with the worst of the `beams` best that ended.
+    A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished ones.
     eos counts as a token of max_new_tokens, which is max_len here.
     """
 
-    asks_again, strict = False, False
+    eos_at_limit, strict = False, False
 
-    def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
-        if len(self.found) < self.beams:
+    def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
+        if len(self.finished) < self.beams:
             return False
-        return not self.scoring.score(live, self.judged(said)) > self.nth(self.beams)
+        return not self.scoring.score(live, self.judged(length)) > self.nth(self.beams)
 
-    def judged(self, said: int) -> int:
-        """The length at which what goes on is judged."""
-        return said
+    def judged(self, length: int) -> int:
+        """Return the length at which a live hypothesis is scored."""
+        return length
 
 
 class HuggingFaceEarly(HuggingFace):
     """As transformers 5, early_stopping=True: stop when as many have ended as there are beams."""
 
-    def done(self, live: float, said: int, topped: bool) -> bool:  # noqa: ARG002
-        return len(self.found) >= self.beams
+    def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
+        return len(self.finished) >= self.beams
 
 
 class HuggingFaceNever(HuggingFace):
-    """As transformers 5, early_stopping="never": as "huggingface", judged at max_new_tokens if length_penalty > 0."""
+    """As transformers 5, early_stopping="never": as "huggingface", scored at max_new_tokens if length_penalty > 0."""
 
-    def judged(self, said: int) -> int:
-        return self.limit if self.scoring.alpha > 0.0 else said
+    def judged(self, length: int) -> int:
+        return self.limit if self.scoring.alpha > 0.0 else length
 
 
 STOPPING: dict[str, type[Stopping]] = {

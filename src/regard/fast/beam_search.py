@@ -162,7 +162,7 @@ class BeamState:
         self.totals.index_copy_(0, at, first.to(device).expand(len(asked), k))
         self.ids.index_fill_(0, (at[:, None] * k + self.own).flatten(), book.ends.bos)
         self.least.index_copy_(0, at, least)
-        self.final.index_copy_(0, at, most if book.stopping.asks_again else most - 1)
+        self.final.index_copy_(0, at, most if book.stopping.eos_at_limit else most - 1)
         self.furthest.index_copy_(0, at, self.sizes[most[:, 0], 1 if book.stopping is Optimal else 0][:, None])
         for tensor in (self.said, self.row):
             tensor.index_fill_(0, at, 0)
@@ -198,7 +198,7 @@ class BeamState:
         here, after, later = self.sizes.index_select(0, self.said[:, 0]).split(1, 1)  # (s, 1) each
 
         # What is over now: texts that end; those that go on, where nothing can; those that are full.
-        cut = stops if book.stopping.asks_again else nowhere & ~final
+        cut = stops if book.stopping.eos_at_limit else nowhere & ~final
         over = [
             self._fields(
                 torch.where(ended, ending, torch.where(cut, self.totals, self.nothing)),
@@ -208,7 +208,7 @@ class BeamState:
                 torch.add(torch.add(self.codes, self.said, alpha=2 * k), ended, alpha=k),
             )
         ]
-        if not book.stopping.asks_again:
+        if not book.stopping.eos_at_limit:
             within = (ends[:, None] > rank[:, :, None]).sum(-1) + self.own < k
             full = torch.where(final & within, total, self.nothing)
             over.append(self._fields(full, after, last, None, torch.add(self.codes + 2 * k, self.said, alpha=2 * k)))
@@ -387,7 +387,7 @@ class CapturedDecoder:
         self.board.begin(at, asked)
         for slot, number, one in zip(free, numbers, asked, strict=True):
             self.busy[slot], self.begun[slot] = number, self.steps
-            self.ends[slot] = self.steps + one.most + self.book.stopping.asks_again
+            self.ends[slot] = self.steps + one.most + self.book.stopping.eos_at_limit
 
     @property
     def left(self) -> int:
@@ -481,7 +481,7 @@ class RequestQueue:
         """As wide as the longest source, with room for the longest text."""
         self.width = width_for(max(len(one.ids) for one in self.asked))
         self.book = replace(self.book, patient=any(one.least for one in self.asked))
-        room = max(one.most for one in self.asked) + self.book.stopping.asks_again
+        room = max(one.most for one in self.asked) + self.book.stopping.eos_at_limit
         self.room = -(-room // WINDOW) * WINDOW
 
     @property

@@ -292,10 +292,10 @@ def test_only_as_many_as_there_are() -> None:
         ({"normalise": "none", "alpha": 0.5}, "alpha: is the power of a length"),
         ({"coverage": -0.1}, "coverage: must not be negative"),
         ({"alpha": math.inf}, "alpha: needs a finite number"),
-        ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' knows only powers"),
-        ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' knows none"),
-        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' knows no such one"),
-        ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' knows no such one"),
+        ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' has only powers"),
+        ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' has no groups"),
+        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' has no such penalty"),
+        ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' has no such penalty"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

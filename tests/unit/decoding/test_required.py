@@ -117,10 +117,10 @@ def test_what_cannot_be_said_for_other_rules_comes_to_no_end() -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (Beam(1), "beam_size: what is required needs at least 2 beams"),
-        (Beam(4, groups=2, diversity=1.0), "beam_size: what is required needs one group"),
-        (Beam(4, stopping="huggingface"), "beam_size: what is required needs one group of beams and stopping="),
-        (Sample(), "rules.required: one path cannot make room"),
+        (Beam(1), "beam_size: required words need at least 2 beams"),
+        (Beam(4, groups=2, diversity=1.0), "beam_size: required words need one group"),
+        (Beam(4, stopping="huggingface"), "beam_size: required words need one group of beams and stopping="),
+        (Sample(), "rules.required: required words need a beam search"),
     ],
 )
 def test_who_cannot_require(search: Any, message: str) -> None:

@@ -71,8 +71,8 @@ def test_no_mode_leaks_between_the_steps() -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (Beam(2), "beam_size: 2 beams may change their mind"),
-        (Beam(1, coverage=0.1), "coverage: is known at the end of a text only"),
+        (Beam(2), "beam_size: 2 beams revise earlier tokens"),
+        (Beam(1, coverage=0.1), "coverage: is computed at the end of an output"),
         (Sample(n_best=2), "n_best: one sample of a row can be streamed, not 2"),
     ],
 )
@@ -82,5 +82,5 @@ def test_what_cannot_be_streamed_is_refused_at_once(search: Any, message: str) -
 
 
 def test_a_model_without_a_source_needs_a_limit() -> None:
-    with pytest.raises(SpecError, match=r"^max_len: a model without a source does not know how much to say"):
+    with pytest.raises(SpecError, match=r"^max_len: a model without a source has no length to derive it from"):
         find(writer(), prompts((3, 4)), Beam(1), ENDS)
