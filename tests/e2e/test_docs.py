@@ -195,7 +195,7 @@ def test_readme_names_every_make_target() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(text("README.md").splitlines()) < 250
+    assert len(text("README.md").splitlines()) < 200
 
 
 def test_links_lead_somewhere() -> None:
