@@ -1,7 +1,7 @@
 """Searches over models that say something random after every text: what must hold whatever is asked for."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,21 +76,32 @@ sentences = st.lists(words, min_size=1, max_size=4).map(tuple)
 models = st.builds(Chaotic, st.integers(0, 99), st.sampled_from([0.0, 1.0, 3.0]), st.sampled_from([-3.0, 0.0, 2.0]))
 
 
+# Searches and rules are made in the test: what checks types while tests run draws random numbers, which Hypothesis
+# wants to draw itself.
+Make = Callable[[], Search]
+
+
 @st.composite
-def beam_searches(draw: st.DrawFn, least: int = 1) -> Beam:
+def beam_searches(draw: st.DrawFn, least: int = 1) -> Make:
     beams = draw(st.integers(least, 6))
     normalise: Any = draw(st.sampled_from(["none", "mean", "gnmt"]))
     alpha = 1.0 if normalise == "none" else draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
     stopping: Any = draw(st.sampled_from(["optimal", "first"]))
-    return Beam(beams, draw(st.integers(1, beams)), normalise, alpha, stopping=stopping)
+    n_best = draw(st.integers(1, beams))
+    return lambda: Beam(beams, n_best, normalise, alpha, stopping=stopping)
 
 
 searches = st.one_of(
     beam_searches(),
-    st.just(Beam(4, 3, groups=2, diversity=0.5)),
-    st.just(Beam(4, 2, stopping="huggingface")),
-    st.just(Beam(4, 2, stopping="ctranslate2")),
-    st.builds(Sample, temperature=st.sampled_from([0.5, 2.0]), top_k=st.sampled_from([0, 2]), n_best=st.integers(1, 3)),
+    st.just(lambda: Beam(4, 3, groups=2, diversity=0.5)),
+    st.just(lambda: Beam(4, 2, stopping="huggingface")),
+    st.just(lambda: Beam(4, 2, stopping="ctranslate2")),
+    st.builds(
+        lambda temperature, top_k, n_best: lambda: Sample(temperature=temperature, top_k=top_k, n_best=n_best),
+        st.sampled_from([0.5, 2.0]),
+        st.sampled_from([0, 2]),
+        st.integers(1, 3),
+    ),
 )
 
 
@@ -100,7 +111,6 @@ def consistent(rule: tuple[Ids, Ids, int]) -> bool:
     return not any(prefix[i : i + len(banned)] == banned for i in range(len(prefix)) if banned)
 
 
-# Plain values: what checks types while tests run draws random numbers, which Hypothesis wants to draw itself.
 phrases = st.lists(words, min_size=1, max_size=2).map(tuple)
 row_rules = st.tuples(st.just(()) | phrases, st.just(()) | phrases, st.integers(0, 3)).filter(consistent)
 
@@ -121,9 +131,10 @@ required = st.lists(phrases, max_size=3).map(tuple)
     st.integers(3, 8),
 )
 @settings(max_examples=60)
-def test_what_is_found_keeps_every_promise(
-    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], search: Search, least: int, most: int
+def test_outputs_keep_limits_and_constraints_and_the_models_probabilities(
+    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], make: Make, least: int, most: int
 ) -> None:
+    search = make()
     texts, rules = [text for text, _ in rows], [rules_of(rule) for _, rule in rows]
     found = find(model, batch(texts), search, ENDS, Limits(least, most), rules)
     for text, rule, hypotheses in zip(texts, rules, found, strict=True):
@@ -153,9 +164,10 @@ def alone(model: Chaotic, source: Ids, ids: Ids, ended: bool) -> list[float]:
 
 @given(models, st.lists(st.tuples(sentences, row_rules), min_size=2, max_size=5), searches, st.randoms())
 @settings(max_examples=25)
-def test_rows_do_not_know_each_other(
-    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], search: Search, random: Any
+def test_the_result_of_a_row_does_not_depend_on_the_others(
+    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], make: Make, random: Any
 ) -> None:
+    search = make()
     numbers = list(range(len(rows)))
     random.shuffle(numbers)
 
@@ -170,8 +182,9 @@ def test_rows_do_not_know_each_other(
 
 @given(models, st.lists(st.tuples(sentences, required), min_size=1, max_size=4), beam_searches(least=2))
 @settings(max_examples=40)
-def test_what_is_required_is_said(model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], search: Beam) -> None:
-    """With only a prefix beside it, everything can be said, and so it is."""
+def test_outputs_contain_what_is_required(model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], make: Make) -> None:
+    """Every output contains its required sequences, where nothing but a prefix is constrained beside them."""
+    search = make()
     rules = [TokenConstraints(text[:2], required=sequences) for text, sequences in rows]
     found = find(model, batch([text for text, _ in rows]), search, ENDS, Limits(max_len=8), rules)
     for rule, hypotheses in zip(rules, found, strict=True):
@@ -185,7 +198,7 @@ def test_what_is_required_is_said(model: Chaotic, rows: list[tuple[Ids, tuple[Id
     models, st.lists(sentences, min_size=1, max_size=4), st.sampled_from([Beam(1), Sample(), Sample(temperature=0.3)])
 )
 @settings(max_examples=40)
-def test_a_stream_joins_to_what_is_found(model: Chaotic, rows: list[Ids], search: Search) -> None:
+def test_the_pieces_of_a_stream_join_to_the_hypothesis(model: Chaotic, rows: list[Ids], search: Search) -> None:
     said: dict[int, list[int]] = {i: [] for i in range(len(rows))}
     for pieces in stream(model, batch(rows), search, ENDS, Limits(max_len=6)):
         for piece in pieces:
