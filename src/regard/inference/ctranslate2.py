@@ -1,7 +1,7 @@
-"""The ctranslate2 engine: exported weights in CTranslate2's C++, and those searches that it does exactly as ours does.
+"""The ctranslate2 engine: exported weights in CTranslate2, for the searches that it does exactly as ours.
 
-It has no probabilities of its own: what it finds is what `Beam(stopping="ctranslate2")` finds over the same weights.
-Each of its workers has one thread (`intra_threads=1`), and there are as many workers as are asked for: with two threads
+It returns what `Beam(stopping="ctranslate2")` returns over the same weights, but no log-probabilities of tokens.
+Each of its workers has one thread (`intra_threads=1`): with two threads
 a worker was 2.5 to 5 times slower where we measured.
 """
 
@@ -20,12 +20,12 @@ from regard.errors import DataError, SpecError
 from regard.inference.engine import Engine, Sources
 
 NAME = "ctranslate2"
-# What is stored, and what it is computed in: half precision is a smaller file, for a CPU does not compute in it.
+# Stored -> computed type: float16 only makes the file smaller, because a CPU does not compute in it.
 COMPUTED = {"float32": "float32", "float16": "float32", "int8": "int8"}
 
 
 def library() -> Any:
-    """CTranslate2 itself, which is an extra."""
+    """Import CTranslate2, which is an extra."""
     try:
         import ctranslate2  # noqa: PLC0415
     except ImportError:
@@ -34,12 +34,12 @@ def library() -> Any:
 
 
 def workers() -> int:
-    """As many as there are processors for this process."""
+    """Return the number of processors of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def adapted(search: Search, warn: Callable[[str], None]) -> Search:
-    """A search that nobody chose in detail, with this engine's stopping rule, which is the only one it has."""
+    """Return a search with the stopping rule of this engine, which has no other."""
     if not isinstance(search, Beam) or search.stopping == NAME:
         return search
     warn(f"the engine {NAME!r} stops by its own rule (stopping={NAME}), not by {search.stopping!r}")
@@ -63,10 +63,10 @@ class CTranslate2(Engine):
         stored: str = "float32",
         threads: int | None = None,
     ) -> None:
-        """`words` are those of source and target by id; `room` is how many tokens either may have."""
+        """`words` are those of source and target by id; `room` is the greatest length of either."""
         self.ends, self.room = ends, room
         self.source, self.target = words
-        self.ids = {word: one for one, word in enumerate(self.target)}
+        self.ids = {word: number for number, word in enumerate(self.target)}
         try:
             self.translator = library().Translator(
                 str(folder),
@@ -104,38 +104,38 @@ class CTranslate2(Engine):
         if long is not None:
             raise DataError(f"a source of {len(long)} tokens is more than the {self.room} that were exported")
         most = [min(limits.most(len(source)), self.room) for source in sources]
-        found: dict[int, list[Hypothesis]] = {}
+        results: dict[int, list[Hypothesis]] = {}
         for limit, places in self._together(most, search):
-            found |= self._found([(place, sources[place]) for place in places], search, batch_size, limit)
-        # One call has one limit. Where a search came as far as its own, it is made again with that.
-        again = [place for place in found if most[place] < max(most) and _farthest(found[place]) + 1 >= most[place]]
+            results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
+        # One call has one limit. A search that reached its own, smaller limit is repeated with it.
+        again = [place for place in results if most[place] < max(most) and _longest(results[place]) + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):
             places = [place for place in again if most[place] == limit]
-            found |= self._found([(place, sources[place]) for place in places], search, batch_size, limit)
-        return [found[place][: search.n_best] for place in range(len(sources))]
+            results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
+        return [results[place][: search.n_best] for place in range(len(sources))]
 
     def _together(self, most: Sequence[int], search: Beam) -> list[tuple[int, list[int]]]:
-        """(a limit, the places of sources that are searched with it)."""
+        """Return groups of sources that are searched together, as (limit, places)."""
         if not most:
             return []
         if _waits_for_all(search):
             return [(max(most), list(range(len(most))))]
-        return [(limit, [i for i, one in enumerate(most) if one == limit]) for limit in sorted(set(most))]
+        return [(limit, [i for i, own in enumerate(most) if own == limit]) for limit in sorted(set(most))]
 
-    def _found(
+    def _search(
         self, sources: Sequence[tuple[int, Sequence[int]]], search: Beam, batch_size: int, limit: int
     ) -> dict[int, list[Hypothesis]]:
-        """What is found with one limit for all; of a search that waits for all its beams, all that they found."""
-        texts = [[self.source[one] for one in source] for _, source in sources]
+        """Return the hypotheses with one limit for all; of all beams, where the search waits for them."""
+        texts = [[self.source[token] for token in source] for _, source in sources]
         results = self._translate(texts, search, batch_size, limit)
         hypotheses = [self._hypotheses(result, search) for result in results]
-        # Their log-probabilities are the model's own as long as nothing is suppressed, so nothing is, unless one of
-        # the ids that are never said gets into a beam: not even a half-trained model says them.
-        said = [i for i, each in enumerate(hypotheses) if any(set(one.ids) & {*self.ends.never} for one in each)]
-        if said:
-            never = [[self.target[one]] for one in self.ends.never]
-            cleaned = self._translate([texts[i] for i in said], search, batch_size, limit, suppress_sequences=never)
-            for i, result in zip(said, cleaned, strict=True):
+        # Log-probabilities are the model's own as long as nothing is suppressed, so bos and padding are only
+        # suppressed where they got into a beam, which even a half-trained model avoids.
+        special = [i for i, each in enumerate(hypotheses) if any({*h.ids} & {*self.ends.never} for h in each)]
+        if special:
+            never = [[self.target[token]] for token in self.ends.never]
+            cleaned = self._translate([texts[i] for i in special], search, batch_size, limit, suppress_sequences=never)
+            for i, result in zip(special, cleaned, strict=True):
                 hypotheses[i] = self._hypotheses(result, search)
         return {place: each for (place, _), each in zip(sources, hypotheses, strict=True)}
 
@@ -160,28 +160,28 @@ class CTranslate2(Engine):
         )
         if not several:
             return results
-        while not results[-1].done():  # not in their code, where Ctrl-C is not heard
+        while not results[-1].done():  # a wait inside the library would not react to Ctrl-C
             time.sleep(0.002)
         return [result.result() for result in results]
 
     def _hypotheses(self, result: Any, search: Beam) -> list[Hypothesis]:
-        found = []
+        hypotheses = []
         for words, score in zip(result.hypotheses, result.scores, strict=True):
             ids = [self.ids[word] for word in words]
             ended = bool(ids) and ids[-1] == self.ends.eos
             log_prob = score * max(len(ids), 1) ** search.scoring.alpha
-            found.append(Hypothesis(tuple(ids[: len(ids) - ended]), score, log_prob, (), ended))
-        return found
+            hypotheses.append(Hypothesis(tuple(ids[: len(ids) - ended]), score, log_prob, (), ended))
+        return hypotheses
 
 
 def _waits_for_all(search: Beam) -> bool:
-    """Whether it goes on until as many have ended as there are beams: then all of them can be had for nothing."""
+    """Return whether the search ends when as many hypotheses ended as there are beams; all of them cost nothing."""
     return search.beam_size == 1 or search.scoring.alpha != 0.0
 
 
-def _farthest(found: Sequence[Hypothesis]) -> int:
-    """How many tokens the longest has. Where all beams have ended, it ended in the last step of the search."""
-    return max((len(one.ids) for one in found), default=0)
+def _longest(hypotheses: Sequence[Hypothesis]) -> int:
+    """Return the length of the longest hypothesis; if all beams ended, the search ended with it."""
+    return max((len(each.ids) for each in hypotheses), default=0)
 
 
 def _refused(name: str, why: str) -> SpecError:

@@ -1,7 +1,7 @@
-"""Our models as CTranslate2's: its own specs, filled with our weights.
+"""Convert our models to CTranslate2: its model specs, filled with our weights.
 
-Whatever its specs can say is said, if need be in other words: shared blocks are written once for every call, factorised
-tables multiplied out, sinusoids of any convention as a table. What they cannot say is refused by name and place.
+Shared blocks are written once for every call, factorised tables multiplied out, sinusoids of any convention written as
+a table. What the specs cannot express is refused by name and place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised
 from regard.tree import Spec
 
-EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # theirs, where their config does not say
+EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # the library's, where its config has none
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -51,7 +51,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words of one side by id, and the ids that are not text."""
+    """The words of one side by id, and its special tokens."""
 
     words: Sequence[str]
     bos: int
@@ -60,12 +60,12 @@ class Vocabulary:
 
 
 def refusal(path: str, what: str) -> SpecError:
-    """The sentence about something that their specs cannot say."""
+    """Return the error about a part that the library's specs cannot express."""
     return SpecError(path, f"CTranslate2 cannot express {what}; use the native engine")
 
 
 def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
-    """Their spec of a model, filled and valid. Where positions are a table, it has `positions` rows."""
+    """Return the library's spec of a model, filled and valid; a position table has `positions` rows."""
     if isinstance(model, EncoderDecoderModel):
         theirs = _Writer(model.spec, positions).encoder_decoder(model)
         theirs.register_source_vocabulary(list(source.words))
@@ -86,21 +86,21 @@ def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int
 
 @dataclass
 class Facts:
-    """What all layers of a stack must have in common, because their spec says it once."""
+    """Settings that all layers of a stack must share, because the library's spec holds them once."""
 
     path: str
-    said: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    values: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     def same(self, name: str, value: Any, path: str) -> Any:
-        """`value`, if it is what the layers before had."""
-        first, before = self.said.setdefault(name, (path, value))
+        """Return `value` if the layers before have the same; refuse another."""
+        first, before = self.values.setdefault(name, (path, value))
         if before != value:
             raise refusal(path, f"{_shown(value)} beside {_shown(before)} ({first}) in one stack")
         return value
 
     def get(self, name: str) -> Any:
-        """What was said, by all."""
-        return self.said[name][1]
+        """Return the shared value."""
+        return self.values[name][1]
 
 
 def _shown(value: Any) -> str:
@@ -108,7 +108,7 @@ def _shown(value: Any) -> str:
 
 
 class _Writer:
-    """One model being written."""
+    """The conversion of one model."""
 
     def __init__(self, spec: Any, positions: int) -> None:
         self.spec, self.positions = spec, positions
@@ -125,7 +125,7 @@ class _Writer:
                 raise refusal(name, repr(table.kind))
 
     def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
-        """The whole of an encoder-decoder."""
+        """Convert an encoder-decoder."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
 
         spec = model.spec
@@ -142,7 +142,7 @@ class _Writer:
         return theirs
 
     def decoder_only(self, model: DecoderOnlyModel) -> Any:
-        """The whole of a language model."""
+        """Convert a language model."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415
 
         spec = model.spec
@@ -159,7 +159,7 @@ class _Writer:
     # Before the first layer, and after the last.
 
     def begin(self, stack: Any, embeddings: Any, use: str, tables: Tables, inputs: Inputs) -> None:
-        """Embeddings, their scale, positions and norm."""
+        """Convert embeddings, their scale, positions and norm."""
         tokens: Tokens = self.spec.input
         D, module = self.spec.d_model, inputs.get(use)
         words = matrix(tables.get(use))
@@ -173,7 +173,7 @@ class _Writer:
             stack.position_encodings.encodings = np.pad(place, ((0, 0), (D - place.shape[1], 0)))
 
     def places(self, module: nn.Module, tokens: Tokens) -> np.ndarray:
-        """The vectors of positions as a table; of zeros where there are none."""
+        """Return the vectors of positions as a table; zeros where there are none."""
         if tokens.position is None:
             return np.zeros((self.positions, self.spec.d_model), np.float32)
         width = tokens.position_width or self.spec.d_model
@@ -184,7 +184,7 @@ class _Writer:
         raise refusal("input.position", repr(tokens.position.kind))
 
     def end(self, decoder: Any, model: Any) -> None:
-        """The output layer."""
+        """Convert the output layer."""
         decoder.projection.weight = matrix(model.tables.get("output"))
         if self.spec.head.scaled:
             decoder.scale_outputs = np.float32(self.spec.d_model**-0.5)
@@ -194,7 +194,7 @@ class _Writer:
     # The stacks.
 
     def stack(self, module: nn.Module, side: str, cross: bool = False) -> Any:
-        """One side of the model."""
+        """Convert one side of the model."""
         spec = getattr(self.spec, side)
         if type(spec) is not Plain:
             raise refusal(side, repr(spec.kind))
@@ -221,13 +221,13 @@ class _Writer:
         return theirs
 
     def check_block(self, block: Block, path: str, facts: Facts, side: str, cross: bool) -> None:
-        """Note what all layers must share; refuse what no layer of theirs can be."""
-        wanted = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
+        """Record what all layers must share; refuse a layer that the library does not have."""
+        expected = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
         for i, branch in enumerate(block.branches):
-            if i >= len(wanted) or type(branch) is not wanted[i]:
+            if i >= len(expected) or type(branch) is not expected[i]:
                 raise refusal(f"{path}.branches[{i}]", f"{branch.kind!r} at this place of a layer")
-        if len(block.branches) < len(wanted):
-            raise refusal(f"{path}.branches", f"a layer without {wanted[len(block.branches)].kind!r}")
+        if len(block.branches) < len(expected):
+            raise refusal(f"{path}.branches", f"a layer without {expected[len(block.branches)].kind!r}")
         for i, rule in enumerate(block.rules()):
             where = f"{path}.residual[{i}]" if isinstance(block.residual, tuple) else f"{path}.residual"
             if not isinstance(rule, PreNorm | PostNorm | Sandwich):
@@ -246,7 +246,7 @@ class _Writer:
         facts.same("gated", feedforward.gated, f"{where}.gated")
 
     def check_attention(self, branch: BranchSpec, path: str, facts: Facts, side: str) -> None:
-        """Note what a stack's attentions must share."""
+        """Record what the attentions of a stack must share."""
         assert isinstance(branch, SelfAttention | CrossAttention)
         heads, _, d_head = self.sizes(branch)
         facts.same("heads", heads, f"{path}.heads")
@@ -255,7 +255,7 @@ class _Writer:
         if not isinstance(branch.query_key_norm, NoNorm | LayerNorm | RMSNorm):
             raise refusal(f"{path}.query_key_norm", repr(branch.query_key_norm.kind))
         if isinstance(branch, CrossAttention):
-            # Their specs have a place for it, and their engine passes over it.
+            # The library's specs have a field for it, which its engine ignores.
             if not isinstance(branch.query_key_norm, NoNorm):
                 raise refusal(f"{path}.query_key_norm", f"{branch.query_key_norm.kind!r} in cross-attention")
             return
@@ -273,14 +273,14 @@ class _Writer:
         facts.same("position", position, where)
 
     def sizes(self, branch: Any) -> tuple[int, int, int]:
-        """Heads, key-value heads and the width of a head."""
+        """Return heads, key-value heads and the width of a head."""
         heads = branch.heads or self.spec.heads
         usual = self.spec.d_head or self.spec.d_model // self.spec.heads
         d_head = branch.d_head or (usual if branch.heads is None else self.spec.d_model // heads)
         return heads, branch.kv_heads or heads, d_head
 
     def empty(self, facts: Facts, side: str, depth: int, cross: bool) -> Any:
-        """Their spec of a stack, with nothing in it."""
+        """Return the library's empty spec of a stack."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415
         from ctranslate2.specs.common_spec import Activation  # noqa: PLC0415
 
@@ -297,7 +297,7 @@ class _Writer:
             "rms_norm": isinstance(residual.norm, RMSNorm),
             "relative_position": isinstance(position, Shaw),
             "relative_attention_bias": isinstance(position, T5Bias),
-            # Of every attention; `attention` then says its own.
+            # Of every attention; `attention` sets its own.
             "num_heads_kv": facts.get("heads"),
             "head_dim": 1,
             "qk_norm": True,
@@ -316,7 +316,7 @@ class _Writer:
         )
 
     def layer(self, to: Any, block: Block, built: nn.Module, path: str, stack: nn.Module) -> None:
-        """One layer."""
+        """Convert one layer."""
         for i, (branch, rule) in enumerate(zip(block.branches, block.rules(), strict=True)):
             where, joined = f"{path}.branches[{i}]", built.get_submodule(f"branches.{i}")
             inner, rule_norm = joined.get_submodule("branch"), getattr(rule, "norm", NoNorm())
@@ -333,7 +333,7 @@ class _Writer:
                 self.norm(getattr(holder, last), rule_norm, joined.get_submodule(norm), self.spec.d_model, where)
 
     def attention(self, to: Any, branch: Any, built: nn.Module, stack: nn.Module, path: str) -> None:
-        """Projections, norms of queries and keys, positions."""
+        """Convert the projections of attention, norms of queries and keys, and positions."""
         heads, groups, d_head = self.sizes(branch)
         to.num_heads_kv, to.head_dim = np.int32(groups), np.int32(d_head)
         to.queries_scale = np.float32(factor(branch.scale, d_head))
@@ -358,7 +358,7 @@ class _Writer:
                 to.relative_position_values = np.zeros_like(keys) if values is None else numbers(values)
 
     def query_key_norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
-        """Norms of queries and keys, or none."""
+        """Convert the norms of queries and keys, if there are any."""
         from ctranslate2.specs.common_spec import LayerNormSpec  # noqa: PLC0415
 
         for name, ours in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
@@ -369,7 +369,7 @@ class _Writer:
                 self.norm(getattr(to, name), norm, built.get_submodule(ours), width, f"{path}.query_key_norm")
 
     def feedforward(self, to: Any, branch: FeedForward, built: nn.Module) -> None:
-        """Up, down, and the gate."""
+        """Convert a feed-forward branch, with its gate."""
         self.linear(to.linear_1, built.get_submodule("down"))
         if not branch.gated:
             self.linear(to.linear_0, built.get_submodule("up"))
@@ -381,13 +381,13 @@ class _Writer:
             to.linear_0.bias, to.linear_0_noact.bias = np.split(numbers(both.get_parameter("bias")), 2)
 
     def linear(self, to: Any, built: nn.Module) -> None:
-        """One projection."""
+        """Convert one projection."""
         to.weight = numbers(built.get_parameter("weight"))
         if built.bias is not None:
             to.bias = numbers(built.get_parameter("bias"))
 
     def norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
-        """One norm, of a form that both have."""
+        """Convert a norm of a form that both libraries have."""
         assert isinstance(norm, LayerNorm | RMSNorm)
         if isinstance(norm, LayerNorm) and norm.root == "outside":
             raise refusal(f"{path}.root", "a layer norm with eps outside of the root")
@@ -398,7 +398,7 @@ class _Writer:
             to.beta = _spread(given.get("bias"), 0.0, width)
 
     def epsilon(self) -> float | None:
-        """The eps of all norms; None where each kind has the one that they take for granted."""
+        """Return the eps of all norms; None where each kind has the library's default."""
         values = {eps for _, eps in self.eps}
         if all(EPS[kind] == eps for kind, eps in self.eps):
             return None
@@ -408,7 +408,7 @@ class _Writer:
         return values.pop()
 
 
-# Where the norms of a residual rule stand in their layers: before the branch or after the sum, and after the branch.
+# Places of the norms of a residual rule in the library's layers: before the branch or after the sum; after the branch.
 NORMS: dict[type[Residual], dict[type[BranchSpec], tuple[str, ...]]] = {
     PreNorm: {
         SelfAttention: ("self_attention.layer_norm",),
@@ -425,18 +425,18 @@ NORMS[PostNorm] = NORMS[PreNorm]
 
 
 def matrix(table: Any) -> np.ndarray:
-    """A vocabulary table as one matrix."""
+    """Return a vocabulary table as one matrix."""
     weight = table.weight.detach().double()
     projection = getattr(table, "projection", None)
     return numbers(weight if projection is None else weight @ projection.detach().double().T)
 
 
 def numbers(weight: torch.Tensor) -> np.ndarray:
-    """A copy of a weight as they want it: they quantise in place, and the model still needs its own."""
+    """Return a copy of a weight for the library, which quantises it in place."""
     return np.array(weight.detach().to("cpu", torch.float32).numpy(), order="C")
 
 
 def _spread(weight: torch.Tensor | None, usual: float, width: int) -> np.ndarray:
-    """A gain or bias for every channel."""
-    found = np.full(width, usual, np.float32) if weight is None else numbers(weight)
-    return np.broadcast_to(found, (width,)).copy()
+    """Return a gain or bias for every channel."""
+    filled = np.full(width, usual, np.float32) if weight is None else numbers(weight)
+    return np.broadcast_to(filled, (width,)).copy()

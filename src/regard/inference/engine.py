@@ -1,4 +1,4 @@
-"""Engine: whoever finds what a model says to many sources. Texts go in and come out at regard.inference.text."""
+"""Engine slot: what computes the best hypotheses of many sources; `regard.inference.text` converts text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ Sources = Sequence[Sequence[int]]
 
 
 class Engine(ABC):
-    """Abstract: finds the best hypotheses for sources, whatever it computes them with.
+    """Abstract: computes the best hypotheses of sources.
 
-    Two engines that accept the same search find the same; what one cannot do exactly as asked it refuses by name.
+    Two engines that accept the same search return the same; an engine refuses, by name, what it cannot do exactly.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
-        """Refuse what could not be done exactly as asked, before anything is read."""
+        """Refuse what the engine cannot do exactly, before anything is read."""
 
     @abstractmethod
     def find(
@@ -33,4 +33,4 @@ class Engine(ABC):
         rules: TokenConstraints,
         rows: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        """What is found for every source, best first; `rows` are the numbers by which a sample knows them."""
+        """Return the hypotheses of every source, best first; `rows` are their numbers, which seed a sample."""

@@ -1,8 +1,8 @@
-"""Exports: a run written for another engine, and proved to say the same before it is called done.
+"""Exports: a run written for another engine, compared with the run before the export counts as complete.
 
     model.bin config.json *vocabulary.json    CTranslate2's own
     tokenizer*.json                           for the tokenizers library, so that the folder stands alone
-    regard.json                               what it was made of, its digests, and what the check found
+    regard.json                               what it was made of, its digests, and the result of the check
 
 The folder is written under another name, checked, and then renamed: it is whole and right, or it is not there.
 """
@@ -40,20 +40,20 @@ from regard.training.checkpoint import SaveError, file_digest, read_json, weight
 
 FORMAT = 1
 RECORD = "regard.json"
-TEXTS = 32  # on which both are compared
+TEXTS = 32  # that both engines are compared on
 BEAMS = 5
 LIMITS = Limits()
-# Of log-probabilities, relative to those below -1: ten to a hundred times what rounding does. int8 is measured only.
+# Of log-probabilities, relative to those below -1: ten to a hundred times the rounding error. int8 is only measured.
 TOLERANCE = {"float32": 1e-3, "float16": 0.1}
-TIE = 1e-4  # of scores: two outputs this near to each other may come in either order
-ROOM = 2048  # positions of a table that is computed, unless longer texts are allowed
+TIE = 1e-4  # of scores: two outputs closer than this may come in either order
+ROOM = 2048  # rows of a computed position table, unless longer texts are allowed
 ENDLESS = 2**30
-ATTEMPTS = 5  # at a name that others also want
+ATTEMPTS = 5  # at a name that other processes may take
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What there is to export: a model and its tokenizers."""
+    """A trained model and its tokenizers."""
 
     model: Model
     source: Tokenizer
@@ -64,30 +64,30 @@ class Trained:
 
     @property
     def translates(self) -> bool:
-        """Whether it says a target after reading a source."""
+        """Return whether the model generates a target after reading a source."""
         return self.model.spec.reads_source
 
     @property
     def ends(self) -> SpecialTokens:
-        """The ids that are not text."""
+        """The special tokens of the target."""
         return SpecialTokens(self.target.bos, self.target.eos, self.target.pad)
 
     @property
     def positions(self) -> int:
-        """The most tokens that a source or an output has, unless more are asked for."""
+        """The default greatest length of a source or an output."""
         return max(ROOM, 2 * (self.max_len + 1) + 20)
 
     @property
     def room(self) -> int:
-        """How many tokens either side of the exported model may have."""
+        """The greatest length of either side of the exported model."""
         spec: Any = self.model.spec
         if isinstance(spec.input.position, Learned):
             return spec.input.position.max_len
-        # Positions in attention have no table that could be too short.
+        # Positions inside attention have no table.
         return self.positions if spec.decoder.position is None else ENDLESS
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """The words of source and target, as many as the model has rows for."""
+        """The vocabularies of source and target, with a word for each row of the embedding tables."""
         spec: Any = self.model.spec
         sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
         return tuple(
@@ -96,7 +96,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """What an export of it would say it was made of: if any of it differs, the export is stale."""
+        """The origin of an export: if any value differs, the export is stale."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,
@@ -111,24 +111,24 @@ class Trained:
 
 @dataclass(frozen=True)
 class Check:
-    """The same inputs through both engines."""
+    """A comparison of both engines on the same inputs."""
 
-    inputs: str  # what they were
+    inputs: str  # their description
     texts: int
     agreed: int  # outputs of beam search that are the same, token for token
-    ties: int  # outputs that differ, of scores that do not
-    tokens: int  # whose log-probabilities were compared
+    ties: int  # outputs that differ although their scores do not
+    tokens: int  # with compared log-probabilities
     largest: float  # difference of log-probabilities, relative to those below -1
 
     def passed(self, stored: str) -> bool:
-        """Whether the two differ by nothing but the rounding of what is stored."""
+        """Return whether the engines differ only by the rounding of stored weights."""
         same = self.agreed + self.ties == self.texts or stored != "float32"
         return same and self.largest <= TOLERANCE.get(stored, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Anything(SpecialTokens):
-    """To compare searches, every id may be said: CTranslate2 would change probabilities to keep one from it.
+    """Special tokens for the comparison, where every id may be generated: CTranslate2 would renormalise without one.
 
     In use there is no difference, for trained models do not want to say them (see `CTranslate2`).
     """
@@ -148,7 +148,7 @@ class Exported:
 
 
 def named(quantize: str | None) -> str:
-    """What is stored: float32 if nothing is said."""
+    """Return the stored type, by default float32."""
     stored = quantize or "float32"
     if stored not in COMPUTED:
         raise SpecError("--quantize", f"{stored!r} is not known; {nearest(stored, COMPUTED)}")
@@ -211,7 +211,7 @@ def _making(out: Path) -> Iterator[Path]:
 
 
 def _rename(making: Path, out: Path) -> None:
-    """Put the finished folder in its place; whoever has opened the old one keeps it."""
+    """Move the finished folder to its place; a process that opened the old one keeps it."""
     old = out.with_name(f".{out.name}-old-{os.getpid()}")
     for attempt in count(1):
         shutil.rmtree(old, ignore_errors=True)
@@ -220,7 +220,7 @@ def _rename(making: Path, out: Path) -> None:
         try:
             making.rename(out)
             break
-        except OSError:  # another process has just put its own there
+        except OSError:  # another process moved its own there
             if attempt == ATTEMPTS:
                 raise
     sync(out.parent)
@@ -235,14 +235,14 @@ def _write_tokenizers(trained: Trained, folder: Path) -> None:
 
 
 def fresh(folder: Path, trained: Trained, stored: str) -> dict[str, Any] | None:
-    """The record of an export that is whole and of this very model; None if there is no such one."""
+    """Return the record of a complete export of this model; None if there is none."""
     try:
         record = read_json(folder / RECORD)
         whole = all(file_digest(folder / name) == digest for name, digest in record["files"].items())
     except (DataError, OSError, KeyError, TypeError, AttributeError):
         return None
-    wanted = trained.identity(stored)
-    return record if whole and all(record.get(key) == value for key, value in wanted.items()) else None
+    expected = trained.identity(stored)
+    return record if whole and all(record.get(key) == value for key, value in expected.items()) else None
 
 
 def engine(
@@ -252,7 +252,7 @@ def engine(
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CTranslate2:
-    """The engine of a translator, from its export in `folder`, which is made if it is missing, stale or damaged."""
+    """Return the engine of a translator, from its export in `folder`, made if missing, stale or damaged."""
     stored = named(quantize)
     library()
     if not trained.translates:
@@ -271,7 +271,7 @@ def _opened(trained: Trained, folder: Path, stored: str, threads: int | None) ->
 
 
 def sentence(check: Check) -> str:
-    """What the check found."""
+    """Return the result of the comparison in words."""
     ties = f" ({check.ties} more are ties)" if check.ties else ""
     return (
         f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}, "
@@ -280,7 +280,7 @@ def sentence(check: Check) -> str:
 
 
 def compare(trained: Trained, folder: Path, stored: str) -> Check:
-    """The same inputs through the model and through its export."""
+    """Compare the model with its export on the same inputs."""
     assert isinstance(trained.model, LanguageModel)
     training = trained.model.training
     trained.model.eval()
@@ -300,22 +300,22 @@ def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
     search = Beam(BEAMS, stopping=NAME)
     sources, rows = [source for source, _ in pairs], list(range(len(pairs)))
     native = Native([model], ends, device).find(sources, search, len(pairs), LIMITS, TokenConstraints(), rows)
-    found = theirs.find(sources, search, len(pairs), LIMITS, TokenConstraints(), rows)
+    exported = theirs.find(sources, search, len(pairs), LIMITS, TokenConstraints(), rows)
     batch = translation(pairs, ends.bos, ends.eos, source_end=()).to(device)
     assert batch.labels is not None
     with torch.no_grad():
         ours = model.log_probs(batch).gather(-1, batch.labels[..., None]).squeeze(-1).cpu()
     scored = theirs.translator.score_batch(
-        [[theirs.source[one] for one in source] for source, _ in pairs],
-        [[theirs.target[one] for one in target] for _, target in pairs],
+        [[theirs.source[token] for token in source] for source, _ in pairs],
+        [[theirs.target[token] for token in target] for _, target in pairs],
         max_input_length=0,
     )
     expected = [ours[row, : len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
-    return _check(inputs, native, found, expected, [list(each.log_probs) for each in scored])
+    return _check(inputs, native, exported, expected, [list(each.log_probs) for each in scored])
 
 
 def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
-    """Of a language model: what it says greedily after the beginning of a text, and log p of the text."""
+    """Compare a language model with its export: greedy continuations of text beginnings, and log p of the texts."""
     model, ends = trained.model, Anything(**asdict(trained.ends))
     assert isinstance(model, LanguageModel)
     device = next(model.parameters()).device
@@ -333,10 +333,10 @@ def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
             native += find(model, batch, search, ends, Limits(max_len=steps))
             ids = torch.tensor([row], device=device)
             expected.append(model.log_probs(Batch(ids))[0, :-1].gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
-    places = {word: one for one, word in enumerate(words)}
+    places = {word: number for number, word in enumerate(words)}
     results = theirs.generate_batch(
-        [[words[one] for one in prompt] for prompt in prompts],
-        max_batch_size=1,  # of prompts of unequal lengths, some of theirs would count as said
+        [[words[token] for token in prompt] for prompt in prompts],
+        max_batch_size=1,  # with prompts of unequal lengths, the library counts some of their tokens as generated
         max_length=steps,
         min_length=0,
         include_prompt_in_result=False,
@@ -344,24 +344,24 @@ def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
         return_end_token=True,
         sampling_topk=1,
     )
-    found = []
+    exported = []
     for result in results:
         ids = [places[word] for word in result.sequences[0]]
         ended = bool(ids) and ids[-1] == ends.eos
-        found.append([Hypothesis(tuple(ids[: len(ids) - ended]), result.scores[0], result.scores[0], (), ended)])
-    scored = theirs.score_batch([[words[one] for one in row] for row in rows], max_input_length=0)
-    return _check(inputs, native, found, expected, [list(each.log_probs) for each in scored])
+        exported.append([Hypothesis(tuple(ids[: len(ids) - ended]), result.scores[0], result.scores[0], (), ended)])
+    scored = theirs.score_batch([[words[token] for token in row] for row in rows], max_input_length=0)
+    return _check(inputs, native, exported, expected, [list(each.log_probs) for each in scored])
 
 
 def _check(
     inputs: str,
     native: Sequence[Sequence[Hypothesis]],
-    found: Sequence[Sequence[Hypothesis]],
+    exported: Sequence[Sequence[Hypothesis]],
     expected: Sequence[Sequence[float]],
     scored: Sequence[Sequence[float]],
 ) -> Check:
     agreed = ties = 0
-    for ours, theirs in zip(native, found, strict=True):
+    for ours, theirs in zip(native, exported, strict=True):
         if (ours[0].ids, ours[0].ended) == (theirs[0].ids, theirs[0].ended):
             agreed += 1
         elif abs(ours[0].score - theirs[0].score) <= TIE:
@@ -375,7 +375,7 @@ def _check(
 
 
 def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
-    """Ids to compare on: of the run's validation text, or random ones of many lengths where it has none."""
+    """Return ids to compare on: of the validation text, or random ones of many lengths where there is none."""
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:
@@ -391,7 +391,9 @@ def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
 
     def draw(size: int, eos: int) -> list[int]:
         length = int(torch.randint(1, min(longest, 40) + 1, (), generator=rng))
-        return [one if one > eos else size - 1 for one in torch.randint(0, size, (length,), generator=rng).tolist()]
+        return [
+            token if token > eos else size - 1 for token in torch.randint(0, size, (length,), generator=rng).tolist()
+        ]
 
     sides = (trained.source, trained.target)
     drawn = [[draw(each.size, each.eos) for each in sides] for _ in range(TEXTS)]

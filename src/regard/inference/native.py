@@ -1,4 +1,4 @@
-"""The native engine: our models in torch, and any search over them."""
+"""The native engine: any search over our models in PyTorch."""
 
 from collections.abc import Sequence, Sized
 
@@ -15,7 +15,7 @@ from regard.models.base import Generator
 
 
 class Native(Engine):
-    """One model, or several as an ensemble. Nothing is refused here: a search checks itself."""
+    """One model, or several as an ensemble. Nothing is refused here, because a search checks itself."""
 
     name = "native"
 
@@ -34,14 +34,14 @@ class Native(Engine):
         rules: TokenConstraints,
         rows: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        found: dict[int, list[Hypothesis]] = {}
+        hypotheses: dict[int, list[Hypothesis]] = {}
         batches = by_length(sources, batch_size)
         jobs = [
             self._job([sources[at] for at in places], limits, rules, [rows[at] for at in places]) for places in batches
         ]
         for places, results in zip(batches, search.find_each(jobs), strict=True):
-            found |= dict(zip(places, results, strict=True))
-        return [found[place] for place in range(len(sources))]
+            hypotheses |= dict(zip(places, results, strict=True))
+        return [hypotheses[place] for place in range(len(sources))]
 
     def _job(self, sources: Sources, limits: Limits, rules: TokenConstraints, rows: Sequence[int]) -> Job:
         ids, seg = pad(sources)
@@ -50,5 +50,5 @@ class Native(Engine):
 
 
 def by_length(rows: Sequence[Sized], batch_size: int) -> list[list[int]]:
-    """Places of rows of like length together, the longest first: what does not fit into memory fails at once."""
+    """Return batches of places by length, the longest first, so that too large a batch fails at once."""
     return list(chunks(sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i)), batch_size))

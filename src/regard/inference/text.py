@@ -1,4 +1,4 @@
-"""Text in, text out: translations, continuations, classes and scores. Sorted by length inside, input order outside."""
+"""From text to text: translations, continuations, classes and scores, batched by length, in the order of the input."""
 
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,27 +27,25 @@ from regard.inference.native import Native, by_length
 from regard.models.base import Classifier, Generator, LanguageModel
 
 AHEAD = 32  # batches that are read before the first is decoded, to sort them by length
-NEW = 200  # tokens of a continuation, unless more or fewer are asked for
+NEW = 200  # default number of tokens of a continuation
 Warn = Callable[[str], None]
 Growing = abc.Generator[str, None, tuple[list[int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One text that a model said."""
+    """One output text of a model."""
 
     text: str  # with the prompt, if there was one
-    score: float  # what ranks: length-normalised log-probability
+    score: float  # by which outputs rank: length-normalised log-probability
     log_prob: float
     tokens: tuple[str, ...]
-    ended: bool  # by itself, not for want of room
+    ended: bool  # with eos, not cut at the length limit
     ids: tuple[int, ...] = ()  # of the tokens
-    read: tuple[
-        int, ...
-    ] = ()  # what the model read first: the source with its end, or the prompt; (): nothing was said
+    read: tuple[int, ...] = ()  # the source with its end, or the prompt; (): nothing was decoded
 
 
-# The translation of an empty line, and what stands where a search has found fewer than it was asked for.
+# The translation of an empty line, and the place of an output where a search returns fewer than n_best.
 EMPTY = Output("", 0.0, 0.0, (), True)
 MISSING = Output("", float("-inf"), float("-inf"), (), False)
 
@@ -79,7 +77,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Texts:
-    """Models that share their tokenizers, and how texts go in and come out."""
+    """Models that share their tokenizers, with the conversion from text and to text."""
 
     models: Sequence[Generator]
     source: Tokenizer
@@ -87,8 +85,8 @@ class Texts:
     max_len: int  # tokens of an input that are read; the rest is cut off, with a warning
     device: torch.device
     warn: Warn = field(default=lambda _: None)
-    engine: Engine | None = None  # who translates; None: the models themselves
-    begin: tuple[int, ...] = ()  # what stands before every prompt; (): a text that has none begins with a line feed
+    engine: Engine | None = None  # computes translations; None: the models themselves
+    begin: tuple[int, ...] = ()  # read before every prompt; (): an empty prompt begins with a line feed
     length_limit: LengthLimit | None = None  # of a translation, from the training text; None: that of `Limits`
 
     def translate(
@@ -100,7 +98,7 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """The best outputs for every text, in order, as many as the search is asked for.
+        """Yield the n_best outputs of every text, in order.
 
         An empty text has empty translations. `first` is the number of the first text, where these are some of many.
         """
@@ -116,17 +114,19 @@ class Texts:
             results = engine.find(
                 [sources[i] for i in filled], search, batch_size, limits, rules, [begin + i for i in filled]
             )
-            found = dict(zip(filled, results, strict=True))
+            decoded = dict(zip(filled, results, strict=True))
             for i in range(len(chunk)):
-                best = [self._output(h, sources[i]) for h in found[i]] if i in found else [EMPTY] * wanted(search)
-                if i in found and best:
+                best = (
+                    [self._output(h, sources[i]) for h in decoded[i]] if i in decoded else [EMPTY] * outputs_of(search)
+                )
+                if i in decoded and best:
                     self._warn_about_output(begin + i + 1, search, best[0].ids, sources[i][:-1], best[0].ended, limits)
-                yield best + [MISSING] * (wanted(search) - len(best))
+                yield best + [MISSING] * (outputs_of(search) - len(best))
 
     def translate_stream(
         self, text: str, search: Search, limits: Limits = Limits(), wishes: Constraints = Constraints(), number: int = 0
     ) -> Iterator[str]:
-        """A translation as it grows, piece by piece. `number` is that of the text, where it is one of many."""
+        """Yield a translation as it is generated. `number` is that of the text among all texts."""
         if not text.strip():
             return
         (source,) = self.sources([text], number)
@@ -134,8 +134,8 @@ class Texts:
         ids, seg = pad([source])
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
-        said, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
-        self._warn_about_output(number + 1, search, said, source[:-1], ended, limits)
+        ids, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
+        self._warn_about_output(number + 1, search, ids, source[:-1], ended, limits)
 
     def generate(
         self,
@@ -146,7 +146,7 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Continuations of prompts, each with its prompt before it.
+        """Yield continuations of prompts, each with its prompt before it.
 
         Without `limits.max_len` it is 200 tokens, or as many as the model has positions for.
         """
@@ -157,18 +157,18 @@ class Texts:
             texts = [self._prompt(text) for text in chunk]
             read = self.prompts(texts, begin, limits)
             bounds = [self._bounds(limits, ids) for ids in read]
-            found: dict[int, list[Output]] = {}
+            outputs: dict[int, list[Output]] = {}
             for rows in by_length(read, batch_size):
                 ids, seg = pad([read[i] for i in rows])
                 batch = Batch(ids, target_seg=seg).to(self.device)
                 own, numbers = [bounds[i] for i in rows], [begin + i for i in rows]
                 results = find(self.models, batch, search, self.ends, own, rules, numbers)
                 for i, best in zip(rows, results, strict=True):
-                    found[i] = [self._output(h, read[i], texts[i]) for h in best]
+                    outputs[i] = [self._output(h, read[i], texts[i]) for h in best]
             for i in range(len(chunk)):
-                if found[i]:
-                    self._warn_about_output(begin + i + 1, search, found[i][0].ids, read[i])
-                yield found[i] + [MISSING] * (wanted(search) - len(found[i]))
+                if outputs[i]:
+                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, read[i])
+                yield outputs[i] + [MISSING] * (outputs_of(search) - len(outputs[i]))
 
     def generate_stream(
         self,
@@ -178,7 +178,7 @@ class Texts:
         wishes: Constraints = Constraints(),
         number: int = 0,
     ) -> Iterator[str]:
-        """A prompt, and its continuation as it grows. `number` is that of the prompt, where it is one of many."""
+        """Yield a prompt, then its continuation as it is generated. `number` is that of the prompt."""
         text = self._prompt(prompt)
         (read,) = self.prompts([text], number, limits)
         ids, seg = pad([read])
@@ -186,23 +186,23 @@ class Texts:
         (search, rules), bounds = self._bound(search, wishes), self._bounds(limits, read)
         steps = stream(self.models, batch, search, self.ends, bounds, rules, [number])
         yield text
-        said, _ = yield from self._growing(steps)
-        self._warn_about_output(number + 1, search, said, read)
+        ids, _ = yield from self._growing(steps)
+        self._warn_about_output(number + 1, search, ids, read)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
         """Yield the text as it grows; return its ids, and whether it ended by itself."""
-        said: list[int] = []
+        ids: list[int] = []
         shown, ended = "", False
         for pieces in steps:
-            said += [i for piece in pieces for i in piece.ids]
+            ids += [i for piece in pieces for i in piece.ids]
             ended = ended or any(piece.hypothesis is not None and piece.hypothesis.ended for piece in pieces)
-            text = self.target.decode(said)
-            # A character of several bytes is shown once it is whole.
+            text = self.target.decode(ids)
+            # A character of several bytes is yielded once it is whole.
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(shown) :]
                 shown = text
-        yield self.target.decode(said)[len(shown) :]
-        return said, ended
+        yield self.target.decode(ids)[len(shown) :]
+        return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
         """Return a search without its own constraints, and all constraints on ids."""
@@ -211,7 +211,7 @@ class Texts:
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
-        """The limits of a translation: one that is not given is that of the training text."""
+        """Return the limits of a translation; without one, that of the training text."""
         return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
 
     def _warn_about_output(
@@ -223,7 +223,7 @@ class Texts:
         ended: bool = True,
         limits: Limits = Limits(),
     ) -> None:
-        """Warn about an output that repeats itself, though what was read does not, or that a derived limit has cut."""
+        """Warn about an output that repeats itself, unless its input does, or that is cut at a derived limit."""
         loop = None if isinstance(search, Sample) else find_loop(ids)
         if loop is not None and find_loop(read) is None:
             self.warn(
@@ -238,7 +238,7 @@ class Texts:
 
     @property
     def ends(self) -> SpecialTokens:
-        """The ids that are not text."""
+        """The special tokens of the target."""
         return SpecialTokens(self.target.bos, self.target.eos, self.target.pad)
 
     @cached_property
@@ -257,7 +257,7 @@ class Texts:
         return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
 
     def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:
-        """Encode prompts, each cut at the beginning if it is too long: its end is what is continued.
+        """Encode prompts, each cut at the beginning if it is too long: its end is continued.
 
         It is too long if it is longer than what the model was trained for, or leaves no room for `max_len` tokens; half
         of the positions are always for the prompt.
@@ -283,11 +283,11 @@ class Texts:
         return [[*self.begin, *ids[-keep:]] for ids in encoded]
 
     def _prompt(self, text: str) -> str:
-        """A prompt as it is read and shown: where no token begins a text, an empty one is a new line."""
+        """Return a prompt as it is read and printed; without a token that begins texts, an empty one is a line feed."""
         return text if text or self.begin else "\n"
 
     def _bounds(self, limits: Limits, read: Sequence[int]) -> Limits:
-        """The limits of what follows a prompt."""
+        """Return the limits of the continuation of a prompt."""
         if limits.max_len is not None:
             return limits
         left = self.positions.left(len(read))
@@ -298,7 +298,7 @@ class Texts:
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
-        """Refuse limits beyond the positions of the model, and warn where a line leaves less room than was asked for.
+        """Refuse limits beyond the positions of the model; warn where a line leaves room for fewer tokens than max_len.
 
         `read` is how many tokens come before an output, by the number of its line.
         """
@@ -309,14 +309,14 @@ class Texts:
             if (getattr(limits, name) or 0) > count:
                 raise SpecError(
                     name,
-                    f"the model has {count} positions and cannot say {getattr(limits, name)} tokens; ask for fewer",
+                    f"the model has {count} positions and cannot generate {getattr(limits, name)} tokens; lower it",
                 )
         left = {line: count - tokens + 1 for line, tokens in read.items()}
         for line, room in left.items():
             if limits.min_len > room:
                 raise DataError(
                     f"line {line}: {read[line]} of the {count} positions of the model are read first, which leaves no "
-                    f"room for min_len {limits.min_len}; ask for fewer tokens"
+                    f"room for min_len {limits.min_len}; lower it"
                 )
         if limits.max_len is not None:
             warn_about(
@@ -339,12 +339,12 @@ class Texts:
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
-    """Warn about each of several lines that are alike; `lines` says what each of them has."""
+    """Warn about several lines for one reason; `lines` maps their numbers to what each of them has."""
     for line, what in lines.items():
         warn(f"line {line}: {what} {why}")
 
 
-def wanted(search: Search) -> int:
+def outputs_of(search: Search) -> int:
     """Return the number of outputs that a search returns for each text."""
     return getattr(search, "n_best", 1)
 
@@ -364,19 +364,19 @@ def _numbered(items: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class TextScore:
-    """How probable a model finds a given text."""
+    """The log-probability of a given text under a model."""
 
     log_prob: float  # the sum of token_log_probs
     token_log_probs: tuple[float, ...]  # with that of the end, where there is one
-    tokens: int  # how many were scored
+    tokens: int  # number of scored tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringInput:
-    """Tokens to score: what is `said` after what is `given`, in the same row, and after a source, if there is one."""
+    """Tokens to score: `scored` after `given` in one row, and after a source if there is one."""
 
     given: tuple[int, ...]
-    said: tuple[int, ...]
+    scored: tuple[int, ...]
     source: tuple[int, ...] = ()
 
 
@@ -389,13 +389,13 @@ def score(
     batch_size: int = 32,
     first: int = 0,
 ) -> list[TextScore]:
-    """log p of what is said in every row, in one pass each. What follows nothing is not scored, nor is nothing.
+    """Return log p of the scored tokens of every row, in one pass each; a first token without context is not scored.
 
     `first` is the number of the first row, where these are some of many.
     """
-    found = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
-    scored = [i for i, row in enumerate(rows) if row.said and len(row.given) + len(row.said) > 1]
-    targets = [[*rows[i].given, *rows[i].said] for i in scored]
+    results = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
+    scored = [i for i, row in enumerate(rows) if row.scored and len(row.given) + len(row.scored) > 1]
+    targets = [[*rows[i].given, *rows[i].scored] for i in scored]
     limit = positions([model])
     for i, target in zip(scored, targets, strict=True):
         read = len(target) - 1 + (len(rows[i].source) if limit.source_first else 0)
@@ -413,14 +413,14 @@ def score(
         scores = model.log_probs(batch).gather(-1, batch.labels[:, :, None])[:, :, 0].double().cpu()
         for place, row in zip(places, scores, strict=True):
             own = rows[scored[place]]
-            said = row[max(len(own.given) - 1, 0) : len(targets[place]) - 1].tolist()
-            found[scored[place]] = TextScore(sum(said), tuple(said), len(said))
-    return [found[i] for i in range(len(rows))]
+            log_probs = row[max(len(own.given) - 1, 0) : len(targets[place]) - 1].tolist()
+            results[scored[place]] = TextScore(sum(log_probs), tuple(log_probs), len(log_probs))
+    return [results[i] for i in range(len(rows))]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The class of a text."""
+    """The predicted class of a text, and the probabilities of all classes."""
 
     label: str
     probabilities: dict[str, float]
