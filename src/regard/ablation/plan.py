@@ -20,7 +20,6 @@ from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
 from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, default_train, parse_change
 from regard.training.checkpoint import file_digest
-from regard.training.optim import Muon
 from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 
@@ -177,7 +176,10 @@ def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) ->
     """A run of a row: the base's recipe with another model, seed and learning rate."""
     assert row.model is not None
     train = recipe.train if row.steps is None else training(recipe.train, row.steps)
-    train = replace(train, seed=seed, optimizer=_rated(train.optimizer, factor))
+    if factor != 1.0:
+        assert train.optimizer is not None, "resolved before planning"
+        train = replace(train, optimizer=train.optimizer.scaled(factor))
+    train = replace(train, seed=seed)
     whole = replace(recipe, model=row.model, train=train)
     return Job(row.name, seed, whole, factor, run_hash(whole, text.fingerprint))
 
@@ -206,16 +208,6 @@ def _code(recipe: Recipe) -> list[str]:
     modules = {type(part).__module__ for part in walk(recipe)}
     files = {inspect.getsourcefile(sys.modules[name]) for name in modules if name.partition(".")[0] != "regard"}
     return sorted(file_digest(Path(file)) for file in files if file is not None)
-
-
-def _rated(optimizer: Any, factor: float) -> Any:
-    if factor == 1.0:
-        return optimizer
-    changed = replace(optimizer, learning_rate=optimizer.learning_rate * factor)
-    if isinstance(optimizer, Muon):
-        assert optimizer.rest.learning_rate is not None, "resolved before planning"
-        changed = replace(changed, rest=replace(optimizer.rest, learning_rate=optimizer.rest.learning_rate * factor))
-    return changed
 
 
 def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:

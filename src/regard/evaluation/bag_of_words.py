@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.data.scripts import HAN, KANA, OTHERS
 
-# A word, or one character of a script without spaces between words, so that bigrams are pairs of characters there.
+# A word, or one character in a script without spaces between words, so that bigrams are pairs of characters there.
 WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")
 PENALTY = 0.1  # of half the squared weights, where the losses of all texts are summed
 ITERATIONS = 60
@@ -84,7 +84,7 @@ class BagOfWords:
         return np.concatenate([rows[known], rows[1:][pairs]]), np.concatenate([numbers[known], keys[pairs]])
 
     def _features(self, rows: np.ndarray, keys: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows, columns and TF-IDF values of all features that are known."""
+        """Return rows, columns and TF-IDF values of all known features."""
         columns = np.searchsorted(self._keys, keys)
         known = np.append(self._keys, -1)[columns] == keys
         rows, columns, counts = _counted(rows[known], columns[known], len(self._keys))
@@ -123,7 +123,7 @@ def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndar
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Return the places of at most so many of the highest counts, in order."""
+    """Return the places of the highest counts, at most as many as given, in order."""
     if len(counts) <= most:
         return np.arange(len(counts))
     return np.sort(np.argsort(-counts, kind="stable")[:most])

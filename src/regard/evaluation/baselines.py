@@ -1,4 +1,4 @@
-"""Trivial baselines: what models that take seconds reach on the validation text of a run.
+"""Trivial baselines: the scores of models that take seconds on the validation text of a run.
 
 They are computed from the prepared data of the run, so from the text that its model is trained and measured on, and
 stored in its folder as baselines.json.
@@ -29,19 +29,19 @@ from regard.training.checkpoint import RunFolder, read_json, write_json
 from regard.training.spec import TrainSpec
 
 ORDER = 4  # of the n-gram model
-# What is taken of a text, so that the baselines of the largest take some seconds on one core.
+# Sizes of samples with which the baselines of a large text take seconds on one core.
 NGRAM_TOKENS = 3_000_000
 BAG_TOKENS = 1_500_000
 BAG_WORK = 20_000_000  # tokens x classes
 TARGET_TOKENS = 10_000_000
-BLOCKS = 64  # pieces that a sample of a stream is made of
+BLOCKS = 64  # of text in a sample of a stream
 
 PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # where the criterion of a run was not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A trivial model, and what it reaches on the validation text."""
+    """A trivial model, and its scores on the validation text."""
 
     name: str
     metrics: dict[str, float]
@@ -49,7 +49,7 @@ class Baseline:
 
     @classmethod
     def of(cls, record: Any) -> "Baseline":
-        """From JSON."""
+        """Return a baseline from its JSON record."""
         found = cls(**record)
         numbers = (*found.metrics.values(), found.share)
         if not isinstance(found.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
@@ -60,7 +60,7 @@ class Baseline:
 
 
 def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
-    """Return the baselines that fit the objective; none where there is no validation text, or nothing is decoded."""
+    """Return the baselines that fit the objective; none without validation text, or where nothing is decoded."""
     if data.valid is None or not data.valid.rows:
         return []
     if data.objective.model == "sequence_to_sequence":
@@ -69,7 +69,7 @@ def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[
 
 
 def _classification(data: Prepared) -> list[Baseline]:
-    """The most frequent class, and logistic regression on a bag of words."""
+    """Return the most frequent class, and logistic regression on a bag of words."""
     assert data.valid is not None
     classes = len(data.objective.labels)
     labels = np.concatenate([np.asarray(table["label"].ids[:]) for table in data.train])
@@ -90,7 +90,7 @@ def _classification(data: Prepared) -> list[Baseline]:
 
 
 def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
-    """The source as it is, and the most frequent target, on the records that validation decodes."""
+    """Return a copy of the source and the most frequent target, on the records that validation decodes."""
     pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
     if not pairs:
         return []
@@ -109,7 +109,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return the target that most training records have, the first of equals, and the share that was counted."""
+    """Return the most frequent target of the training text, the first of equals, and the share that was counted."""
     read, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(read.ids).astype("<u4").tobytes(), (4 * read.offsets).tolist()
     counted = Counter(raw[first:last] for first, last in pairwise(ends))
@@ -118,7 +118,7 @@ def _most_frequent(data: Prepared) -> tuple[str, float]:
 
 
 def _language_model(data: Prepared) -> list[Baseline]:
-    """An n-gram model of the run's own tokens: as in validation, all tokens of a row but the first are predicted."""
+    """Return an n-gram model of the run's tokens; as in validation, all tokens of a row but the first are predicted."""
     assert data.valid is not None
     stream, size = data.objective.stream, data.tokenizers["target"].size
     read, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
@@ -217,7 +217,7 @@ def stored(folder: RunFolder) -> list[Baseline]:
 
 
 def _intact(folder: RunFolder) -> list[Baseline]:
-    """Return what is stored; none, if the file is damaged: training can do without it, or make it again."""
+    """Return the stored baselines; none if the file is damaged, because training can go on without them."""
     try:
         return stored(folder)
     except DataError:

@@ -1,4 +1,4 @@
-"""Buckets: held-out lines by the length of their source, so that what a model forgets on the way becomes visible."""
+"""Buckets of held-out lines by source length, to measure how quality falls with length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Bucket:
 
 
 def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
-    """Lines in about equally full buckets of rising length, at most `count`; lines of one length stay together."""
+    """Return lines in at most `count` buckets of similar size by length; lines of one length stay together."""
     if count < 1:
         raise SpecError("buckets", f"must be at least 1, not {count}")
     values, many = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)
     before = np.concatenate(([0], np.cumsum(many)))[:-1]
-    # A length belongs where the middle of its lines would stand in a row of all lines by length.
+    # The bucket of a length is that of the median of its lines among all lines sorted by length.
     which = ((before + many / 2) * count / max(1, len(lengths))).astype(np.int64)
     found = []
     for bucket in np.unique(which):

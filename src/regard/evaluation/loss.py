@@ -17,7 +17,7 @@ from regard.models.base import Model
 
 @torch.no_grad()
 def likelihood(model: Model, table: Table, objective: Objective, batching: Batching) -> Likelihood:
-    """The likelihood of every label of a table, each seen once."""
+    """Return the likelihood of all labels of a table."""
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
     for item in BatchLoader(Examples([table], [1.0], objective), batching, seed=0).once():
@@ -30,7 +30,7 @@ def likelihood(model: Model, table: Table, objective: Objective, batching: Batch
 def stream_likelihood(
     model: Model, text: Column, objective: Objective, length: int, stride: int, rows: int
 ) -> Likelihood:
-    """The likelihood of a stream, read in windows of `length` tokens that begin `stride` tokens apart.
+    """Return the likelihood of a stream, read in windows of `length` tokens that begin `stride` tokens apart.
 
     Each token is counted once, in the first window that holds it. With `stride` = `length` windows do not overlap, and
     the first token of each is predicted from one token. With a shorter stride every token, but for those of the first
@@ -46,7 +46,7 @@ def stream_likelihood(
 
 
 def _overlapping(text: Column, objective: Objective, length: int, stride: int, rows: int) -> Iterator[Batch]:
-    """Windows, `rows` a batch; labels that an earlier window holds have the weight 0."""
+    """Yield windows in batches of `rows`; labels that an earlier window contains have the weight 0."""
     labels = len(text.ids) - 1
     starts = np.arange(0, max(1, labels - length + stride), stride)
     for first in range(0, len(starts), rows):
@@ -55,6 +55,6 @@ def _overlapping(text: Column, objective: Objective, length: int, stride: int, r
         windows = text.spans(some, ends + 1)  # a window has one token more than it reads
         batch = objective.item({"target": windows}, list(np.arange(len(some))[:, None])).batch
         place = some[:, None] + np.arange(batch.target.shape[1])
-        before = np.where(some == 0, 0, some - stride + length)  # where the window before ends
+        before = np.where(some == 0, 0, some - stride + length)  # end of the previous window
         counted = (place >= before[:, None]) & (place < ends[:, None])
         yield replace(batch, weights=torch.from_numpy(counted).to(torch.get_default_dtype()))

@@ -16,7 +16,7 @@ class _Order:
     keys: np.ndarray  # (n-grams,) sorted: number of the context x (vocabulary + 1) + last token
     discounted: np.ndarray  # (n-grams,) c(hw) - D(c(hw))
     total: np.ndarray  # (contexts,) c(h .), summed over all tokens that follow
-    backoff: np.ndarray  # (contexts,) sum_w D(c(hw)) / c(h .): what is left for the lower order
+    backoff: np.ndarray  # (contexts,) sum_w D(c(hw)) / c(h .): the weight of the lower order
 
 
 class KneserNey:
@@ -48,7 +48,7 @@ class KneserNey:
             contexts = np.where(found < 0, 0, grams[n - 1][found - 1])
             counts = np.bincount(numbers, minlength=len(found))
             self._orders.insert(0, _order(keys[n - 1], counts, contexts, 1 if n == 1 else len(keys[n - 2])))
-            places = found[found >= 0]  # from here on different n-grams are counted, not occurrences
+            places = found[found >= 0]  # from here on, types of n-grams are counted, not occurrences
 
     def log_probs(self, rows: Column) -> np.ndarray:
         """Return the natural logarithm of the probability of each token of each row but the first, in order."""
@@ -89,7 +89,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 
 
 def discounts(counts: np.ndarray) -> np.ndarray:
-    """Return what is taken from counts of 0, 1, 2 and at least 3, estimated from how many counts are 1, 2, 3 and 4.
+    """Return the discounts of counts 0, 1, 2 and at least 3, estimated from the numbers of counts 1, 2, 3 and 4.
 
     D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2) (Chen and Goodman, 1999).
     """

@@ -1,4 +1,4 @@
-"""Is one output better than another, or did it only meet easier lines? The paired bootstrap (Koehn, 2004)."""
+"""Significance of the difference of two systems by the paired bootstrap (Koehn, 2004), and intervals of scores."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,18 +12,18 @@ from regard.errors import DataError, SpecError
 from regard.evaluation.metric import Metric, reference_lists
 from regard.evaluation.metrics import metric as by_name
 
-# sacreBLEU's defaults, so that both draw the same lines.
+# sacreBLEU's defaults, with which both draw the same lines.
 RESAMPLES = 1000
 SEED = 12345
 
-CHUNK = 4_000_000  # drawn lines held at once: 32 MB
+CHUNK = 4_000_000  # drawn lines in memory at once: 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two outputs for the same lines, and how far their difference would vary with other lines of the same kind.
+    """The scores of two outputs for the same lines, and the variation of their difference over resampled lines.
 
-    `difference` is second minus first; `low` and `high` hold 95 % of the resampled differences. `p_value` is Koehn's:
+    `difference` is second minus first; `low` to `high` is its 95 % interval over the resamples. `p_value` is Koehn's:
     the share of resamples in which the output that is better on the whole set is not better, (c + 1) / (resamples + 1).
     It is one-sided, so the interval leaves out 0 where it falls below 0.025.
     """
@@ -86,7 +86,7 @@ def as_metric(metric: str | Metric, settings: Mapping[str, Any]) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A score, and where 95 % of the resampled ones lie."""
+    """A score and its 95 % interval."""
 
     value: float
     low: float
@@ -103,10 +103,10 @@ def intervals(
     seed: int = SEED,
     **settings: Any,
 ) -> list[Interval]:
-    """The mean score of several `outputs` for the same lines (a model's seeds), over each of the `groups` of lines.
+    """Return the mean score of several `outputs` for the same lines (a model's seeds), for each group of lines.
 
-    Every resample draws lines, the same for all outputs, and outputs, each with replacement: the interval tells of
-    both, as far as few outputs can. Metrics as in `paired_bootstrap`. An empty group has no score: not a number.
+    Every resample draws lines, the same for all outputs, and outputs, each with replacement: the interval includes
+    the variation of both. Metrics as in `paired_bootstrap`. The score of an empty group is nan.
     """
     metric = as_metric(metric, settings)
     if not outputs:
@@ -121,11 +121,11 @@ def _interval(
     lines, many = len(counts[0]), len(counts)
     if not lines:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
-    value = float(np.mean([score(one.sum(0)) for one in counts]))
+    value = float(np.mean([score(each.sum(0)) for each in counts]))
     chosen = np.random.default_rng(seed + 1).integers(many, size=(resamples, many))
     drawn: list[float] = []
     for times in _draws(lines, resamples, seed):
-        totals = [times @ one for one in counts]
+        totals = [times @ each for each in counts]
         for row in range(len(times)):
             drawn.append(float(np.mean([score(totals[which][row]) for which in chosen[len(drawn)]])))
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
@@ -140,7 +140,7 @@ def standard_error(
     seed: int = SEED,
     **settings: Any,
 ) -> float:
-    """Standard error of a score: how much it would vary with other segments of the same kind.
+    """Return the standard error of a score: how much it would vary with other segments of the same kind.
 
     From the binomial distribution for a proportion, from the bootstrap for other metrics. The variation cannot be
     estimated from a single segment: 100.
@@ -156,7 +156,7 @@ def standard_error(
 
 
 def proportion_error(right: int, lines: int) -> float:
-    """Standard error of `right` out of `lines`, in percent; of (right + 1) / (lines + 2), so that 0 has one too."""
+    """Return the standard error of `right` out of `lines` in percent: that of (right + 1) / (lines + 2), above 0."""
     share = (right + 1) / (lines + 2)
     return 100 * math.sqrt(share * (1 - share) / lines)
 
@@ -197,7 +197,7 @@ def _compare(
         raise SpecError("seed", f"must be 0 or more, not {seed}")
     whole = score(first.sum(0)), score(second.sum(0))
     difference = whole[1] - whole[0]
-    # Two products, not one of both outputs side by side: equal columns then give equal sums to the last bit.
+    # Two products instead of one over both outputs, so that equal columns give equal sums to the last bit.
     drawn = np.array(
         [
             score(b) - score(a)
@@ -214,7 +214,7 @@ def _compare(
 
 
 def _draws(lines: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
-    """How often each line was drawn, for all resamples, some at a time: `lines` draws with replacement each."""
+    """Yield, for chunks of resamples, how often each line was drawn in `lines` draws with replacement."""
     rng = np.random.default_rng(seed)
     chunk = max(1, CHUNK // lines)
     for start in range(0, resamples, chunk):

@@ -1,4 +1,4 @@
-"""Choose the validation metric and sacreBLEU's tokenizer from what the target text is."""
+"""Choose the validation metric and sacreBLEU's tokenizer by the target text."""
 
 import re
 import statistics
@@ -9,10 +9,10 @@ from typing import Literal
 from regard.data.scripts import HAN, KANA, OTHERS
 from regard.evaluation.text_metrics import Bleu
 
-SAMPLE = 1000  # lines that are looked at
+SAMPLE = 1000  # lines in the sample
 ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
 
-# What sacreBLEU's tokenizers split a text into; the others have units of their own.
+# What sacreBLEU's tokenizers split a text into; the others have their own units.
 UNITS = {"13a": "word", "intl": "word", "none": "word", "zh": "character", "char": "character"}
 
 

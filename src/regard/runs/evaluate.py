@@ -1,4 +1,4 @@
-"""One report of a run on a test text, or of two on the same: what `regard evaluate` prints."""
+"""The report of `regard evaluate`: scores of one system on a test text, or of two and their difference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Test:
-    """The files of a test, as the command line names them."""
+    """The files and settings of a test, by the names of the command line."""
 
     source: str | None = None
     reference: str | None = None
@@ -46,22 +46,22 @@ class Test:
 
     @cached_property  # read once: it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
-        """Source and reference."""
+        """The records of a translation: source and reference."""
         self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
         if self.tsv is not None:
             return list(TSV(self.tsv).records())
         if self.source is None or self.reference is None:
             raise SpecError(
-                "", "a translation is measured on two aligned files; give --source and --reference, or --tsv"
+                "", "a translation is evaluated on two aligned files; give --source and --reference, or --tsv"
             )
         return list(ParallelFiles(self.source, self.reference).records())
 
     @cached_property
     def examples(self) -> list[tuple[str, str]]:
-        """Label and text."""
+        """The records of a classification: label and text."""
         self.only("labelled")
         if self.labelled is None:
-            raise SpecError("", "a classifier is measured on labelled text; give --labelled")
+            raise SpecError("", "a classifier is evaluated on labelled text; give --labelled")
         return list(Labelled(self.labelled).records())
 
     def remarks(self) -> list[str]:
@@ -71,10 +71,10 @@ class Test:
         return [] if self.labelled is None else Labelled(self.labelled).remarks()
 
     def lines(self) -> list[tuple[str]]:
-        """Text alone."""
+        """Return the lines of a text."""
         self.only("text")
         if self.text is None:
-            raise SpecError("", "a language model is measured on text; give --text")
+            raise SpecError("", "a language model is evaluated on text; give --text")
         return list(Lines(self.text).records())
 
 
@@ -178,7 +178,7 @@ def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
 def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -> dict[str, Any]:
     """Return the perplexity of a text, read as the model was trained: as one stream, or line by line.
 
-    Windows of a stream overlap by half, so that what is measured is the model and not the cuts: validation during
+    Windows of a stream overlap by half, so that windows have little effect on the result: validation during
     training, whose windows do not overlap, shows a higher loss.
     """
     records = test.lines()
@@ -189,22 +189,22 @@ def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -
     batching = run.recipe.data.batching
     assert batching is not None
     if isinstance(batching, Windows):
-        found = _of_stream(run, table["target"], batching, test.stride)
+        total = _of_stream(run, table["target"], batching, test.stride)
     else:
         if test.stride is not None:
             raise SpecError("--stride", "a text that is read line by line has no windows; leave it out")
-        found = likelihood(run.model, table, objective, batching)
+        total = likelihood(run.model, table, objective, batching)
     size = sum(len(record[0].encode()) + objective.stream for record in records)
     characters = sum(len(record[0]) + objective.stream for record in records)
     for each in chosen:
         if each.needs != "likelihood":
             raise SpecError("--metric", f"{each.name!r} needs {each.needs}, which a language model does not output")
-    likelihoods = [Likelihood(found.nll, found.tokens, size)]
+    likelihoods = [Likelihood(total.nll, total.tokens, size)]
     usual = [Loss(), Perplexity(), BitsPerByte()]
     values = {each.name: each.score(likelihoods).value for each in chosen or usual}
     if not chosen:
-        values["nats_per_character"] = found.nll / characters
-    return {"run": str(run.path)} | values | {"tokens": found.tokens, "step": run.step}
+        values["nats_per_character"] = total.nll / characters
+    return {"run": str(run.path)} | values | {"tokens": total.tokens, "step": run.step}
 
 
 def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int | None) -> Likelihood:
@@ -277,7 +277,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
     `run` is a trained model, the folder of one, or a file of outputs; folders are loaded as `load(path, **loading)`.
     """
     if samples is not None and against is None:
-        raise SpecError("--samples", "are of a comparison; give --against, or leave it out")
+        raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")
     searching = {"--beam": beam is not None, "--set": bool(several(changes))}
     loaded = None if isinstance(run, str | Path) else run
     name = str(run) if loaded is None else str(loaded.path)

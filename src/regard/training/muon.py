@@ -1,4 +1,4 @@
-"""Muon in batched products, in the precision that suits the device, with steps that a CUDA graph can capture."""
+"""Muon with batched matrix products, in a precision that depends on the device; a CUDA graph can capture a step."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,8 +11,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic x (a + b x^2 + c x^4)
 ITERATIONS = 5
 EPS = 1e-7
 RMS = 0.2  # of AdamW's updates, roughly
-# Elements in one batched product: small matrices take half the time of products one by one, and what is larger than
-# the cache takes longer.
+# Elements in one batched product: it takes half the time of single products for small matrices, and longer where it
+# exceeds the cache.
 BATCHED = 2**17
 BATCHED_CUDA = 2**25  # on a GPU the memory is the limit
 
@@ -24,7 +24,7 @@ class BatchedMuon(torch.optim.Optimizer):
     adjust_lr_fn="match_rms_adamw", and with the same state, so a checkpoint of either continues with the other. Differs
     in three ways: small matrices of one shape are multiplied together; Newton-Schulz runs in bfloat16 on CUDA only,
     elsewhere in the dtype of the weights, because bfloat16 is slow on most CPUs and crashes some; and `lr` may be a
-    tensor, which a captured step reads anew every time.
+    tensor, which a captured step reads every time.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
@@ -34,19 +34,19 @@ class BatchedMuon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[reportIncompatibleMethodOverride]
         assert closure is None, "Muon needs one evaluation of the loss, which is before the step"
         for group in self.param_groups:
-            alike: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
+            by_shape: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
-            for parameters in alike.values():
+                    by_shape.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
+            for parameters in by_shape.values():
                 largest = BATCHED_CUDA if parameters[0].is_cuda else BATCHED
                 count = max(1, largest // parameters[0].numel())
                 for first in range(0, len(parameters), count):
                     self._update(parameters[first : first + count], group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Change matrices of one shape."""
-        momentum, rate = group["momentum"], group["lr"]
+        """Update matrices of one shape."""
+        momentum, learning_rate = group["momentum"], group["lr"]
         rows, columns = parameters[0].shape[-2:]
         momenta = []
         for parameter in parameters:
@@ -56,10 +56,10 @@ class BatchedMuon(torch.optim.Optimizer):
             momenta.append(torch.lerp(gradient, buffer, momentum))  # Nesterov
         x = torch.stack(momenta)
         wide = x.view(-1, rows, columns) if rows <= columns else x.view(-1, rows, columns).mT.contiguous()
-        updates = orthogonalised(wide).to(x.dtype) * (rate * RMS * max(rows, columns) ** 0.5)
+        updates = orthogonalised(wide).to(x.dtype) * (learning_rate * RMS * max(rows, columns) ** 0.5)
         updates = updates if rows <= columns else updates.mT
         for parameter, update in zip(parameters, updates.reshape(x.shape), strict=True):
-            parameter.mul_(1 - rate * group["weight_decay"]).sub_(update)
+            parameter.mul_(1 - learning_rate * group["weight_decay"]).sub_(update)
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
@@ -69,7 +69,7 @@ class BatchedMuon(torch.optim.Optimizer):
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
-    """Of each matrix U S V', m <= n, about U V': singular values between 0.7 and 1.2 by Newton-Schulz iteration."""
+    """Return about U V' of each U S V', m <= n: singular values between 0.7 and 1.2 by Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=EPS)  # no singular value is above 1
     if x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):

@@ -1,8 +1,8 @@
-"""Optimizer slot: torch's optimizers, and the rule that says which parameter goes where."""
+"""Optimizer slot: torch's optimizers, and the groups of parameters by weight decay."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,48 +13,52 @@ from regard.training.muon import BatchedMuon
 from regard.tree import Spec
 
 Named = list[tuple[str, nn.Parameter]]
-ROUNDING = 1e-6  # torch divides by the norm and this
+ROUNDING = 1e-6  # torch adds it to the norm before it divides
 
 
 class OptimizerSpec(Spec):
-    """Slot: how gradients change weights."""
+    """Slot: how gradients change the weights."""
 
     __slots__ = ()
-    learning_rate: float | None  # the highest learning rate; None: chosen from the size of the model
+    learning_rate: float | None  # the peak learning rate; None: chosen from the model size
+
+    def scaled(self, factor: float) -> "OptimizerSpec":
+        """Return the same optimizer with its learning rate times `factor`."""
+        return replace(self, learning_rate=resolved(self.learning_rate) * factor)  # type: ignore[type-var]
 
     @abstractmethod
     def build(self, model: nn.Module) -> "Optimizer":
-        """The optimizer of a model's parameters."""
+        """Return the optimizer of a model's parameters."""
 
 
 class Optimizer:
-    """One or several of torch's optimizers, driven as one. Their groups cover every parameter exactly once."""
+    """One or several of torch's optimizers used as one. Their groups cover every parameter exactly once."""
 
     def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer], capturable: bool = False) -> None:
-        """`capturable`: a CUDA graph can capture a step, which waits for no value and reads the learning rate anew."""
+        """`capturable`: a CUDA graph can capture a step, which needs no value on the host."""
         self.parts, self.capturable, self.factor = parts, capturable, 1.0
         covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
-        wanted = [id(p) for p in model.parameters() if p.requires_grad]
-        assert sorted(covered) == sorted(wanted), "the groups must cover every parameter once"
+        trained = [id(p) for p in model.parameters() if p.requires_grad]
+        assert sorted(covered) == sorted(trained), "the groups must cover every parameter once"
         self.rates = {name: [group["lr"] for group in part.param_groups] for name, part in parts.items()}
         device = next(model.parameters()).device
         if self.capturable and device.type == "cuda":
-            self._hold_rates(device)
+            self._rates_as_tensors(device)
 
-    def _hold_rates(self, device: torch.device) -> None:
-        """Keep the rates in tensors, which a captured step reads anew every time."""
+    def _rates_as_tensors(self, device: torch.device) -> None:
+        """Store learning rates in tensors, which a captured step reads every time."""
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
                 group["capturable"] = True
 
     def step(self) -> None:
-        """Change the weights."""
+        """Update the weights."""
         for part in self.parts.values():
             part.step()
 
     def set_rates(self, factor: float) -> None:
-        """Use `factor` of the highest rates from now on."""
+        """Set all learning rates to `factor` times their peak."""
         self.factor = factor
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self.rates[name], strict=True):
@@ -65,16 +69,16 @@ class Optimizer:
 
     @property
     def rate(self) -> float:
-        """The rate of the first group, now."""
+        """The current learning rate of the first group."""
         return next(iter(self.rates.values()))[0] * self.factor
 
     def zero(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimizers remember, as tensors by name."""
+        """Return the state of the optimizers as tensors by name."""
         saved: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             for number, entries in part.state_dict()["state"].items():
@@ -83,7 +87,7 @@ class Optimizer:
         return saved
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Remember again."""
+        """Load a state that `state` returned."""
         if any(key.split(".", 1)[0] not in self.parts for key in saved):
             raise DataError(f"the saved optimizer is another one than {' and '.join(self.parts)}")
         for name, part in self.parts.items():
@@ -100,19 +104,19 @@ class Optimizer:
 
 
 def named(model: nn.Module) -> Named:
-    """The parameters that are trained."""
+    """Return the trained parameters with their names."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for projections; none for biases, norms and other vectors, nor for tables and filters."""
+    """Return parameter groups: weight decay for projections; none for vectors such as biases, tables and filters."""
     decayed = [p for name, p in parameters if _is_matrix(name, p)]
     others = [p for name, p in parameters if not _is_matrix(name, p)]
-    found = [
+    both = [
         {"params": decayed, "lr": rate, "weight_decay": decay},
         {"params": others, "lr": rate, "weight_decay": 0.0},
     ]
-    return [group for group in found if group["params"]]
+    return [group for group in both if group["params"]]
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
@@ -120,12 +124,12 @@ def _is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether a parameter is a table, of words, positions or memories, by the name that models give those."""
+    """Return whether a parameter is a table of words, positions or memories, by its name."""
     return any(part in ("tables", "inputs", "position", "positions", "memory") for part in name.split("."))
 
 
 def check_rate(spec: Any) -> None:
-    """Refuse rates and decays that cannot be meant."""
+    """Refuse learning rates and weight decays out of range."""
     if spec.learning_rate is not None and not 0 < spec.learning_rate < 100:
         raise SpecError("learning_rate", f"must lie above 0, not {spec.learning_rate}")
     if spec.weight_decay < 0:
@@ -133,7 +137,7 @@ def check_rate(spec: Any) -> None:
 
 
 def resolved(rate: float | None) -> float:
-    """The rate, which must be chosen by now."""
+    """Return a learning rate; refuse None."""
     if rate is None:
         raise SpecError("train.optimizer.learning_rate", "is not chosen yet; give a number")
     return rate
@@ -158,9 +162,9 @@ class AdamW(OptimizerSpec):
         return Optimizer(model, {"adamw": self.over(named(model))}, capturable=True)
 
     def over(self, parameters: Named) -> torch.optim.Optimizer:
-        """AdamW over some of the parameters."""
+        """Return torch's AdamW over some of the parameters."""
         rate = resolved(self.learning_rate)
-        # The fused kernel knows float32 and float64 on the CPU, which are what a CPU trains in.
+        # On a CPU the fused kernel supports float32 and float64, in which a CPU trains.
         return torch.optim.AdamW(
             groups(parameters, rate, self.weight_decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
         )
@@ -170,7 +174,7 @@ class AdamW(OptimizerSpec):
 class Adafactor(OptimizerSpec):
     """Shazeer and Stern 2018: the second moment as a product of a row and a column; torch's.
 
-    Differs from the paper: torch's takes the rate as given, scaled by the size of the weights and clipped at `clip`.
+    Differs from the paper: torch's takes the learning rate as given, scaled by the weights and clipped at `clip`.
     """
 
     kind = "adafactor"
@@ -213,24 +217,28 @@ class Muon(OptimizerSpec):
             parts["adamw"] = self.rest.over(others)
         return Optimizer(model, parts, capturable=True)
 
+    def scaled(self, factor: float) -> "Muon":
+        rate = resolved(self.learning_rate) * factor
+        return replace(self, learning_rate=rate, rest=self.rest.scaled(factor))
+
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Muon over some of the parameters."""
+        """Return Muon over some of the parameters."""
         return BatchedMuon(
             matrices, lr=resolved(self.learning_rate), weight_decay=self.weight_decay, momentum=self.momentum
         )
 
 
 def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that Muon changes: matrices, and stacks of them such as those of experts."""
+    """Return the parameters that Muon updates: matrices, and stacks of them such as those of experts."""
     return {name: p for name, p in named(model) if _is_matrix(name, p)}
 
 
 def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `most` (0: never); the norm before."""
-    found = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in found if p.grad is not None], foreach=True)
-    # On a CPU the norm can be looked at for nothing, and small gradients need no pass that multiplies them by 1.
+    """Scale the gradients to a norm of at most `most` (0: any), and return their norm before."""
+    trained = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
+    # On a CPU reading the norm costs nothing, and saves the multiplication of small gradients by 1.
     small = most <= 0 or (norm.device.type == "cpu" and bool(norm + ROUNDING <= most))
     if not small:
-        nn.utils.clip_grads_with_norm_(found, most, norm, foreach=True)
+        nn.utils.clip_grads_with_norm_(trained, most, norm, foreach=True)
     return norm

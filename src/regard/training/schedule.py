@@ -1,4 +1,4 @@
-"""Schedule slot: the learning rate of every step, as a factor of the highest. Pure functions, so nothing to save."""
+"""Schedule slot: the learning rate of every step, as a factor of its peak; pure functions without a state."""
 
 import math
 from abc import abstractmethod
@@ -9,35 +9,35 @@ from regard.tree import Spec
 
 
 class Schedule(Spec):
-    """Slot: how the rate rises and falls. Steps are counted from 1."""
+    """Slot: the course of the learning rate. Steps are counted from 1."""
 
     __slots__ = ()
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """The part of the highest rate used at `step` of `steps`."""
+        """Return the learning rate at `step` of `steps` as a factor of its peak."""
 
 
 def warm(step: int, warmup: int | None) -> float:
-    """The linear rise to 1 over `warmup` steps."""
+    """Return the linear rise to 1 over `warmup` steps."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
 def check_warmup(warmup: int | None) -> None:
-    """Refuse a warm-up of less than no steps."""
+    """Refuse a negative warm-up."""
     if warmup is not None and warmup < 0:
         raise SpecError("warmup", f"must be at least 0, not {warmup}")
 
 
 def check_share(name: str, share: float) -> None:
-    """Refuse a share that is not one."""
+    """Refuse a share outside of [0, 1]."""
     if not 0.0 <= share <= 1.0:
         raise SpecError(name, f"must lie in [0, 1], not {share}")
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """The highest rate, after the warm-up."""
+    """The peak learning rate, after a linear warm-up."""
 
     kind = "constant"
     warmup: int | None = None  # None: chosen from the number of steps
@@ -66,7 +66,7 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay(Schedule):
-    """Up over the warm-up, then in a straight line down to `floor`, which would be reached one step after the last."""
+    """Linear warm-up, then linear decay to `floor`, which would be reached one step after the last."""
 
     kind = "linear"
     warmup: int | None = None
@@ -83,7 +83,7 @@ class LinearDecay(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Up over the warm-up, then half a cosine down to `floor` (Loshchilov and Hutter 2017)."""
+    """Linear warm-up, then half a cosine down to `floor` (Loshchilov and Hutter 2017)."""
 
     kind = "cosine"
     warmup: int | None = None
@@ -100,7 +100,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Up, level, then down to `floor` in a straight line over the last `decay` of all steps (Hu et al. 2024)."""
+    """Linear warm-up, constant, then linear decay to `floor` over the last `decay` of all steps (Hu et al. 2024)."""
 
     kind = "warmup_stable_decay"
     warmup: int | None = None
@@ -118,5 +118,5 @@ class WarmupStableDecay(Schedule):
 
 
 def _progress(step: int, begin: int, steps: int) -> float:
-    """How much of the way from `begin` to the last step is done. The last step still has a rate above the floor."""
+    """Return the share of the steps after `begin` that is done; that of the last step is below 1."""
     return min(1.0, max(0, step - begin - 1) / max(1, steps - begin)) if step > begin else 0.0

@@ -357,7 +357,7 @@ def test_training_has_fixed_points() -> None:
 
 
 def test_rates_of_both_halves_of_muon_are_scaled() -> None:
-    found = plan._rated(Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)), 0.5)
+    found = Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)).scaled(0.5)
     assert (found.learning_rate, found.rest.learning_rate) == (0.05, 0.1)
 
 

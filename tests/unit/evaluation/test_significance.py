@@ -14,8 +14,8 @@ from sacrebleu.significance import PairedTest, Result
 
 from regard.errors import DataError, SpecError
 from regard.evaluation import significance
-from regard.evaluation.metrics import exact_match
-from regard.evaluation.significance import compare_lines, paired_bootstrap, standard_error
+from regard.evaluation.metrics import exact_match, metric
+from regard.evaluation.significance import compare_lines, paired_bootstrap, standard_error, verdict
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "house", "red", "big", "small", "ran", "away", "home", "."]
 METRICS: dict[str, Callable[[], Any]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
@@ -154,6 +154,39 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare_lines([1, 0], [1, 0], "accuracy", resamples=99)
     with pytest.raises(SpecError, match="seed: must be 0 or more"):
         compare_lines([1, 0], [1, 0], "accuracy", seed=-1)
+
+
+# -- the verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "better"), [("bleu", "better"), ("chrf++", "better"), ("ter", "better"), ("exact_match", "better")]
+)
+def test_the_verdict_names_the_better_system_in_one_sentence(name: str, better: str) -> None:
+    references, bad, good = outputs(200, 0.4, 0.05)
+    chosen = metric(name)
+    found = paired_bootstrap(bad, good, references, chosen)
+    sentence = verdict(found, chosen, "B", "A")
+    scores = f"{chosen.title} {chosen.text(found.second)} against {chosen.text(found.first)}"
+    interval = f"95 % interval {found.low:.1f} to {found.high:.1f}"
+    assert sentence == f"A is {better} than B: {scores}, difference {found.difference:.1f} ({interval}, p = 0.001)."
+    assert verdict(paired_bootstrap(good, bad, references, chosen), chosen, "A", "B").startswith("B is worse than A: ")
+
+
+def test_the_verdict_on_equal_systems_is_no_difference() -> None:
+    references, first, second = outputs(60, 0.3, 0.3)
+    chosen = metric("bleu")
+    sentence = verdict(paired_bootstrap(first, second, references, chosen), chosen, "B", "A")
+    assert sentence.startswith("No difference beyond chance between A and B: BLEU ")
+
+
+def test_classes_are_compared_by_accuracy_and_matthews_correlation() -> None:
+    labels, first, second = ["x", "y"] * 60, ["x"] * 120, ["x", "y"] * 50 + ["x"] * 20
+    for name in ("accuracy", "matthews"):
+        chosen = metric(name)
+        found = paired_bootstrap(first, second, labels, chosen, resamples=200)
+        assert found.second == pytest.approx(chosen.score(second, labels).value)
+        assert verdict(found, chosen, "B", "A").startswith(f"A is better than B: {chosen.title} ")
 
 
 # -- the standard error of one score
