@@ -90,7 +90,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     bleu = metrics.bleu(outputs, [example.target for example in test])
     console.print(
         f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are translated without any error "
-        f"(BLEU {bleu.value:.1f}), after {seconds:.0f} s. No form of their values is in the training text.\n",
+        f"(BLEU {bleu.value:.1f}).\nTraining took {seconds:.0f} s. No form of their values is in the training text.\n",
         soft_wrap=True,
     )
     for example, translation in _sampled(list(zip(test, outputs, strict=True)), seed):
@@ -140,8 +140,7 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
     example = min(spoken, key=lambda e: (abs(len(e.source) - 40), e.source))
     weights, rows, columns = cross_attention(trained, example.source, example.target)
     console.print(
-        f"\nCross-attention (last layer, mean of heads): rows are the subwords of '{example.target}', columns those "
-        f"of '{example.source}'\n",
+        f"\nCross-attention (last layer, mean of heads)\nrows:    {example.target}\ncolumns: {example.source}\n",
         markup=False,
         soft_wrap=True,
     )
