@@ -151,7 +151,7 @@ def test_learned_positions_are_as_many_as_the_text_is_long(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("match", ["parameters", "compute"])
-def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: rows.Match) -> None:
+def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: str) -> None:
     text, recipe = prepared(tmp_path, "model.d_model=64")
     free, made = (rows.Rows(recipe, text.data, which) for which in ("none", match))
     sizes: dict[str, Callable[[rows.Row], float]] = {
