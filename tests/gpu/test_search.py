@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard import fast
 from regard.batch import Batch, pad
 from regard.decoding.beam import Beam, search
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
@@ -26,7 +27,7 @@ SMALL: dict[str, Any] = {"vocab": 300, "d_model": 64, "heads": 4, "encoder.depth
 @pytest.fixture(autouse=True)
 def exact() -> None:
     torch.set_default_dtype(torch.float32)
-    device.forget()
+    device.release()
 
 
 def model(*variants: str, seed: int = 1) -> Generator:
@@ -38,6 +39,7 @@ def model(*variants: str, seed: int = 1) -> Generator:
         for parameter in made.parameters():
             parameter.mul_(1.7)  # so that it says different things
     assert isinstance(made, Generator)
+    fast.install(made)
     return made
 
 
@@ -64,17 +66,17 @@ def same(found: Sequence[list[Hypothesis]], expected: Sequence[list[Hypothesis]]
 @pytest.mark.parametrize("size", [1, 64])
 def test_a_captured_search_is_that_of_the_host(size: int) -> None:
     made, spec = model(), Beam(5, 2)
-    for seed in range(3):  # the second and third time the machine is there already
+    for seed in range(3):  # the second and third time the decoder exists
         asked = job(made, rows(size, seed=seed))
         assert spec._stays_on_the_device(asked)
         (found,) = device.find_each([asked], spec)
         assert sum(one is None for one in found) <= 1 + size // 20
         same(spec.find(asked), search(asked, spec))
-    (machines,) = device._kept.values()
-    assert all(machine.graphs and machine.stream is not None for machine in machines.values())
+    (decoders,) = device._decoders.values()
+    assert all(decoder.graphs and decoder.stream is not None for decoder in decoders.values())
 
 
-def test_sources_flow_through_the_places_of_a_machine() -> None:
+def test_sources_take_the_places_of_those_that_are_done() -> None:
     made, spec, sources = model(), Beam(4), rows(150, seed=5)
     engine = Native([made], ENDS, torch.device("cuda"))
     found = engine.find(sources, spec, 16, Limits(), FREE, range(len(sources)))
@@ -100,7 +102,7 @@ def test_modified_models_are_captured_or_stepped(name: str) -> None:
     same(spec.find(asked), search(asked, spec))
 
 
-def test_half_precision_flows() -> None:
+def test_half_precision_searches_every_source() -> None:
     """Its rounding depends on shapes, so that texts may differ; that all of them are found is what can be asked."""
     made = model().to(torch.bfloat16)
     found = Beam(5).find(job(made, rows(64)))
@@ -111,5 +113,5 @@ def test_memory_is_given_back() -> None:
     made = model()
     Beam(5).find(job(made, rows(64)))
     before = torch.cuda.memory_allocated()
-    device.forget()
+    device.release()
     assert torch.cuda.memory_allocated() < before

@@ -15,7 +15,7 @@ from regard.bench.shapes import BOS, EOS, FIRST, PAD, Shape
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits, SpecialTokens
 from regard.decoding.search import find
-from regard.fast.beam_search import captured
+from regard.fast.beam_search import is_captured
 from regard.models.base import Generator, LanguageModel, Model
 from regard.models.build import build
 
@@ -56,7 +56,7 @@ def decode(
         check_sizes(count(ours), contestants)
         results = race(contestants, rounds, device, report)
         rows += [replace(row, name=f"{row.name} {batch}:{beams}") for row in results]
-        if device.type == "cuda" and not captured(ours):
+        if device.type == "cuda" and not is_captured(ours):
             raise UnfairError("regard: its search was not captured; the logger regard.decoding has the reason")
     return rows
 

@@ -118,7 +118,7 @@ def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequenc
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)
     batch_size = 64 if device.type == "cpu" else 256
     outputs = [best[0] for best in texts.translate(sources, search, batch_size)]
-    beam_search.forget()  # its memory is needed for training
+    beam_search.release()  # its memory is needed for training
     return outputs
 
 

@@ -20,7 +20,8 @@ from regard.decoding.stopping import STOPPING
 from regard.errors import DataError
 from regard.fast import attention as kernels
 from regard.fast import beam_search as device
-from regard.fast.beam_search import BeamState, Request, find_each, flow, machine_for, refusal, rulebook
+from regard.fast.beam_search import decoder_for, find_each, refusal, search_config, search_requests
+from regard.fast.beam_state import BeamState, Request
 from regard.inference.native import by_length
 from regard.models import base
 from regard.models.base import Generator, LanguageModel
@@ -40,8 +41,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    device.forget()
-    monkeypatch.setattr(device, "_told", set())
+    device.release()
+    monkeypatch.setattr(device, "_logged", set())
 
 
 def asked(
@@ -143,7 +144,7 @@ def test_sources_that_wait_take_the_place_of_those_that_are_done(slots: int) -> 
     model, spec = translator(VOCAB, eos=2.0), Beam(4, 2)
     rows = random_rows(12, VOCAB, seed=1)
     whole = asked(model, rows)
-    found = flow(whole.models, rulebook(whole, spec), device.sources(whole), slots, CPU)
+    found = search_requests(whole.models, search_config(whole, spec), device.requests_of(whole), slots, CPU)
     same(found, search(whole, spec))
 
 
@@ -159,7 +160,7 @@ def test_modified_models(name: str) -> None:
             parameter.mul_(2.0)
     assert isinstance(model, Generator)
     job = asked(model, ROWS)
-    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    found = search_requests(job.models, search_config(job, Beam(3)), device.requests_of(job), 4, CPU)
     same(found, search(job, Beam(3)))
 
 
@@ -173,7 +174,7 @@ def test_recurrent_models(input_feeding: Any) -> None:
             parameter.mul_(8.0)
     assert isinstance(model, Generator)
     job = asked(model, ROWS)
-    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    found = search_requests(job.models, search_config(job, Beam(3)), device.requests_of(job), 4, CPU)
     same(found, search(job, Beam(3)))
 
 
@@ -186,12 +187,12 @@ def test_convolutional_models(name: str) -> None:
             parameter.mul_(1.5)
     assert isinstance(model, Generator)
     job = asked(model, ROWS)
-    found = flow(job.models, rulebook(job, Beam(3)), device.sources(job), 4, CPU)
+    found = search_requests(job.models, search_config(job, Beam(3)), device.requests_of(job), 4, CPU)
     assert len({one.ids for ranked in found for one in ranked or ()}) > len(ROWS) // 2  # or all would be easy
     same(found, search(job, Beam(3)))
 
 
-def test_jobs_flow_in_groups_of_like_width() -> None:
+def test_jobs_of_similar_width_are_searched_together() -> None:
     model, spec = translator(VOCAB, eos=2.0), Beam(3)
     rows = [*random_rows(10, VOCAB, longest=40, seed=2), *random_rows(5, VOCAB, longest=4, seed=3)]
     jobs = [asked(model, [rows[i] for i in some]) for some in by_length(rows, 4)]
@@ -199,34 +200,36 @@ def test_jobs_flow_in_groups_of_like_width() -> None:
         same(found, search(job, spec))
 
 
-def test_a_machine_is_kept_for_the_next_batch_of_its_shape() -> None:
+def test_a_decoder_is_kept_for_the_next_batch_of_its_shape() -> None:
     model, spec, rows = translator(VOCAB), Beam(3), ROWS
     made = []
     for seed in range(3):
         rows = random_rows(6, VOCAB, seed=seed)
         compare(model, rows, spec)
-        made.append(machine(asked(model, rows), spec))
+        made.append(decoder(asked(model, rows), spec))
     assert made[0] is made[1] is made[2]
     with kernels.use("reference"):  # a captured step would go on with the kernel that it knows
-        assert machine(asked(model, rows), spec) is not made[0]
-    assert machine(asked(model, rows), spec) is made[0]
-    assert not device.captured(model)
+        assert decoder(asked(model, rows), spec) is not made[0]
+    assert decoder(asked(model, rows), spec) is made[0]
+    assert not device.is_captured(model)
     made[0].graphs[32] = cast(Any, "a graph")
-    assert device.captured(model)
-    assert not device.captured(translator(VOCAB))
+    assert device.is_captured(model)
+    assert not device.is_captured(translator(VOCAB))
     made[0].graphs.clear()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone() + 0.01
-    assert machine(asked(model, rows), spec) is not made[0]
+    assert decoder(asked(model, rows), spec) is not made[0]
     compare(model, rows, spec)
 
 
 @torch.inference_mode()
-def machine(job: Job, spec: Beam) -> device.CapturedDecoder:
-    return machine_for(device.RequestQueue(job.models, rulebook(job, spec), device.sources(job), len(job.most), CPU))
+def decoder(job: Job, spec: Beam) -> device.CapturedDecoder:
+    return decoder_for(
+        device.RequestQueue(job.models, search_config(job, spec), device.requests_of(job), len(job.most), CPU)
+    )
 
 
-def test_an_interrupted_search_leaves_a_machine_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_leaves_a_decoder_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = translator(VOCAB), Beam(3)
     job = asked(model, ROWS)
     step, calls = BeamState.step, 0
@@ -261,7 +264,7 @@ def flat(log_probs: Sequence[float] = (0.0,) * VOCAB) -> LanguageModel:
     return model
 
 
-def test_what_is_unsure_is_found_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsure_sources_are_searched_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """More texts of one score than are kept: which of them have the lowest ids is not known any more."""
     spec, job = Beam(4, 2), asked(flat(), ROWS[:2], Limits(max_len=3))
     monkeypatch.setattr(Beam, "_stays_on_the_device", lambda *_: True)
@@ -342,7 +345,7 @@ def test_windows_of_the_past_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     model = translator(VOCAB, eos=0.5)
     compare(model, ROWS, Beam(3, 2), limits=Limits(max_len=14))
     whole = asked(model, ROWS, Limits(max_len=14))
-    found = flow(whole.models, rulebook(whole, Beam(3, 2)), device.sources(whole), 2, CPU)
+    found = search_requests(whole.models, search_config(whole, Beam(3, 2)), device.requests_of(whole), 2, CPU)
     same(found, search(whole, Beam(3, 2)))
 
 
@@ -377,7 +380,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_makes_few_calls_and_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs a GPU time is how much is asked of it; what is always the same is made before."""
     step, seen = device.CapturedDecoder._step, []
 
@@ -388,7 +391,7 @@ def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(device.CapturedDecoder, "_step", watched)
     # Elsewhere compound calls would not be seen as what they are made of; and on a GPU nothing is read to be checked.
-    monkeypatch.setattr(device, "flow", device.flow.__wrapped__)  # type: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(device, "search_requests", device.search_requests.__wrapped__)  # type: ignore[reportFunctionMemberAccess]
     monkeypatch.setattr(base, "readable", lambda _: False)
     with torch.no_grad():
         compare(translator(VOCAB), ROWS, Beam(4))
@@ -396,9 +399,9 @@ def test_a_step_is_few_calls_and_makes_no_constants(monkeypatch: pytest.MonkeyPa
     assert len(seen[3]) <= 118  # 70 of the search, 16 of each of two blocks
 
 
-def test_asked_sources_are_those_of_the_job() -> None:
+def test_requests_are_the_rows_of_the_job() -> None:
     job = asked(translator(VOCAB), [[5, 6], [7]], [Limits(1, 4), Limits(0, 9)])
-    assert device.sources(job) == [Request((5, 6), 1, 4), Request((7,), 0, 9)]
+    assert device.requests_of(job) == [Request((5, 6), 1, 4), Request((7,), 0, 9)]
 
 
 class Graph:
@@ -446,7 +449,7 @@ def test_every_window_is_watched_once_and_captured_once(monkeypatch: pytest.Monk
     compare(model, ROWS, Beam(3, 2), limits=Limits(max_len=14))
     once = ["watched", "captured into None", "watched", "captured into pool", "watched", "captured into pool"]
     assert did == once
-    compare(model, random_rows(9, VOCAB, seed=8), Beam(3, 2), limits=Limits(max_len=14))  # the same machine
+    compare(model, random_rows(9, VOCAB, seed=8), Beam(3, 2), limits=Limits(max_len=14))  # the same decoder
     assert did == once
 
 

@@ -1,0 +1,297 @@
+"""The state of a beam search in tensors: live beams, finished outputs and stopping, for many sources at a time.
+
+The results are those of `regard.decoding.beam.search`, to the last bit of the scores for equal log-probabilities:
+candidates are compared in the same steps of 1e-5 with the same rule for ties. Where a decision depends on something
+that is no longer stored (more finished outputs had one score than are kept), the source is marked `unsure`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.decoding.candidates import Candidates
+from regard.decoding.hypothesis import Hypothesis, SpecialTokens
+from regard.decoding.rank import NEVER
+from regard.decoding.stopping import (
+    CTranslate2,
+    First,
+    HuggingFace,
+    HuggingFaceEarly,
+    HuggingFaceNever,
+    Optimal,
+    Scoring,
+    Stopping,
+)
+from regard.errors import DataError
+
+FIELDS = 5  # of a finished output
+ENDED = 2.0**52  # above any score in steps: outputs that ended with eos rank before those that were cut
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """The settings that all sources of a search share."""
+
+    beams: int
+    n_best: int
+    scoring: Scoring
+    stopping: type[Stopping]
+    ends: SpecialTokens
+    never: tuple[int, ...]  # tokens that no output contains
+    has_min_len: bool = False  # some source has a minimum length
+
+    @property
+    def highest(self) -> int:
+        """The highest token id in these settings."""
+        return max(self.ends.bos, self.ends.eos, self.ends.pad, *self.never)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A source to be searched, and the length limits of its output."""
+
+    ids: tuple[int, ...]
+    min_len: int
+    max_len: int
+
+
+class BeamState:
+    """The state of a search with `slots` places: each holds a source's live beams and its best finished outputs.
+
+    A step is some dozen calls on tensors with one number per beam, and each call costs a GPU as much as if they were
+    large. So constants are computed beforehand, values that move together are stored together, and results are written
+    where they are kept.
+    """
+
+    def __init__(self, config: SearchConfig, slots: int, room: int, device: torch.device) -> None:
+        """`room` is the largest number of tokens of an output."""
+        self.config, self.slots, self.room = config, slots, room
+        k, kept = config.beams, config.beams + 1
+
+        def filled(*shape: int, value: float | int | bool = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)  # NEVER in places that are done
+        self.ids = filled(slots * k, 1, value=config.ends.pad)
+        self.lengths = filled(slots, k)  # tokens so far, the same for all beams; 0 in places that are done
+        # The length at which an output is full; and length^alpha of the longest output, or of the longest without eos.
+        self.min_len, self.final = filled(slots, 1), filled(slots, 1)
+        self.furthest = filled(slots, 1, value=1.0, dtype=torch.float64)
+        self.done = filled(slots, 1, value=True, dtype=torch.bool)
+        self.unsure, self.topped = (filled(slots, 1, value=False, dtype=torch.bool) for _ in range(2))
+        self.finished = filled(slots, kept, FIELDS, value=NEVER, dtype=torch.float64)  # best first
+        # The token and the parent of every beam at every step; the last row is written by places that are done.
+        self.place = filled(slots, room + 2, k)  # parent * V + token
+        self.value: Tensor | None = None  # log p of the token
+        self.row = filled(slots, 1, value=room + 1)  # the row that the next step writes
+        self.candidates: Candidates | None = None  # created in the first step, which tells the vocabulary size
+        # length^alpha as the host computes it (another library may round a power differently), now and one and two on.
+        sizes = torch.tensor(
+            [config.scoring.size(n) ** config.scoring.alpha for n in range(room + 5)], dtype=torch.float64
+        )
+        self.sizes = sizes.unfold(0, 3, 1).contiguous().to(device)
+        self.own = torch.arange(k, device=device)
+        self.alone = torch.arange(slots * k, device=device).view(slots, k)  # every beam continues itself
+        self.parents = self.alone.flatten().clone()
+        self.first = self.alone[:, :1].contiguous()
+        self.nothing = filled(value=NEVER, dtype=torch.float64)
+        self.zero, self.pad, self.aside = filled(), filled(value=config.ends.pad), filled(value=room + 1)
+        # One per beam, above the score of an impossible token.
+        self.lowest = filled(slots, k, value=torch.finfo(torch.float64).min, dtype=torch.float64)
+        self.codes = self.own.double()
+
+    def begin(self, at: Int[Tensor, " n"], requests: Sequence[Request]) -> None:
+        """Start the searches of these sources in the places `at`."""
+        device, k, config = at.device, self.config.beams, self.config
+        first = torch.full((k,), NEVER, dtype=torch.float64)
+        first[0] = 0.0  # a single beam holds the empty output; otherwise all beams would be equal
+        limits = torch.tensor([[each.min_len, each.max_len] for each in requests], dtype=torch.int64).to(device)
+        min_len, max_len = limits[:, :1].contiguous(), limits[:, 1:]
+        self.totals.index_copy_(0, at, first.to(device).expand(len(requests), k))
+        self.ids.index_fill_(0, (at[:, None] * k + self.own).flatten(), config.ends.bos)
+        self.min_len.index_copy_(0, at, min_len)
+        self.final.index_copy_(0, at, max_len if config.stopping.eos_at_limit else max_len - 1)
+        self.furthest.index_copy_(0, at, self.sizes[max_len[:, 0], 1 if config.stopping is Optimal else 0][:, None])
+        for tensor in (self.lengths, self.row):
+            tensor.index_fill_(0, at, 0)
+        self.finished.index_fill_(0, at, NEVER)
+        for tensor in (self.done, self.unsure, self.topped):
+            tensor.index_fill_(0, at, False)
+
+    def clear(self) -> None:
+        """Mark all places as done, whatever their state."""
+        self.done.fill_(True)
+        self.totals.fill_(NEVER)
+        self.lengths.fill_(0)
+        self.row.fill_(self.room + 1)
+
+    def step(self, log_probs: Float[Tensor, "B V"]) -> None:
+        """Extend every source by one token, in place: `Source.take` of the host's search for all of them at once."""
+        config, k, V = self.config, self.config.beams, log_probs.shape[1]
+        candidates = self._candidates(log_probs)
+        rows = log_probs.view(self.slots, k, V)
+        last = candidates.ends(rows)
+        if config.has_min_len:
+            last.masked_fill_(self.lengths < self.min_len, NEVER)
+        place, value, total, rank = candidates.onward(rows, self.totals)
+
+        # An output ends if its eos is among the `beams` best candidates. Each beam has one eos: ends are kept by beam.
+        ending = self.totals + last
+        ends = candidates.ranks(ending, candidates.eos_ties)
+        better = (torch.cat((rank, ends, self.lowest), 1)[:, None] > ends[:, :, None]).sum(-1)
+        ended = better < k
+        impossible = total == NEVER
+        final, stuck = self.lengths[:, :1] == self.final, impossible[:, :1]
+        stops = final | stuck
+        here, after, later = self.sizes.index_select(0, self.lengths[:, 0]).split(1, 1)  # (s, 1) each
+
+        # Finished now: outputs that end; those without a possible continuation; those that are full.
+        cut = stops if config.stopping.eos_at_limit else stuck & ~final
+        finished = [
+            self._fields(
+                torch.where(ended, ending, torch.where(cut, self.totals, self.nothing)),
+                torch.where(ended, after, here),
+                last,
+                ended,
+                torch.add(torch.add(self.codes, self.lengths, alpha=2 * k), ended, alpha=k),
+            )
+        ]
+        if not config.stopping.eos_at_limit:
+            within = (ends[:, None] > rank[:, :, None]).sum(-1) + self.own < k
+            full = torch.where(final & within, total, self.nothing)
+            code = torch.add(self.codes + 2 * k, self.lengths, alpha=2 * k)
+            finished.append(self._fields(full, after, last, None, code))
+        self._keep(finished)
+        if config.stopping is CTranslate2 and not config.scoring.alpha:
+            self.topped |= (better == 0).any(1, keepdim=True)
+
+        # The beams of the next step.
+        self._record(place, value)
+        self.unsure |= total[:, :1].isnan()
+        self.done |= stops | self._is_done(total.amax(1, keepdim=True), after, later)
+        out, lengths = self.done | impossible, self.lengths + 1
+        torch.where(self.done, self.zero, lengths, out=self.lengths)
+        torch.where(self.done, self.aside, lengths[:, :1], out=self.row)
+        torch.where(out, self.nothing, total, out=self.totals)
+        torch.where(out, self.pad, place % V, out=self.ids.view(self.slots, k))
+        torch.where(out, self.alone, place // V + self.first, out=self.parents.view(self.slots, k))
+
+    def _candidates(self, log_probs: Float[Tensor, "B V"]) -> Candidates:
+        config, V = self.config, log_probs.shape[1]
+        if self.candidates is None:
+            if config.highest >= V:
+                raise DataError(
+                    f"rules: id {config.highest}, of a rule or of the ends, is not in the vocabulary of {V} tokens"
+                )
+            self.candidates = Candidates(config.beams, V, config.never, config.ends.eos, log_probs.device)
+            self.value = torch.zeros_like(self.place, dtype=log_probs.dtype)
+        return self.candidates
+
+    def _fields(
+        self,
+        total: Float[Tensor, "s k"],
+        size: Float[Tensor, "s #k"],
+        last: Float[Tensor, "s k"],
+        ended: Bool[Tensor, "s k"] | None,
+        code: Float[Tensor, "s k"],
+    ) -> Float[Tensor, "s k f"]:
+        """The fields of finished outputs: order, score, log-probability, that of eos, and where to find the tokens.
+
+        The order is that of `Stopping.ranked` up to the ids, higher is better; the code is (2 steps + ended) k + beam.
+        """
+        assert self.candidates is not None
+        score = order = total / size
+        if self.config.stopping.strict:
+            order = (score / self.candidates.unit).round_()
+            order = order if ended is None else torch.add(order, ended, alpha=ENDED)
+        return torch.stack((order, score, total, last, code), -1)
+
+    def _keep(self, finished: Sequence[Float[Tensor, "s k f"]]) -> None:
+        """Keep the best finished outputs. One more than there are beams: it shows whether the last one is tied."""
+        joined = torch.cat((self.finished, *finished), 1)
+        order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.finished.shape[1], None]
+        torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.finished)
+
+    def _record(self, place: Int[Tensor, "s k"], value: Float[Tensor, "s k"]) -> None:
+        assert self.value is not None
+        at = self.row[:, :, None].expand(-1, 1, self.config.beams)
+        self.place.scatter_(1, at, place[:, None])
+        self.value.scatter_(1, at, value[:, None])
+
+    def _is_done(
+        self, live: Float[Tensor, "s 1"], after: Float[Tensor, "s 1"], later: Float[Tensor, "s 1"]
+    ) -> Bool[Tensor, "s 1"]:
+        """`Stopping.done` of every source; sizes are those of the live beams, and of one token more."""
+        config, kind = self.config, self.config.stopping
+        if kind is First or config.beams == 1:  # greedy search: the likeliest token until eos
+            return self._has_finished(config.n_best)
+        if kind is HuggingFaceEarly or (kind is CTranslate2 and config.scoring.alpha):
+            return self._has_finished(config.beams)
+        if kind is CTranslate2:
+            return self.topped & self._has_finished(config.n_best)
+        if kind is Optimal:
+            assert self.candidates is not None
+            reach = torch.maximum(live / later, live / self.furthest)
+            # While there are live beams, every finished output has ended with eos.
+            return (reach / self.candidates.unit).round_() < self.finished[:, config.n_best - 1, :1] - ENDED
+        assert issubclass(kind, HuggingFace)
+        judged = self.furthest if kind is HuggingFaceNever and config.scoring.alpha > 0.0 else after
+        return live / judged <= self.finished[:, config.beams - 1, 1:2]
+
+    def _has_finished(self, n: int) -> Bool[Tensor, "s 1"]:
+        return self.finished[:, n - 1, 1:2] > NEVER
+
+    def results(self, at: Sequence[int]) -> list[list[Hypothesis] | None]:
+        """The n best outputs of the places `at`, which are done; None where the host has to search again."""
+        assert self.candidates is not None
+        assert self.value is not None
+        index = torch.tensor(at, dtype=torch.int64, device=self.done.device)
+        config, k, V = self.config, self.config.beams, self.candidates.vocab
+
+        def fetched(tensor: Tensor) -> np.ndarray:
+            return tensor.index_select(0, index).cpu().numpy()
+
+        finished, unsure = fetched(self.finished), fetched(self.unsure)[:, 0]
+        order = finished[:, :, 0]
+        # Outputs of equal order rank by their ids. One that was not kept may have the order of the last.
+        exists, in_reach = order > NEVER, order >= order[:, config.n_best - 1 : config.n_best]
+        unsure |= (in_reach & exists)[:, -1] | np.isnan(order).any(1)
+        codes = np.where(exists & in_reach & ~unsure[:, None], finished[:, :, -1], 0).astype(np.int64)
+        steps, ended, beam = codes // (2 * k), codes // k % 2, codes % k
+        longest = int(steps.max(initial=0))
+        place, value = fetched(self.place[:, :longest]), fetched(self.value[:, :longest])
+        ids, log_probs = paths(place % V, place // V, value, steps, beam)
+        results: list[list[Hypothesis] | None] = []
+        for source, doubt in enumerate(unsure):
+            ranking = config.stopping(config.scoring, k, config.n_best, 0)
+            for i in np.flatnonzero(exists[source] & in_reach[source]):
+                n, (_, score, total, last, _) = int(steps[source, i]), finished[source, i].tolist()
+                tokens, values = tuple(ids[source, i, :n].tolist()), log_probs[source, i, :n].tolist()
+                eos = bool(ended[source, i])
+                ranking.add(Hypothesis(tokens, score, total, (*values, last) if eos else tuple(values), eos))
+            results.append(None if doubt else ranking.ranked()[: config.n_best])
+        return results
+
+
+def paths(
+    token: np.ndarray, parent: np.ndarray, value: np.ndarray, steps: np.ndarray, beam: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and log-probabilities of outputs that end at `steps` in `beam`, followed back through their parents.
+
+    Records are (sources, steps, beams); outputs (sources, n); the results (sources, n, steps).
+    """
+    sources, longest = token.shape[:2]
+    ids = np.zeros((*steps.shape, longest), np.int64)
+    values = np.zeros((*steps.shape, longest), np.float64)
+    source, at = np.arange(sources)[:, None], beam
+    for step in range(longest - 1, -1, -1):
+        live = step < steps
+        here = np.where(live, at, 0)
+        ids[:, :, step] = token[source, step, here]
+        values[:, :, step] = value[source, step, here]
+        at = np.where(live, parent[source, step, here], at)
+    return ids, values
