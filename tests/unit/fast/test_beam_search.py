@@ -23,7 +23,7 @@ from regard.fast import beam_search as device
 from regard.fast.beam_search import decoder_for, find_each, refusal, search_config, search_requests
 from regard.fast.beam_state import BeamState, Request
 from regard.inference.native import by_length
-from regard.models import base
+from regard.models import base, decoding
 from regard.models.base import Generator, LanguageModel
 from regard.models.baselines.attention_score import AdditiveScore, GeneralScore
 from regard.models.baselines.rnn import RecurrentDecoder
@@ -392,7 +392,8 @@ def test_a_step_makes_few_calls_and_no_constants(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(device.CapturedDecoder, "_step", watched)
     # Elsewhere compound calls would not be seen as what they are made of; and on a GPU nothing is read to be checked.
     monkeypatch.setattr(device, "search_requests", device.search_requests.__wrapped__)  # type: ignore[reportFunctionMemberAccess]
-    monkeypatch.setattr(base, "readable", lambda _: False)
+    for module in (base, decoding):
+        monkeypatch.setattr(module, "readable", lambda _: False)
     with torch.no_grad():
         compare(translator(VOCAB), ROWS, Beam(4))
     assert not {"arange", "zeros", "full", "scalar_tensor", "zeros_like", "eye"} & {*seen[3]}
