@@ -1,7 +1,7 @@
-"""Faster kernels for attention: the fastest that computes a call exactly is chosen, or the reason for none is given.
+"""Faster kernels for attention, of which `attend` chooses the fastest that computes a call exactly.
 
-Packed rows on CUDA run through our Triton kernel ("segments"), flash attention over segments laid end to end ("varlen")
-or FlexAttention ("flex"); everything else through torch's scaled_dot_product_attention ("sdpa").
+Packed rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
+FlexAttention ("flex"); everything else torch's scaled_dot_product_attention ("sdpa").
 """
 
 from collections.abc import Callable
@@ -40,14 +40,14 @@ from regard.nn.state import KVCache, Rows
 
 TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
 SHORT = 512  # tokens of a row or a segment
-GRID = 65_535  # programs of a kernel along its second axis, which CUDA limits
+GRID = 65_535  # CUDA's limit on the programs of a kernel along its second axis
 
 
 def has_kernels(x: Tensor) -> bool:
     """Whether our Triton kernels apply to x: on a GPU, in bfloat16, in training.
 
-    GPUs without bfloat16 also lack Triton. Calling an operator of ours takes the host longer than one of torch's, so
-    steps of decoding do without.
+    GPUs without bfloat16 also lack Triton. The host takes longer to call one of our operators than one of torch's, so
+    that steps of decoding do not use them.
     """
     return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
@@ -85,7 +85,7 @@ def attend(
 
 
 def choose(call: Call) -> str:
-    """The kernel for this call: the forced one, or the fastest that can compute it. Refuses, never approximates."""
+    """The kernel for this call: the forced one, or the fastest that computes it exactly."""
     name = forced()
     if name is not None:
         reason = refusal(name, call)
@@ -103,8 +103,8 @@ def choose(call: Call) -> str:
 def _for_packed(view: View) -> tuple[str, ...]:
     """The kernels for packed rows on CUDA, fastest first.
 
-    A varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth; in short rows even
-    a dense mask is cheaper.
+    A varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth; for short rows even
+    a dense mask is faster.
     """
     if view.T <= SHORT:
         return ("segments",)
@@ -112,13 +112,13 @@ def _for_packed(view: View) -> tuple[str, ...]:
     return ("segments", "varlen", "flex") if longest <= SHORT else ("varlen", "segments", "flex")
 
 
-def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
+def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
     """Why kernel `name` cannot compute this call exactly, or None if it can."""
     if name == "reference":
         return None
     q, v, view, terms = call.q, call.v, call.view, call.view.terms
     if terms is not None and terms.context is not None:
-        return "position terms that act on the values need the weights themselves; use 'reference'"
+        return "position terms that act on the values need the attention weights; use 'reference'"
     if name == "sdpa":
         return None
     if name == "segments":
@@ -127,7 +127,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
     if name == "flex":
         if terms is not None and terms.content is not None:
-            return "content terms are not lowered for flex; use 'sdpa' or 'reference'"
+            return "flex takes no position terms that depend on the query; use 'sdpa' or 'reference'"
         if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or v.requires_grad):
             return "flex has no backward pass on the CPU; use 'sdpa'"
         return None
@@ -139,20 +139,20 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
     if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask):
-        return "varlen knows no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
+        return "varlen takes no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
-        return f"varlen knows windows only, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
+        return f"varlen takes windows only, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
     return None
 
 
-def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason reads best
-    """Why the kernel of segments cannot compute this call."""
+def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
+    """Why the kernel "segments" cannot compute this call, or None if it can."""
     q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
     if not TRITON:
         return "Triton is not installed; use 'sdpa'"
-    if not q.is_cuda or q.dtype != torch.bfloat16:  # GPUs without it are also without Triton
+    if not q.is_cuda or q.dtype != torch.bfloat16:  # GPUs without bfloat16 lack Triton, too
         return f"segments needs CUDA and bfloat16, not {q.device.type} and {q.dtype}; use 'sdpa'"
     if not mask.packed or mask.q_seg is None or mask.k_seg is None:
         return "segments is for packed rows; use 'sdpa'"
@@ -163,14 +163,14 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
     if q.shape[0] * q.shape[1] > GRID:
         return f"segments takes at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
     if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask) or mask.attention_pattern is not None:
-        return "segments knows no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
+        return "segments takes no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "segments is causal over whole rows only, not over a cache; use 'sdpa'"
     return None
 
 
 def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
-    """torch's scaled_dot_product_attention; the mask as numbers where a kernel would convert it in every layer."""
+    """torch's scaled_dot_product_attention, with an additive mask where its kernel would convert one in every layer."""
     q, k, v, view, scale, dropout, _ = call
     terms, mask = view.terms, view.mask
     numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
@@ -179,11 +179,11 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
         lowered, causal = additive(view, q.dtype), False
     else:
         lowered, causal = additive_or_visible(q, view, scale)
-    # On a CPU a query without keys gets zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
+    # A query without visible keys gets zeros on a CPU; CUDA kernels differ, some with NaN gradients: there it sees all.
     empty = once(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and mask.may_hide_all() else None
     if empty is not None and lowered is not None:
-        made = view.lowered if terms is None or terms.content is None else {}  # content terms are those of one layer
-        lowered = once(made, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
+        cache = view.lowered if terms is None or terms.content is None else {}  # content terms belong to one layer
+        lowered = once(cache, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, lowered, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -192,12 +192,12 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
-    """The formula, step by step: any mask, any term, any precision."""
+    """The formula, operation by operation: any mask, any position term, any precision."""
     return mix(scores(call.q, call.k, call.view, call.scale), call.v, call.view, dropout=call.dropout)
 
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
-    """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, explicit on the CPU."""
+    """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, not on the CPU."""
     q, k, v, view, scale, *_ = call
     block_mask = once(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
@@ -228,7 +228,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
-    """Flash attention over segments laid end to end: packed rows cost what their segments cost."""
+    """Flash attention over concatenated segments: the cost is that of the segments, not of the rows."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
     q, k, v, view, scale, *_ = call
@@ -250,20 +250,20 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
         scale=scale,
         window_size=(far, 0 if mask.causal else far),
     )
-    y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only when asked for
-    # Padded queries see the padded keys of their row here, and nothing by definition.
+    y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only where its arguments request one
+    # Here padded queries attend to the padded keys of their row; by definition their context is zero.
     return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
 
 
 def segments(call: Call) -> Float[Tensor, "B H T V"]:
-    """Our own kernel for packed rows: no mask is made, and dropout costs next to nothing."""
+    """Our Triton kernel for packed rows: without a mask tensor, and with dropout at hardly any cost."""
     from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
 
     q, k, v, view, scale, dropout, qkv = call
     mask, H = view.mask, q.shape[1]
     assert mask.q_seg is not None
     assert mask.k_seg is not None
-    # Positions count along a segment, so that within one the order of the places is that of the positions.
+    # Positions count along a segment: within one, their order is that of the columns.
     layout = once(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
     return packed_attention.attend(q, repeat_heads(k, H), repeat_heads(v, H), layout, scale, dropout, qkv)
 
@@ -313,21 +313,21 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Cumulative lengths of the segments of all rows laid end to end, as varlen kernels take them.
+    """Cumulative lengths of the concatenated segments of all rows, as varlen kernels take them.
 
-    Segments must be numbered 1, 2, ... along a row, padding (0) last; query and key rows must be numbered alike. The
-    result has a fixed size: segments that a row lacks are empty, and padding is more sequences, none of which is
-    longer than `longest` either (a kernel would leave the rest of it unwritten).
+    Segments must be numbered 1, 2, ... along a row, padding (0) last, and equally in query and key rows. The result
+    has a fixed size: segments that a row lacks are empty, and padding is split into sequences of at most `longest`
+    tokens (a kernel would not write to the rest of a longer one).
     """
-    piece = mask.longest or max(T, S)
-    pieces = -(-max(T, S) // piece)
+    chunk = mask.longest or max(T, S)
+    chunks = -(-max(T, S) // chunk)
 
     def cumulative(seg: Tensor | None, width: int) -> Int[Tensor, " r"]:
         if seg is None:
             seg = torch.ones(rows, width, dtype=torch.int64, device=device)
-        slots = mask.segments + pieces
+        slots = mask.segments + chunks
         padding = seg == 0
-        slot = torch.where(padding, mask.segments + (padding.cumsum(1) - 1) // piece, seg.long() - 1)
+        slot = torch.where(padding, mask.segments + (padding.cumsum(1) - 1) // chunk, seg.long() - 1)
         slot = slot + slots * torch.arange(rows, device=device)[:, None]
         ones = torch.ones_like(slot, dtype=torch.int32).flatten()
         counts = torch.zeros(rows * slots + 1, dtype=torch.int32, device=device)
@@ -343,17 +343,17 @@ class FastSelfAttention(SelfAttentionModule):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
     ) -> Float[Tensor, "B T W"]:
         if not isinstance(state, BeamCache):
-            return self.attend_to(x, self.view(ctx.own), ctx, state)
+            return self.attend_over(x, self.view(ctx.own), ctx, state)
         assert isinstance(ctx.own, BeamView)
         assert ctx.own.beams is not None
-        # The beams of one source are so many more tokens of one row, so that its keys are never copied.
+        # The tokens of all beams of a source form one row, so that its keys are never copied.
         together = x.unflatten(0, (-1, state.beams)).flatten(1, 2)
-        return self.attend_to(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
+        return self.attend_over(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
 
-    def attend_to(
+    def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Attention of x to itself and to its past."""
+        """Attention of x to itself and to the cache."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
@@ -366,13 +366,13 @@ class FastSelfAttention(SelfAttentionModule):
         return self.output(merge_heads(y))
 
     def is_fused(self, view: View) -> bool:
-        """Whether queries, keys and values have one shape and are attended to exactly as they were projected."""
+        """Whether queries, keys and values have one shape and are used exactly as they were projected."""
         moved = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
         return not moved and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
-        """The attention weights of every row, for a trace."""
+        """The attention weights of every beam, for a trace."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
             return weights

@@ -1,7 +1,7 @@
-"""A KV cache that the beams of a source share: reordering beams moves their ancestry and copies no keys.
+"""A KV cache that the beams of a source share: reordering beams changes their ancestry and copies no keys.
 
-Each beam finds its tokens through the slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of
-a source, the beams as so many more queries of one row, under a mask of the slots of each beam (`BeamMask`).
+The tokens of a beam are in the slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of a
+source, with the queries of all beams in one row, under a mask of the slots of each beam (`BeamMask`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from regard.nn.state import Rewritten, Rows
 
 
 class BeamAncestry:
-    """Which slots of its source hold what each beam has read. Reordering moves these numbers and no keys.
+    """The slots of a source that hold the tokens of each beam. Reordering moves these numbers and no keys.
 
-    What beam b reads in column c (the c-th token of this decoding, padding included) is written into slot (c, b) of its
-    source, stays there, and is never written again. A row remembers for every column in whose slot its ancestor wrote:
-    `at[row, c]`, or `beams` where it has read nothing.
+    The token that beam b reads in column c (the c-th token of this decoding, padding included) is written to slot
+    (c, b) of its source and never overwritten. For every column, `at[row, c]` is the beam whose slot holds the row's
+    token, or `beams` where the row has read nothing.
 
     In a static decoding every source counts its own columns, so that sources may begin at different steps.
     """
@@ -32,18 +32,18 @@ class BeamAncestry:
         self.each: Int[Tensor, " k"] = torch.arange(beams, device=device)
         self.own: Int[Tensor, "B 1"] = self.each.repeat(rows // beams)[:, None]
         self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), beams, device=device)
-        # Where the token of each slot stands in its row: its column, but after prompts of unequal length.
+        # The position of each slot's token in its row: its column, except after prompts of unequal length.
         self.places: Int[Tensor, "B N"] | None = None
         self.plain: Int[Tensor, " M"] = torch.arange(max_len, device=device).repeat_interleave(beams)
         self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next one
-        # In a static decoding: the first slot of every beam, counted over all sources, and those that are written now.
+        # In a static decoding: the first slot of every beam, counted over all sources, and those written in this step.
         sources = torch.arange(rows // beams, device=device)[:, None]
         self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
         self.here: Int[Tensor, " n"] | None = None
-        self.numbers: Float[Tensor, "n k"] | None = None  # what to add to scores, for each answer of `at`
+        self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, by value of `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Every row reads T tokens at these places, from column `bound` on, into slots of its own. May be repeated."""
+        """Assign slots to the T tokens that every row reads at these positions, from column `bound` on. Idempotent."""
         self._write(self.at, self.own.expand(-1, T), bound)
         if self.static:
             self.here = torch.add(self.begin[:, None], self.columns(T)[:, :, None], alpha=self.beams).flatten()
@@ -51,7 +51,7 @@ class BeamAncestry:
             self._write(self.places, places, bound)
 
     def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Note that the T tokens from column `bound` on were read, of which `counts` per row were real (None: all)."""
+        """Record that the T tokens from column `bound` on were read, `counts` of them real in each row (None: all)."""
         if counts is not None:
             if self.places is None:
                 self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
@@ -73,40 +73,40 @@ class BeamAncestry:
         else:
             table[:, bound : bound + T] = values
 
-    def shown(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
-        """Which of a source's slots in the first S columns lie on the path of T queries of each of its beams."""
+    def visible(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
+        """Which of a source's slots in the first S columns T queries of each of its beams may attend to."""
         at = self.at[:, :S].unflatten(0, (-1, self.beams))
-        found = at[..., None] == self.each  # (b, beams, S, beams)
-        return found.flatten(2).repeat_interleave(T, 1) if T > 1 else found.flatten(2)
+        on_path = (at[..., None] == self.each).flatten(2)  # (b, beams, S * beams)
+        return on_path.repeat_interleave(T, 1) if T > 1 else on_path
 
-    def hold(self, dtype: torch.dtype) -> None:
-        """Know what is in the slots, and so what `added` has to look up."""
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Set the type of the keys, which is that of `additive`."""
         if self.numbers is None or self.numbers.dtype != dtype:
             here = torch.eye(self.beams + 1, self.beams, dtype=torch.bool, device=self.at.device)
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
-    def added(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """The same for one query of each beam, as numbers to be added to scores; None before their type is known."""
+    def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
+        """`visible` for one query of each beam as an additive mask; None before the type is set."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
-        """Where the tokens in the slots of the first S columns stand in their rows."""
+        """The positions, in their rows, of the tokens in the slots of the first S columns."""
         if self.places is None:
             return self.plain[None, : S * self.beams]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
 
     def reorder(self, parent: Int[Tensor, " B"], reach: int) -> None:
-        """Row i has read what row parent[i] has."""
+        """Let row i continue row parent[i]."""
         live = self.at[:, :reach]
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """These rows have read nothing yet: all beams of some sources."""
+        """Reset these rows, all beams of some sources."""
         self.at.index_fill_(0, rows, self.beams)
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Only these rows go on, in this order: all beams of some sources."""
+        """Keep only these rows, in this order: all beams of some sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:
@@ -115,10 +115,10 @@ class BeamAncestry:
 
 @dataclass(frozen=True, slots=True)
 class BeamMask(Mask):
-    """The pairs of a query of some beam and a slot of its source: visible if the slot is on the beam's path."""
+    """Pairs of a query of any beam and a slot of its source, visible if the slot holds a token of the beam."""
 
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
-    one_step: bool = False  # every beam reads one token: its path holds nothing later, so causality hides nothing
+    one_step: bool = False  # every beam reads one token: no slot of its own is later, so causality hides nothing
 
     def is_causal_only(self, T: int, S: int) -> bool:  # noqa: ARG002
         return False
@@ -135,7 +135,7 @@ class BeamMask(Mask):
 
 @dataclass(frozen=True, slots=True)
 class BeamView(View):
-    """The view of a decoding with shared caches: also with the beams of a source as one row (`beams`)."""
+    """The view of a decoding with shared caches: one row per beam, and in `beams` one row per source."""
 
     beams: View | None = None
 
@@ -150,7 +150,7 @@ class BeamView(View):
         by_heads: Mapping[int, Callable[[View], Terms]] | None = None,
     ) -> View:
         assert self.beams is not None
-        # Layers with a cache of their own (`alone`) compute the terms of every row themselves, if there are any.
+        # `alone` is for layers without a shared cache, where every beam is a row.
         alone = View(self.mask, self.T, self.S, self.device, self.terms, self.lowered, self.shared, self.by_heads)
         return _beam_view(alone.with_positions(position, by_heads), self.beams.with_positions(position, by_heads))
 
@@ -170,19 +170,19 @@ class SharedRows(Rows):
     def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
         S, device = self.reach(T), self.lengths.device
         beams = View(self.beam_mask(T, prefix), T * self.beams, S * self.beams, device)
-        numbers = self.ancestry.added(S) if T == 1 else None
-        if numbers is not None:  # one look-up instead of comparisons and two fills
+        numbers = self.ancestry.additive(S) if T == 1 else None
+        if numbers is not None:  # one lookup instead of comparisons and two fills
             beams.lowered["additive", numbers.dtype] = numbers
         return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
 
     def beam_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> BeamMask:
-        """The mask with the beams of a source as one row: beams * T queries, beams * S slots, each at its position."""
+        """The mask with the beams of a source as one row: beams * T queries, beams * S slots."""
         S, beams = self.reach(T), self.beams
         places = self.positions(T)
         self.ancestry.enter(T, self.bound, places)
         slots = self.ancestry.slots(S)
         shared = None
-        if prefix is not None:  # of the rows that wrote the slots; it matters only while they are read the first time
+        if prefix is not None:  # of the rows that wrote the slots; it only matters while the prompt is read
             shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
         return BeamMask(
             causal=True,
@@ -190,7 +190,7 @@ class SharedRows(Rows):
             k_pos=slots,
             prefix=shared,
             longest=S,
-            on_path=partial(self.ancestry.shown, T, S),
+            on_path=partial(self.ancestry.visible, T, S),
             one_step=T == 1,
         )
 
@@ -217,7 +217,7 @@ class SharedRows(Rows):
 
 
 def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
-    """Rows that have read nothing yet; where there are several beams, with shared caches."""
+    """Rows at the start of a decoding, with shared caches where there are several beams."""
     rows = Rows.start(sources, beams, device, max_len, static)
     if beams == 1:
         return rows
@@ -228,8 +228,8 @@ def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, st
 class BeamCache(Rewritten):
     """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
 
-    Nothing is ever moved: the ancestry of a beam holds the slots it may attend to. A static decoding, in which every
-    source is in a column of its own, has keys and values of a slot side by side: both are written at once.
+    Keys and values are never moved: the ancestry of a beam has the slots that it may attend to. In a static decoding,
+    where every source counts its own columns, keys and values of a slot are adjacent: both are written at once.
     """
 
     def __init__(self, rows: "SharedRows") -> None:
@@ -239,8 +239,8 @@ class BeamCache(Rewritten):
         self.both: Tensor | None = None  # of a static decoding, (sources * slots, width)
 
     def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store what every beam has read, beam after beam; return all slots that may be looked at so far."""
-        self.rows.ancestry.hold(k.dtype)
+        """Store new keys and values, beam after beam; return all slots that may be attended to so far."""
+        self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
             k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
@@ -268,16 +268,16 @@ class BeamCache(Rewritten):
         return keys, values
 
     def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
-        """What each beam looks at, by the place in its own text."""
+        """The attention weights of each beam, by position in its own output instead of by slot."""
         at = slots[:, None, None].expand_as(weights)
         by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
         return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Nothing to do: a beam's parent is of the same source, and `Rows` moves its path."""
+        """Do nothing: a beam's parent is of the same source, and `SharedRows` reorders the ancestry."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """The sources move to the front of the storage, of which only that part is used from now on."""
+        """Move the sources to the front of the storage, of which only that part is used from now on."""
         if self.keys is None or self.values is None:
             return
         n, live = sources.shape[0], self.rows.reach(0) * self.beams
@@ -287,13 +287,13 @@ class BeamCache(Rewritten):
 
 
 def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
-    """Keys and values of each token as one row. Fresh from a projection they lie like that already."""
+    """Keys and values of each token as one row; as views of a fused projection they are in that order already."""
     flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
     rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
-    there = (
+    adjacent = (
         flat_k.untyped_storage().data_ptr() == flat_v.untyped_storage().data_ptr()
         and flat_k.storage_offset() + flat_k.shape[1] == flat_v.storage_offset()
         and flat_k.stride() == flat_v.stride() == (step, 1)
         and (step >= width or rows == 1)
     )
-    return flat_k.as_strided((rows, width), (step, 1)) if there else torch.cat((flat_k, flat_v), -1)
+    return flat_k.as_strided((rows, width), (step, 1)) if adjacent else torch.cat((flat_k, flat_v), -1)

@@ -1,7 +1,7 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-"""Chance inside Triton kernels: which numbers dropout keeps, found again from a seed wherever it is wanted.
+"""Random numbers for dropout inside Triton kernels: a counter-based generator, evaluated again in the backward pass.
 
-Imported only where a GPU is: Triton comes with the CUDA builds of torch.
+Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 
 @triton.jit
 def keep_mask(seed, index, share):
-    """Which numbers dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
+    """Which elements dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
 
     A hash of the index (Wellons' lowbias32) with half of the seed added before and between its two products. Philox,
-    which torch and Triton draw from, takes six times as many instructions, and longer than reading and writing.
+    the generator of torch and Triton, takes six times as many instructions, and longer than the memory access.
     """
     h = index.to(tl.uint32) + seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x7FEB352D

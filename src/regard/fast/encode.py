@@ -17,7 +17,7 @@ TOGETHER = 8  # sources encoded together: with more of them, more is padding
 
 
 class LengthGroupedEncoder(EncoderDecoderModel):
-    """An encoder-decoder that begins a decoding with sources grouped by length. The memory is the same."""
+    """An encoder-decoder that encodes the sources of a decoding in groups of similar length; its memory is the same."""
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         if static or batch.packed:  # a static decoding keeps the width of its batch
@@ -25,7 +25,7 @@ class LengthGroupedEncoder(EncoderDecoderModel):
         return self.decode_from(self.encode_by_length(batch), max_len, beams, static)
 
     def encode_by_length(self, batch: Batch) -> Memory:
-        """The memory of all sources, encoded in groups of about one length where that saves an eighth."""
+        """The memory of all sources, encoded in groups of similar length where that saves an eighth of the tokens."""
         source, seg = batch.source, batch.source_seg
         if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
             return self.encode(batch)
@@ -42,13 +42,13 @@ class LengthGroupedEncoder(EncoderDecoderModel):
 
 
 def concatenate(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
-    """The memories of several groups of sources as one, in this order; shorter ones are padded."""
+    """Join the memories of several groups of sources, in this order; shorter ones are padded."""
     S = max(part.x[0].shape[1] for part in parts)
 
-    def padded(pieces: Iterable[Tensor]) -> Tensor:
-        same = [F.pad(piece, (0, 0) * (piece.dim() - 2) + (0, S - piece.shape[1])) for piece in pieces]
-        return torch.cat(same).index_select(0, order)
+    def joined(tensors: Iterable[Tensor]) -> Tensor:
+        padded = [F.pad(each, (0, 0) * (each.dim() - 2) + (0, S - each.shape[1])) for each in tensors]
+        return torch.cat(padded).index_select(0, order)
 
     layers = zip(*(part.x for part in parts), strict=True)
     seg = (torch.ones(p.x[0].shape[:2], dtype=torch.int64) if p.seg is None else p.seg for p in parts)
-    return Memory(tuple(map(padded, layers)), padded(seg))
+    return Memory(tuple(map(joined, layers)), joined(seg))

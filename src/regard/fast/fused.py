@@ -1,8 +1,8 @@
-"""Fused and cheaper forms of norm, residual, feed-forward, dropout and input, for training.
+"""Fused forms of norm, residual, feed-forward, dropout and input, for training.
 
 On CUDA in bfloat16 our Triton kernels normalise a sum without storing it and apply ReLU inside the product; elsewhere
-the modules compute as torch does. Under autocast the residual stream stays in bfloat16: norms and sums take as long as
-what they read and write is large, and torch's autocast would return float32.
+the modules call torch's operations. Under autocast the residual stream stays in bfloat16: the time of norms and sums is
+that of reading and writing memory, and torch's autocast would return float32.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ from regard.nn.norm import LayerNormModule, PartialRMSNormModule, ScaleNormModul
 from regard.nn.residual import PostNormModule
 from regard.nn.vocab.tables import Table
 
-WIDEST = 4096  # channels: a kernel holds whole vectors
-CHANCES = 2**16
+WIDEST = 4096  # channels of a layer norm: a kernel holds whole vectors
+LEVELS = 2**16  # of a dropout probability
 
 
 class FastLayerNorm(nn.LayerNorm):
@@ -32,13 +32,13 @@ class FastLayerNorm(nn.LayerNorm):
         return self.fused(input) if self.fits(input) else super().forward(input).type_as(input)
 
     def fits(self, x: Float[Tensor, "*n D"]) -> bool:
-        """Whether our kernel applies."""
+        """Whether our Triton kernel applies to x."""
         return has_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
 
     def fused(
         self, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"] | None = None, dropout: float = 0.0
     ) -> Float[Tensor, "*n D"]:
-        """The norm of x, or of x + dropout(added), by our kernel."""
+        """The norm of x, or of x + dropout(added), by our Triton kernel."""
         from regard.fast.layer_norm import layer_norm  # noqa: PLC0415  # needs Triton
 
         return layer_norm(x, self.weight, self.bias, self.eps, added, dropout)
@@ -83,7 +83,7 @@ class FusedPostNorm(PostNormModule):
 
 
 class FusedFeedForward(FeedForwardModule):
-    """ReLU(x W_up + b) W_down + c: ReLU inside the product."""
+    """ReLU(x W_up + b) W_down + c, with ReLU inside the first product."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         if not has_kernels(x) or not isinstance(self.up, Projection) or self.up.bias is None:
@@ -94,7 +94,7 @@ class FusedFeedForward(FeedForwardModule):
 
 
 class FastTokens(TokensModule):
-    """The input in bfloat16 where autocast computes products in bfloat16: so the residual stream stays in it."""
+    """The input in bfloat16 where autocast computes products in bfloat16, so that the residual stream is, too."""
 
     def embed(
         self,
@@ -111,11 +111,10 @@ class FastTokens(TokensModule):
 
 
 class BitDropout(nn.Dropout):
-    """Dropout on a CPU from 16 random bits an element.
+    """Dropout on a CPU from 16 random bits per element.
 
     torch draws a float for each, which takes a fifth of the time that a small model spends outside matrix products.
-    The probability is rounded to 1 / 65,536; the mean is exact, because the kept elements are divided by the rounded
-    one.
+    The probability is rounded to 1 / 65,536; the mean is exact, because kept elements are divided by the rounded value.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name
@@ -124,8 +123,8 @@ class BitDropout(nn.Dropout):
 
 def bit_dropout(x: Tensor, p: float) -> Tensor:
     """Dropout of x with probability p, from 16 random bits an element on a CPU."""
-    kept = round((1 - p) * CHANCES)
-    if x.is_cpu and 0 < kept < CHANCES and not torch.compiler.is_compiling():
+    kept = round((1 - p) * LEVELS)
+    if x.is_cpu and 0 < kept < LEVELS and not torch.compiler.is_compiling():
         return x * _scaled_keep_mask(x, kept)
     return F.dropout(x, p, True)
 
@@ -137,4 +136,4 @@ def _scaled_keep_mask(x: Tensor, kept: int) -> Tensor:
     bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
     short = bits.view(torch.int16)[: x.numel()].view(x.shape)
     mask = torch.empty(x.shape, dtype=x.dtype)
-    return torch.lt(short, kept - CHANCES // 2, out=mask).mul_(CHANCES / kept)
+    return torch.lt(short, kept - LEVELS // 2, out=mask).mul_(LEVELS / kept)

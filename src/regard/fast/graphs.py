@@ -1,7 +1,7 @@
-"""CUDA graphs: find out whether a step can be captured before it is tried, and capture it.
+"""CUDA graphs: test whether a step can be captured, and capture it.
 
-A capture that is broken off half-way, by an operation that waits for the device, leaves allocator and generators in
-disorder. So a step is first watched while it runs, and what waits is never captured.
+A capture that fails half-way, because an operation waits for the device, leaves allocator and random number generators
+in disorder. So a step is first run in a mode that reports such operations, and is only captured if it has none.
 """
 
 import gc
@@ -13,35 +13,35 @@ import torch
 
 Result = TypeVar("Result")
 
-_broken: list[torch.cuda.CUDAGraph] = []  # what a broken capture leaves behind must not be freed
+_broken: list[torch.cuda.CUDAGraph] = []  # the graph of a failed capture must not be freed
 
 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
-    """Run a step; its result, and what in it made the host wait for the device (None: nothing did)."""
+    """Run a step; return its result, and the operation in it that waited for the device (None: none did)."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is a prototype
+        warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
         torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             result = step()
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    waits = next((str(one.message) for one in said if "synchroniz" in str(one.message)), None)
-    for one in said:
-        if "synchroniz" not in str(one.message):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    waits = next((str(each.message) for each in messages if "synchroniz" in str(each.message)), None)
+    for each in messages:
+        if "synchroniz" not in str(each.message):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return result, waits
 
 
 def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """A graph of all that a step asks for; nothing of it runs before the graph is replayed."""
+    """Capture a step as a graph; nothing runs before the graph is replayed."""
     graph, here, collecting = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device), gc.isenabled()
     gc.collect()
-    gc.disable()  # what is freed during a capture may be a graph itself
+    gc.disable()  # an object freed during a capture may be a graph itself
     try:
-        # thread_local: another thread prepares batches in pinned memory meanwhile.
+        # thread_local: meanwhile another thread prepares batches in pinned memory.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             step()
     except Exception:

@@ -36,7 +36,7 @@ from regard.nn.vocab.tables import EmbeddingsModule
 
 
 class Replacement(NamedTuple):
-    """A fast class for a module class. It has the same parameters, so that an instance only changes its class."""
+    """A fast class for a module class, with the same parameters: an instance only changes its class."""
 
     plain: type[nn.Module]
     fast: type[nn.Module]
@@ -115,7 +115,7 @@ def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
 
 
 def _read_at_every_step(model: nn.Module) -> Iterable[nn.Module]:
-    """The modules that a decoding runs at every step: all but the encoder, which reads many rows at a time, once."""
+    """The modules that run at every step of a decoding: all but the encoder, which runs once, on many rows."""
     for name, part in model.named_children():
         if name != "encoder":
             for module in part.modules():

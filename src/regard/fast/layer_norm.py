@@ -1,13 +1,13 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-# ruff: noqa: PLR0913, PLR0917  # a kernel is told all it needs
-"""Layer norm as Triton kernels: vectors are read once forwards and once backwards, in the type they have.
+# ruff: noqa: PLR0913, PLR0917  # kernels take every pointer and size
+"""Triton kernels for layer norm, also fused with a residual sum: vectors are read once forwards and once backwards.
 
-torch makes norms in float32 under autocast, with a copy before and one after, and its compiler reads a vector three
-times for the gradients. Here a program keeps whole vectors, finds their mean and deviation again on the way back, and
-adds up the gradients of gain and bias over all that it meets. What a residual branch adds, with dropout, is added on
-the way, so that the sum is never stored.
+Under autocast torch computes norms in float32, with a copy before and one after, and its compiler reads a vector three
+times for the gradients. Here a program holds whole vectors in the type of the input, recomputes their mean and standard
+deviation in the backward pass, and sums the gradients of gain and bias over its vectors. In the fused form,
+norm(x + dropout(added)), the sum is never stored.
 
-Imported only where a GPU is: Triton comes with the CUDA builds of torch.
+Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -19,13 +19,13 @@ from torch import Tensor
 from regard.fast.dropout_rng import draw_seed, keep_mask
 from regard.fast.operators import operator
 
-HELD = 2048  # numbers of a tile: several short vectors, or one long one
-PROGRAMS = 1024  # of a backward pass: each leaves a row of gradients to be added up
+TILE_SIZE = 2048  # elements of a tile: several short vectors, or one long one
+PROGRAMS = 1024  # of a backward pass; each writes one row of partial sums
 
 
 @triton.jit
 def _centred(x, inside, D, eps):
-    """The vectors of a tile without their mean, and one over their deviation."""
+    """The vectors of a tile minus their mean, and the reciprocal of their standard deviation."""
     mean = tl.sum(x, 1) / D
     centred = tl.where(inside, x - mean[:, None], 0.0)
     return centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + eps)
@@ -33,7 +33,7 @@ def _centred(x, inside, D, eps):
 
 @triton.jit
 def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
-    """The vectors to be normed, x or x + drop(added), as they would be stored; and what `added` was multiplied by."""
+    """The input of the norm, x or x + dropout(added), rounded as if stored; and the dropout factor of `added`."""
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
     factor = tl.full(x.shape, 1.0, tl.float32)
     if JOINS:
@@ -98,20 +98,20 @@ def _backward(
 
 def _tile(D: int) -> dict[str, int]:
     wide = triton.next_power_of_2(D)
-    return {"ROWS": max(1, HELD // wide), "WIDE": wide, "num_warps": 4 if wide <= HELD else 8}
+    return {"ROWS": max(1, TILE_SIZE // wide), "WIDE": wide, "num_warps": 4 if wide <= TILE_SIZE else 8}
 
 
 @operator("regard::layer_norm")
 def normed(
     x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> Tensor:
-    """(s - mean) / sqrt(var + eps) * gain + bias, where s is x, or x + drop(added)."""
-    x, other, chance = _whole(x, added, seed)
+    """(s - mean) / sqrt(var + eps) * gain + bias, where s is x, or x + dropout(added)."""
+    x, other, seed_or_x = _arguments(x, added, seed)
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     y, tile = torch.empty_like(x), _tile(D)
-    how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
+    flags = {"JOINS": added is not None, "DROPS": dropout > 0.0} | tile
     with torch.cuda.device_of(x):
-        _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, chance, N, D, eps, dropout, **how, **tile)
+        _forward[(triton.cdiv(N, tile["ROWS"]),)](x, other, gain, bias, y, seed_or_x, N, D, eps, dropout, **flags)
     return y
 
 
@@ -124,18 +124,18 @@ def _(x, *_):
 def normed_backward(
     dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of s; that of `added`, if dropout makes it another one; those of gain and bias (2, D)."""
-    x, other, chance = _whole(x, added, seed)
+    """The gradients of s; of `added`, if dropout makes it different from that of s; of gain and bias (2, D)."""
+    x, other, seed_or_x = _arguments(x, added, seed)
     dy = dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     dx, tile = torch.empty_like(x), _tile(D)
     d_added = torch.empty_like(x) if dropout > 0.0 else x.new_empty(0)
     programs = min(PROGRAMS, triton.cdiv(N, tile["ROWS"]))
     sums = x.new_empty(2, programs, D, dtype=torch.float32)
-    how = {"JOINS": added is not None, "DROPS": dropout > 0.0}
+    flags = {"JOINS": added is not None, "DROPS": dropout > 0.0} | tile
     with torch.cuda.device_of(x):
         _backward[(programs,)](
-            x, other, gain, dy, dx, d_added, sums[0], sums[1], chance, N, D, eps, dropout, **how, **tile
+            x, other, gain, dy, dx, d_added, sums[0], sums[1], seed_or_x, N, D, eps, dropout, **flags
         )  # fmt: skip
     return dx, d_added, sums.sum(1).to(gain.dtype)
 
@@ -146,8 +146,8 @@ def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
     return dx, torch.empty_like(dx) if dropout > 0.0 else x.new_empty(0), gain.new_empty(2, *gain.shape)
 
 
-def _whole(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What kernels read; x itself stands where there is nothing to add, or to draw from."""
+def _arguments(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments of a kernel; x takes the place of those that it does not read."""
     x = x.contiguous()
     return x, x if added is None else added.contiguous(), x if seed is None else seed
 
@@ -174,5 +174,5 @@ def layer_norm(
     added: Float[Tensor, "*n D"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*n D"]:
-    """Layer norm of x, or of x + drop(added), in the type of x, whatever autocast says."""
+    """Layer norm of x, or of x + dropout(added), in the type of x, also under autocast."""
     return normed(x, added, gain, bias, draw_seed(dropout, x.device), eps, dropout)

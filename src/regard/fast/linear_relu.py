@@ -1,10 +1,10 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-"""relu(x W' + b) for training: relu inside the product, and its gradient together with that of b.
+"""Fused linear + ReLU for training, relu(x W' + b): ReLU inside the product, its gradient together with that of b.
 
-As operations of their own, the wide hidden vectors of a feed-forward are read and written once more on the way there
-for relu, and read once more on the way back for the bias.
+With separate operations, the wide hidden vectors of a feed-forward are read and written once more in the forward pass
+(for ReLU), and read once more in the backward pass (for the bias).
 
-Imported only where a GPU is: Triton comes with the CUDA builds of torch.
+Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -16,12 +16,12 @@ from torch import Tensor
 from regard.fast.operators import operator
 
 TILE = {"ROWS": 16, "WIDE": 256, "num_warps": 4}
-PROGRAMS = 128  # for each tile of columns: each leaves a row of gradients to be added up
+PROGRAMS = 128  # for each tile of columns; each writes one row of partial sums
 
 
 @triton.jit
 def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """g = dy where y > 0, and its sums over the rows that a program meets."""
+    """g = dy where y > 0, and its sums over the rows of a program."""
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = column < D
     total = tl.zeros((ROWS, WIDE), tl.float32)
@@ -39,7 +39,7 @@ def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl
 
 @operator("regard::linear_relu")
 def rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x W' + b), by one product of cuBLAS."""
+    """relu(x W' + b), by one call of cuBLAS."""
     y = torch.ops.aten._addmm_activation(bias.to(x.dtype), x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=False)
     return y.view(*x.shape[:-1], -1)
 
@@ -51,7 +51,7 @@ def _(x, weight, bias):  # noqa: ARG001
 
 @operator("regard::relu_backward")
 def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient before relu, and its sum over all tokens in float32."""
+    """The gradient of the input of ReLU, and its sum over all tokens in float32."""
     y, dy = y.contiguous(), dy.contiguous()
     N, D = y.numel() // y.shape[-1], y.shape[-1]
     g, programs = torch.empty_like(y), min(PROGRAMS, triton.cdiv(N, TILE["ROWS"]))

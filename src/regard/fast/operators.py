@@ -1,4 +1,4 @@
-"""Our own operators: how torch is told of kernels that it cannot look into."""
+"""Custom operators: register our kernels with torch, which cannot trace into them."""
 
 from functools import partial
 
@@ -9,16 +9,16 @@ NAMES = (
     "attend_segments", "attend_segments_backward", "attend_joint", "attend_joint_backward",
 )  # fmt: skip
 
-# Declares a function on tensors, which it does not change, as an operator; kernels count on the strides they are given.
-# Whoever launches one does so on the device of its tensors (`torch.cuda.device_of`): Triton takes the current one.
+# Declare a function that changes none of its tensors as an operator; kernels rely on the strides of their arguments.
+# A kernel is launched on the device of its tensors (`torch.cuda.device_of`): Triton takes the current device.
 operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
 
 
 def introduce() -> None:
-    """Tell torch.compile of our operators before it meets them.
+    """Announce our operators to torch.compile before it traces them.
 
-    Before 2.13 it describes an operator that it does not know for its log, wanted or not, with all that leads to it;
-    what is used twice is described twice. Each norm of a sum doubles that, so that it would never come to an end.
+    Before 2.13 torch formats an unknown operator for its log, with the whole graph before it; a value that is used
+    twice is formatted twice. Each norm of a sum doubles the work, so that compiling would never end.
     """
     if torch.__version__ < "2.13":  # compares numbers
         from torch._inductor.lowering import FALLBACK_ALLOW_LIST  # noqa: PLC0415  # takes seconds

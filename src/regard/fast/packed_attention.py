@@ -1,12 +1,12 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-# ruff: noqa: PLR0913, PLR0917, ARG001  # a kernel is told every stride, and an operator what its gradients need
-"""Attention within the segments of packed rows, as Triton kernels: what lies in other segments is never computed.
+# ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride, operators what their gradients need
+"""Triton kernels for packed (variable-length) attention: pairs of different segments are never computed.
 
-A general kernel takes the mask as numbers to be added, reads them again in every layer and computes every pair of a row
-to forget nine in ten; one for sequences of many lengths works in blocks that a sentence fills to a fifth. Here a block
-of queries looks up which keys can concern it, and dropout is drawn inside. Dao et al. 2022, FlashAttention, for rows.
+A general kernel reads an additive mask in every layer, computes every pair of a row and discards nine in ten; a kernel
+for sequences of many lengths works in blocks of which a sentence fills a fifth. Here each block of queries has the
+range of keys that it may attend to, and dropout is drawn inside the kernel. After FlashAttention, Dao et al. 2022.
 
-Imported only where a GPU is: Triton comes with the CUDA builds of torch.
+Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
 """
 
 import math
@@ -30,7 +30,7 @@ LN_2: tl.constexpr = tl.constexpr(math.log(2.0))
 
 @triton.jit
 def _read(pointer, b, h, at, there, b_stride, h_stride, t_stride, K: tl.constexpr):
-    """Some tokens of one head, with zeros where there is none."""
+    """Load the vectors of some tokens of one head, with zeros beyond the end of the row."""
     places = b * b_stride + h * h_stride + at[:, None] * t_stride + tl.arange(0, K)[None, :]
     return tl.load(pointer + places, mask=there[:, None], other=0.0)
 
@@ -43,29 +43,29 @@ def _write(pointer, tile, b, h, at, there, b_stride, h_stride, t_stride, K: tl.c
 
 @triton.jit
 def _reach(reach_ptr, b):
-    """From where to where this block has something to look at."""
+    """Load the range that this block may attend to."""
     at = reach_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * 2
     return tl.load(at), tl.load(at + 1)
 
 
 @triton.jit
-def _seen(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
-    """Which keys each query of a block may look at."""
-    seen = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
+def _visible(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
+    """Which keys each query of a block may attend to."""
+    visible = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
     if CAUSAL:
-        seen &= rows[:, None] >= columns[None, :]
-    return seen
+        visible &= rows[:, None] >= columns[None, :]
+    return visible
 
 
 @triton.jit
-def _weights(q, k, seen, top, scale):
-    """What a block of queries gave to a block of keys, found again from the sums of exponentials."""
-    return tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
+def _weights(q, k, visible, top, scale):
+    """Recompute the attention weights of two blocks from log2 of the sums of exponentials (`top`)."""
+    return tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
 
 
 @triton.jit
-def _kept(seed, head, rows, columns, T, S, share):
-    """Which weights dropout keeps: the same for the same seed, in whatever blocks they are computed."""
+def _keep(seed, head, rows, columns, T, S, share):
+    """Which weights dropout keeps: the same for the same seed, in blocks of any shape."""
     return keep_mask(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
@@ -76,7 +76,7 @@ def _forward(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = softmax(scale q k') v for a block of queries; `top` gets log2 of the sum of a row's exponentials."""
+    """y = softmax(scale q k') v for a block of queries; `top` is log2 of the sum of a row's exponentials."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -94,15 +94,15 @@ def _forward(
         k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
         k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
         v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
-        seen = _seen(q_seg, k_seg, rows, columns, CAUSAL)
-        s = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        visible = _visible(q_seg, k_seg, rows, columns, CAUSAL)
+        s = tl.where(visible, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         new = tl.maximum(highest, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen nothing yet
+        safe = tl.where(new == float("-inf"), 0.0, new)  # a row without a visible key so far
         p = tl.exp2(s - safe[:, None])
         fade = tl.exp2(highest - safe)
         total = total * fade + tl.sum(p, 1)
         if DROPS:
-            p = tl.where(_kept(seed, head, rows, columns, T, S, share), p / (1.0 - share), 0.0)
+            p = tl.where(_keep(seed, head, rows, columns, T, S, share), p / (1.0 - share), 0.0)
         y = y * fade[:, None] + tl.dot(p.to(v.dtype), v)
         highest = new
     some = total > 0.0
@@ -122,7 +122,7 @@ def _backward_q(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dq of a block of queries, and `fall` = sum(y dy), which the other half needs."""
+    """dq of a block of queries, and `fall` = sum(y dy), which `_backward_kv` needs."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -143,13 +143,13 @@ def _backward_q(
         k_seg = tl.load(k_seg_ptr + b * S + columns, mask=there, other=0).to(tl.int32)
         k = _read(k_ptr, b, h, columns, there, k_b, k_h, k_t, K)
         v = _read(v_ptr, b, h, columns, there, v_b, v_h, v_t, K)
-        p = _weights(q, k, _seen(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
+        p = _weights(q, k, _visible(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
         dp = tl.dot(dy, tl.trans(v))
         if DROPS:
-            dp = tl.where(_kept(seed, head, rows, columns, T, S, share), dp / (1.0 - share), 0.0)
+            dp = tl.where(_keep(seed, head, rows, columns, T, S, share), dp / (1.0 - share), 0.0)
         ds = p * (dp - fall[:, None])
         dq += tl.dot(ds.to(k.dtype), k)
-    dq *= scale * LN_2  # scale has log2(e) in it
+    dq *= scale * LN_2  # scale includes the factor log2(e)
     _write(dq_ptr, dq, b, h, rows, real, dq_b, dq_h, dq_t, K)
 
 
@@ -180,13 +180,13 @@ def _backward_kv(
         dy = _read(dy_ptr, b, h, rows, real, dy_b, dy_h, dy_t, K)
         top = tl.load(top_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
         fall = tl.load(fall_ptr + head.to(tl.int64) * T + rows, mask=real, other=0.0)
-        p = _weights(q, k, _seen(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
+        p = _weights(q, k, _visible(q_seg, k_seg, rows, columns, CAUSAL), top, scale)
         dp = tl.dot(dy, tl.trans(v))
         dropped = p
         if DROPS:
-            stays = _kept(seed, head, rows, columns, T, S, share)
-            dropped = tl.where(stays, p / (1.0 - share), 0.0)
-            dp = tl.where(stays, dp / (1.0 - share), 0.0)
+            keep = _keep(seed, head, rows, columns, T, S, share)
+            dropped = tl.where(keep, p / (1.0 - share), 0.0)
+            dp = tl.where(keep, dp / (1.0 - share), 0.0)
         dv += tl.dot(tl.trans(dropped.to(dy.dtype)), dy)
         ds = p * (dp - fall[:, None])
         dk += tl.dot(tl.trans(ds.to(q.dtype)), q)
@@ -196,18 +196,18 @@ def _backward_kv(
 
 
 def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-    """Memory for something of this shape with the heads of a token side by side, as projections want it."""
+    """Uninitialised memory of this shape, in which the heads of a token are adjacent, as projections read them."""
     B, H, T, K = x.shape
     return x.new_empty(B, T, H, K).transpose(1, 2)
 
 
 def _readable(*tensors: Tensor) -> list[Tensor]:
-    """The same with the channels of a token side by side, as kernels read them; nearly always they are."""
+    """Copy tensors whose channels are not adjacent in memory; kernels need that, and they nearly always are."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
-def _apart(qkv: Float[Tensor, "B T 3 H K"]) -> tuple[Float[Tensor, "B H T K"], ...]:
-    """Queries, keys and values that lie side by side."""
+def _split(qkv: Float[Tensor, "B T 3 H K"]) -> tuple[Float[Tensor, "B H T K"], ...]:
+    """Split fused queries, keys and values."""
     return qkv.transpose(1, 3).unbind(2)
 
 
@@ -215,8 +215,8 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
-def _sizes(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
-    """What a kernel is compiled for. On an H200 one stage is best: a loop has hardly two rounds."""
+def _constants(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
+    """The constants that a kernel is compiled for. One stage is best on an H200: a loop has hardly two rounds."""
     return {
         "CAUSAL": causal,
         "DROPS": dropout > 0.0,
@@ -227,39 +227,39 @@ def _sizes(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
     }
 
 
-def _attended(
+def _run_forward(
     y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """Writes the context of q, k and v to y; log2 of the sums of exponentials (B, H, T)."""
+    """Write the context of q, k and v to y; return log2 of the sums of exponentials (B, H, T)."""
     q, k, v = parts
     B, H, T, _ = q.shape
-    top, chance = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # without dropout not read
+    top, seed_or_q = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # not read without dropout
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(T, BLOCK), B * H)](
-            q, k, v, y, top, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y), H, T, k.shape[2],
-            scale * LOG2_E, dropout, **_sizes(q, causal, dropout),
+            q, k, v, y, top, q_seg, k_seg, seed_or_q, q_reach, *_strides(q, k, v, y), H, T, k.shape[2],
+            scale * LOG2_E, dropout, **_constants(q, causal, dropout),
         )  # fmt: skip
     return top
 
 
-def _went_back(
+def _run_backward(
     gradients: Sequence[Tensor], parts: Sequence[Tensor], dy: Tensor, y: Tensor, top: Tensor,
     q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> None:  # fmt: skip
-    """Writes the gradients of q, k and v."""
+    """Write the gradients of q, k and v."""
     (dq, dk, dv), (q, k, v) = gradients, parts
     B, H, T, _ = q.shape
-    S, fall, sizes = k.shape[2], torch.empty_like(top), _sizes(q, causal, dropout)
-    chance = q if seed is None else seed
+    S, fall, sizes = k.shape[2], torch.empty_like(top), _constants(q, causal, dropout)
+    seed_or_q = q if seed is None else seed
     with torch.cuda.device_of(q):
         _backward_q[(triton.cdiv(T, BLOCK), B * H)](
-            q, k, v, y, dy, dq, top, fall, q_seg, k_seg, chance, q_reach, *_strides(q, k, v, y, dy, dq),
+            q, k, v, y, dy, dq, top, fall, q_seg, k_seg, seed_or_q, q_reach, *_strides(q, k, v, y, dy, dq),
             H, T, S, scale * LOG2_E, dropout, **sizes,
         )  # fmt: skip
         _backward_kv[(triton.cdiv(S, BLOCK), B * H)](
-            q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, chance, k_reach, *_strides(q, k, v, dy, dk, dv),
+            q, k, v, dy, dk, dv, top, fall, q_seg, k_seg, seed_or_q, k_reach, *_strides(q, k, v, dy, dk, dv),
             H, T, S, scale * LOG2_E, dropout, **sizes,
         )  # fmt: skip
 
@@ -271,7 +271,7 @@ def attend_segments(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
     y = _like(q)
-    return y, _attended(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
+    return y, _run_forward(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
 
 
 @attend_segments.register_fake
@@ -285,11 +285,11 @@ def attend_segments_backward(
     q_reach: Tensor, k_reach: Tensor, seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    found = _like(q), _like(k), _like(v)
+    gradients = _like(q), _like(k), _like(v)
     dy, y = _readable(dy, y)
-    how = (causal, scale, dropout)
-    _went_back(found, _readable(q, k, v), dy, y, top, q_seg, k_seg, q_reach, k_reach, seed, *how)
-    return found
+    settings = (causal, scale, dropout)
+    _run_backward(gradients, _readable(q, k, v), dy, y, top, q_seg, k_seg, q_reach, k_reach, seed, *settings)
+    return gradients
 
 
 @attend_segments_backward.register_fake
@@ -303,8 +303,8 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, dy, _):
-    found = attend_segments_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
-    return (*found, *[None] * 8)
+    gradients = attend_segments_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
+    return (*gradients, *[None] * 8)
 
 
 attend_segments.register_autograd(_gradients, setup_context=_remember)
@@ -315,15 +315,15 @@ def attend_joint(
     qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same of queries, keys and values that lie side by side (B, T, 3, H, K): so does their gradient."""
-    parts = _apart(qkv)
+    """The same for fused queries, keys and values (B, T, 3, H, K), whose gradient is fused, too."""
+    parts = _split(qkv)
     y = _like(parts[0])
-    return y, _attended(y, parts, seg, seg, q_reach, seed, causal, scale, dropout)
+    return y, _run_forward(y, parts, seg, seg, q_reach, seed, causal, scale, dropout)
 
 
 @attend_joint.register_fake
 def _(qkv, *_):
-    q = _apart(qkv)[0]
+    q = _split(qkv)[0]
     return _like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -332,12 +332,12 @@ def attend_joint_backward(
     dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """The gradient of all three."""
-    found = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    """The gradient of qkv."""
+    gradients = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     dy, y = _readable(dy, y)
-    how = (causal, scale, dropout)
-    _went_back(_apart(found), _apart(qkv), dy, y, top, seg, seg, q_reach, k_reach, seed, *how)
-    return found
+    settings = (causal, scale, dropout)
+    _run_backward(_split(gradients), _split(qkv), dy, y, top, seg, seg, q_reach, k_reach, seed, *settings)
+    return gradients
 
 
 @attend_joint_backward.register_fake
@@ -351,8 +351,8 @@ def _remember_joint(ctx, inputs, output) -> None:
 
 
 def _joint_gradient(ctx, dy, _):
-    found = attend_joint_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
-    return (found, *[None] * 7)
+    gradients = attend_joint_backward(dy, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.dropout)
+    return (gradients, *[None] * 7)
 
 
 attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
@@ -361,9 +361,9 @@ attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 def reach(
     seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
 ) -> Int[Tensor, "B n 2"]:
-    """From where to where in `other` the segments of each block of `seg` lie: what a program has to look at.
+    """The range of `other` that contains the segments of each block of `seg`: what a program has to read.
 
-    With `causal`, only so far "back" from a block that it includes itself, or only "on" from there.
+    `causal`: "back" ends the range with the block itself, "on" starts it there.
     """
     blocks = F.pad(seg, (0, -seg.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.amax(-1, keepdim=True)
@@ -381,7 +381,7 @@ def reach(
 
 
 class Layout(NamedTuple):
-    """What the layers of a stack share: the segments of queries and keys, and what reaches whom."""
+    """The segments of queries and keys, and the range of each block: the same for all layers of a stack."""
 
     q_seg: Int[Tensor, "B T"]
     k_seg: Int[Tensor, "B S"]
@@ -404,14 +404,14 @@ def attend(
     layout: Layout,
     scale: float,
     dropout: float,
-    joint: Float[Tensor, "B T 3 H K"] | None = None,
+    qkv: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T K"]:
     """softmax(scale q k') v over the keys of a query's segment, up to itself if causal; zeros for padding (0).
 
-    If all three are parts of `joint`, so are their gradients, which need not be put together then.
+    Where q, k and v are views of the fused `qkv`, its gradient is computed in one piece.
     """
     q_seg, k_seg, q_reach, k_reach, causal = layout
     seed = draw_seed(dropout, q.device)
-    if joint is not None:
-        return attend_joint(joint, q_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
+    if qkv is not None:
+        return attend_joint(qkv, q_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]
     return attend_segments(q, k, v, q_seg, k_seg, q_reach, k_reach, seed, causal, scale, dropout)[0]

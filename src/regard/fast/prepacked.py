@@ -1,8 +1,8 @@
-"""Weights laid out anew for products with few rows, which is what a step of decoding is on a CPU.
+"""Prepacked weights for products with few rows, as in a step of decoding on a CPU.
 
-Such a product reads a weight once and hardly computes, so the order of the weight in memory decides how long it takes.
-A copy in a better order is made when it is first of use: turned for a single row, in oneDNN's blocks for some rows. For
-many rows there is nothing to gain. Measured in docs/decisions/010-speed.md.
+Such a product reads a weight once and hardly computes, so its time depends on the order of the weight in memory. A copy
+in a faster order is made on first use: transposed for a single row, in oneDNN's blocks for some rows. For many rows
+there is nothing to gain. Measured in docs/decisions/010-speed.md.
 """
 
 from typing import Any
@@ -17,67 +17,67 @@ from regard.nn.linear import Projection
 from regard.nn.vocab.tables import EmbeddingsModule
 
 SOME = 32  # rows up to which blocks are faster
-WIDE = 8  # a matrix with so many times more outputs than inputs, as a vocabulary, ...
-MANY = 128  # ... is faster in blocks up to so many
+WIDE = 8  # a matrix with this many times more outputs than inputs, such as a vocabulary, ...
+MANY = 128  # ... is faster in blocks up to this many rows
 
-_address: Any = getattr(torch._C, "_data_address", None)  # as data_ptr(), without asking for memory to write to
+_address: Any = getattr(torch._C, "_data_address", None)  # data_ptr() without a request for write access
 _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
 
 
 class PrepackedWeight:
-    """Copies of one weight in other orders, made on first use and made anew whenever the weight has changed.
+    """Copies of one weight in other orders, made on first use and again whenever the weight has changed.
 
-    A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight is made a
-    copy-on-write tensor that shares its memory with `original`: the first write to it, by whatever alias, moves the
-    weight to memory of its own, and its address changes. Only a write past torch, by a numpy array that was made over
-    the weight before, is missed. `frozen` is for memory that torch cannot move: there a write through `.data` is
-    missed, too, and others are seen by the weight's version.
+    A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight becomes a
+    copy-on-write tensor that shares its memory with `original`: the first write to it, through any alias, moves the
+    weight to new memory, and its address changes. Only a write past torch, through a numpy array of the weight, is not
+    detected. `frozen` is for memory that torch cannot move: there a write through `.data` is not detected either, and
+    others are detected by the weight's version.
     """
 
     def __init__(self, frozen: bool = False) -> None:
         self.frozen = frozen
-        self.forget()
+        self.discard()
 
-    def forget(self) -> None:
-        """Keep no copy."""
-        self.address = -1  # where the weight lay; nothing else can, as long as `original` is there
-        self.version = -1  # of a frozen weight
+    def discard(self) -> None:
+        """Discard the copies."""
+        self.address = -1  # of the weight; no other tensor can have it while `original` exists
+        self.version = -1  # of the weight, if frozen
         self.original: Tensor | None = None
-        self.turned: Tensor | None = None
+        self.transposed: Tensor | None = None
         self.blocks: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PrepackedWeight":
-        return PrepackedWeight()  # a copied model has other weights, of which nobody knows yet what becomes of them
+        return PrepackedWeight()  # a copied model has other weights, which may be trained or moved
 
     def __reduce__(self) -> tuple[type["PrepackedWeight"], tuple[()]]:
         return PrepackedWeight, ()
 
     def _begin(self, weight: Float[Tensor, "o i"]) -> None:
-        self.forget()
+        self.discard()
         outputs, self.inputs = weight.shape
         fits = weight.dtype == torch.float32 and weight.is_cpu
         if fits and not self.frozen:
-            self.original = _watched(weight)
+            self.original = _alias(weight)
             fits = self.original is not None
         self.address = _address(weight)
         self.version = _version(weight) if self.frozen else -1
-        self.one = 1 if fits and outputs >= self.inputs else -1
-        self.some = (MANY if outputs >= WIDE * self.inputs else SOME) if fits else 0
+        self.single = 1 if fits and outputs >= self.inputs else -1
+        self.several = (MANY if outputs >= WIDE * self.inputs else SOME) if fits else 0
 
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
-        """x W' + b, by the fastest order. Every projection of a step calls this, so it asks as little as it can."""
+        """x W' + b, from the fastest order. Every projection of a step calls this, so it does as little as it can."""
         if _address(weight) != self.address or (self.frozen and _version(weight) != self.version):
             self._begin(weight)
         rows = x.numel() // self.inputs
-        if rows == self.one:
-            if self.turned is None:
-                self.turned = weight.detach().t().contiguous().t()
-            return F.linear(x, self.turned, bias)
-        if 1 < rows <= self.some and x.dtype == torch.float32:
+        if rows == self.single:
+            if self.transposed is None:
+                self.transposed = weight.detach().t().contiguous().t()
+            return F.linear(x, self.transposed, bias)
+        if 1 < rows <= self.several and x.dtype == torch.float32:
             if self.blocks is None:
-                # Of a copy: the operator asks for memory that it may write to, which would move the weight.
+                # From a copy: the operator requests write access to its input, which would move the weight.
                 self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach().clone(), SOME)
             return torch.ops.mkldnn._linear_pointwise.default(x, self.blocks, bias, "none", [], "")
         return F.linear(x, weight, bias)
@@ -88,8 +88,8 @@ def _version(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def _watched(weight: Tensor) -> Tensor | None:
-    """A copy that is made when somebody writes to the weight; None where its memory is not torch's own."""
+def _alias(weight: Tensor) -> Tensor | None:
+    """Return a copy-on-write alias of the weight; None where its memory is not torch's own."""
     try:
         return _lazy_clone(weight.detach())
     except RuntimeError:
@@ -103,14 +103,14 @@ class Prepacked(nn.Module):
     prepacked: PrepackedWeight
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
-        """x W' + b. Only in inference mode, where there is no gradient, may the weight lie in another order."""
+        """x W' + b, from a prepacked weight in inference mode, where there is no gradient."""
         if not torch.is_inference_mode_enabled():
             return F.linear(x, self.weight, bias)
         return self.prepacked.product(x, self.weight, bias)
 
     def train(self, mode: bool = True) -> "Prepacked":
         if mode:
-            self.prepacked.forget()  # a step of training writes to all of the weight
+            self.prepacked.discard()  # training changes the weight at every step
         return super().train(mode)
 
 
@@ -131,7 +131,7 @@ class PrepackedEmbeddings(Prepacked, EmbeddingsModule):
 class CachedRows(NormedRows):
     """Weight-normalised rows, computed once for all steps of a decoding on a CPU and again whenever they change.
 
-    A GPU computes them in less time than a step takes, and a captured step would not notice that a copy is old.
+    Only on a CPU: a GPU computes them in no time, and a captured step could not check that they are up to date.
     """
 
     cached: "CachedProduct"
@@ -142,21 +142,21 @@ class CachedRows(NormedRows):
         return super().forward()
 
     def train(self, mode: bool = True) -> "CachedRows":
-        self.cached = CachedProduct()  # training may write to the weights in ways that leave no mark
+        self.cached = CachedProduct()  # training may change the weights without a change of version
         return super().train(mode)
 
 
 class CachedProduct:
-    """The rows of a `CachedRows`. No tensor of the model: it is neither stored nor trained."""
+    """The cached rows of a `CachedRows`; no parameter or buffer of the model."""
 
     def __init__(self) -> None:
         self.version: tuple[int, ...] = ()
         self.weight: Tensor | None = None
 
     def get(self, rows: CachedRows) -> Float[Tensor, "o i"]:
-        """The rows as they are now."""
+        """Return the rows, computed again if the weights have changed."""
         parts = (rows.direction, rows.length)
-        if any(part.is_inference() for part in parts):  # their changes are not counted
+        if any(part.is_inference() for part in parts):  # tensors without a version
             return NormedRows.forward(rows)
         version = tuple(number for part in parts for number in (part.data_ptr(), part._version))
         if self.weight is None or version != self.version:

@@ -1,6 +1,6 @@
-"""Continuous batching: finished sources of a static decoding give up their place to new ones, in place.
+"""Continuous batching: replace finished sources of a static decoding by new ones, in place.
 
-All tensors are written where they are, so that a step that was captured as a CUDA graph continues with the new sources.
+All tensors keep their addresses, so that a step captured as a CUDA graph continues with the new sources.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from regard.nn.state import Refillable
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:
-    """Whether `refill` is possible: shapes are static, every state can take in a source, masks are plain tensors."""
+    """Whether `refill` is possible: shapes are static, every state can replace a source, masks are plain tensors."""
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
     return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)
@@ -43,9 +43,9 @@ def _of_sources(decoding: Decoding) -> list[Tensor]:
 
 
 def _lower_again(view: View) -> None:
-    """Recompute the tensors made of a view's mask, where they are: the mask has been written to."""
+    """Recompute the tensors derived from a view's mask, in place, after the mask has changed."""
     fresh = replace(view, lowered={}, shared={})
-    for made in (view.shared, view.lowered):
-        for key, old in made.items():
+    for cache in (view.shared, view.lowered):
+        for key, old in cache.items():
             if old is not None:
                 old.copy_(visible(fresh) if key == "dense" else additive(fresh, key[1]))

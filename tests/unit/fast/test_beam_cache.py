@@ -193,7 +193,7 @@ def test_paths_by_definition() -> None:
     assert mask.k_pos.tolist() == [[0, 0, 1, 1]]
     rows.advance(1, None)
     rows.reorder(torch.tensor([0, 0]))
-    shown = paths.shown(1, 2)
+    shown = paths.visible(1, 2)
     assert paths.added(2) is None  # their type is not known
     paths.hold(torch.float32)
     added = paths.added(2)

@@ -50,7 +50,7 @@ def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) 
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
     many = x.shape[:-1].numel()
-    assert (module.prepacked.turned is not None) == (many == 1 and outputs >= inputs)
+    assert (module.prepacked.transposed is not None) == (many == 1 and outputs >= inputs)
     assert (module.prepacked.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
 
 
