@@ -269,7 +269,7 @@ class TestChoice:
 
     def test_flex_refuses_content_terms(self) -> None:
         call = kernels.Call(*heads(5, 5), view_of(Mask(), 5, 5, content=lambda q: q), 1.0, 0.0)
-        assert "content terms are not lowered for flex" in (kernels.refusal("flex", call) or "")
+        assert "flex takes no position terms that depend on the query" in (kernels.refusal("flex", call) or "")
         assert kernels.refusal("sdpa", call) is None
 
 
@@ -324,7 +324,7 @@ CONTENT = Terms(content=lambda q: q)
         (on_cuda(replace(PACKED, prefix=torch.ones(2, 8, dtype=torch.bool))), "flex", "no strict or prefix mask"),
         (on_cuda(replace(PACKED, start=3)), "flex", "not over a cache"),
         (on_cuda(PACKED, S=9), "flex", "not over a cache"),
-        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen knows windows only, not odd"),
+        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen takes windows only, not odd"),
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
