@@ -29,23 +29,23 @@ TOLERANCE = 1e-9
 
 
 class LawBroken(AssertionError):  # noqa: N818  # what it says is better than a suffix
-    """A part does not keep a law; the message is the smallest example."""
+    """A part breaks a law; the message is the smallest example."""
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error
-    """The law says nothing about this family, or the family refuses what it is about, in words."""
+    """The law does not apply to this family, or the family refuses its input with an error."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model under examination. It is built once; a law that changes it asks for one of its own."""
+    """A tiny model to be checked. It is built once; a law that changes it calls `own_model`."""
 
     spec: ModelSpec
     extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
-    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # and what it was like then
+    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # and its state then
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """The model with every weight disturbed, in evaluation mode: the same one for every law that leaves it so."""
+        """The model with every weight disturbed, in evaluation mode, shared by all laws that do not change it."""
         model, before = self.built.get(dtype, (None, ()))
         if model is None or _condition(model) != before:
             model = self.own_model(dtype)
@@ -53,9 +53,9 @@ class Subject:
         return model
 
     def own_model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """The same, built anew for a law that changes it."""
+        """A new model of this kind, for a law that changes it."""
         if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
-            raise NotApplicable("a pooled encoder answers nothing until it gets a task")
+            raise NotApplicable("a pooled encoder has no outputs until it gets a task")
         model = build(self.spec, seed=1).to(dtype)
         rng = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -64,18 +64,18 @@ class Subject:
         return model.eval()
 
     def generator(self) -> LanguageModel:
-        """The model, if it generates."""
+        """Return the model, if it generates."""
         model = self.model()
         if not isinstance(model, LanguageModel):
             raise NotApplicable("this family does not generate")
         return model
 
     def examples(self, number: int, seed: int = 0) -> list[tiny.Example]:
-        """Examples for it."""
+        """Return random examples for the model."""
         return tiny.examples(self.spec, number, seed)
 
     def collate(self, rows: list[tiny.Example], **how: Any) -> Batch:
-        """A batch of them."""
+        """Return a batch of examples."""
         return tiny.collate(self.spec, rows, **how)
 
 
@@ -87,7 +87,7 @@ def _condition(model: Model) -> tuple[Any, ...]:
 
 
 def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
-    """What the model says: log-probabilities per token, or class scores."""
+    """Return the outputs of a model: log-probabilities per token, or class scores."""
     with torch.no_grad():
         if isinstance(model, Classifier):
             return model.scores(batch, trace=trace)
@@ -95,7 +95,7 @@ def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
 
 
 def close(a: Tensor, b: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    """Raise LawBroken unless a equals b up to rounding."""
+    """Raise `LawBroken` unless a equals b up to rounding."""
     if a.shape != b.shape:
         raise LawBroken(f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
@@ -117,7 +117,7 @@ def causality(subject: Subject) -> None:
         after = answers(model, subject.collate([replace(example, target=tuple(changed))]))
         close(before[:, :t], after[:, :t], f"token {t} changed, answers before it")
         if torch.equal(before[:, t:], after[:, t:]):
-            raise LawBroken(f"token {t} changed and no answer from it on noticed")
+            raise LawBroken(f"token {t} changed and no output from it on did")
 
 
 def padding(subject: Subject) -> None:
@@ -142,7 +142,7 @@ def loss(model: Model, batch: Batch) -> Tensor:
 
 
 def packing(subject: Subject) -> None:
-    """Two examples in one row say what they say in two rows."""
+    """Two examples packed into one row have the outputs that they have in two rows."""
     model, rows = subject.model(), subject.examples(3)
     apart = subject.collate(rows)
     alone = answers(model, apart)
