@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.ablation.ablate import ablate
     from regard.batch import Batch
     from regard.catalogue import from_record, to_record
     from regard.errors import DataError, KernelError, RegardError, SpecError
@@ -51,6 +52,7 @@ __all__ = [
     "SpecError",
     "Trace",
     "TrainedModel",
+    "ablate",
     "build",
     "classify",
     "compare",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "regard.ablation.ablate": ("ablate",),
     "regard.batch": ("Batch",),
     "regard.catalogue": ("from_record", "to_record"),
     "regard.errors": ("DataError", "KernelError", "RegardError", "SpecError"),
