@@ -22,7 +22,7 @@ def loops(ids: list[int]) -> list[int]:
 
 
 @given(ANY | st.tuples(ANY, ANY, st.integers(1, 6), ANY).map(lambda t: t[0] + t[1][:9] * t[2] + t[3][:4]))
-def test_the_longest_loop_is_found(ids: list[int]) -> None:
+def test_find_loop_returns_the_longest_loop(ids: list[int]) -> None:
     found, expected = find_loop(ids), max(loops(ids), default=None)
     assert (None if found is None else found.tokens) == expected
     if found is not None:

@@ -46,7 +46,7 @@ def test_a_constant_gain_is_certain(first: list[float], gain: float) -> None:
 
 @settings(max_examples=60)
 @given(pairs)
-def test_p_below_one_fortieth_and_an_interval_beside_zero_say_the_same(lines: list[tuple[float, float]]) -> None:
+def test_p_below_one_fortieth_agrees_with_an_interval_without_0(lines: list[tuple[float, float]]) -> None:
     first, second = map(list, zip(*lines, strict=True))
     made = compare_lines(first, second, "score", resamples=400)
     nearer_end = made.low if made.difference > 0 else -made.high

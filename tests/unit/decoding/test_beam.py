@@ -65,7 +65,9 @@ def test_a_beam_as_wide_as_the_tree_finds_the_optimum(normalise: Any, alpha: flo
 @pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
 @pytest.mark.parametrize("beams", [2, 3, 5])
 @pytest.mark.parametrize("eos", [-1.0, 1.5])
-def test_stopping_early_changes_nothing(normalise: Any, alpha: float, beams: int, eos: float) -> None:
+def test_optimal_stopping_returns_the_result_of_a_full_search(
+    normalise: Any, alpha: float, beams: int, eos: float
+) -> None:
     """ "optimal" finds what a search finds that never stops before the last step."""
     says, rows, limit = random_says(7, seed=beams, eos=eos), [(3,), (4, 5), (6, 6, 6)], 9
     score = partial(normalised, normalise, alpha)
@@ -211,7 +213,7 @@ def test_limits_may_differ_by_row() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_what_has_all_its_tokens_is_asked_for_its_end(beams: int) -> None:
+def test_a_hypothesis_at_the_length_limit_may_still_end_with_eos(beams: int) -> None:
     """Two words and eos, with room for two words: ours ends; other libraries count eos and come to no end."""
     word, end = torch.full((9,), -20.0), torch.full((9,), -20.0)
     word[3], word[EOS], end[EOS] = 0.0, -30.0, 0.0
@@ -254,13 +256,13 @@ def test_ties_go_to_the_lowest_ids(vocab: int) -> None:
             assert [one.ids for one in found] == [(3, 3, 3), (4, 3, 3), (5, 3, 3), (6, 3, 3)]
 
 
-def test_scores_that_differ_by_more_than_a_tie_are_told_apart() -> None:
+def test_scores_that_differ_by_more_than_a_tie_are_ranked() -> None:
     log_probs = torch.tensor([0.0, 0, 0, 1.0, 1.0 + 3e-5]).log_softmax(0).tolist()
     (found,) = find(Telling(lambda *_: log_probs), sources((3,)), Beam(2, 2), ENDS, Limits(min_len=1, max_len=1))
     assert [one.ids for one in found] == [(4,), (3,)]
 
 
-def test_what_is_not_a_number_is_refused() -> None:
+def test_nan_is_refused() -> None:
     model = Telling(lambda *_: [math.nan] * 7)
     for beams in (1, 3):
         with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):

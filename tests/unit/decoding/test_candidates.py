@@ -65,7 +65,7 @@ def test_an_end_that_is_banned_never_comes() -> None:
 
 
 @pytest.mark.parametrize("V", [9, 300])
-def test_what_is_no_number_comes_first(V: int) -> None:
+def test_nan_ranks_first(V: int) -> None:
     made = Candidates(3, V, (PAD,), EOS, torch.device("cpu"))
     scores = torch.randn(2, 3, V)
     scores[1, 2, V - 1] = torch.nan

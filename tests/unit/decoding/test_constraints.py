@@ -20,7 +20,7 @@ def ngrams(ids: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.kind)
-def test_rules_by_definition(search: Search) -> None:
+def test_constraints_hold_in_every_search(search: Search) -> None:
     """Every row has rules of its own, and none of another."""
     rules = [
         TokenConstraints(),
@@ -51,7 +51,7 @@ def test_rules_by_definition(search: Search) -> None:
                 assert one.token_log_probs == pytest.approx(again, abs=1e-9)
 
 
-def test_the_best_of_what_is_allowed() -> None:
+def test_the_best_outputs_under_constraints_by_enumeration() -> None:
     """A beam as wide as the tree finds the best text that keeps the rules, in the order of all such texts."""
     says, row = random_says(6, seed=8), (3, 4)
     rules = TokenConstraints(prefix=(4,), banned=((5, 3), (4, 4)), no_repeat=2)
@@ -75,7 +75,7 @@ def test_one_set_of_rules_for_all_rows() -> None:
         assert not {7, 15} & {token for one in hypotheses for token in one.ids}
 
 
-def test_a_row_that_can_say_nothing_comes_to_no_end() -> None:
+def test_a_row_with_all_tokens_banned_is_cut_without_eos() -> None:
     """Three words, each once, and no end before the fifth."""
     for search in (Beam(1), Beam(2, 2), Sample()):
         (found,) = find(
@@ -97,7 +97,7 @@ def test_a_row_that_can_say_nothing_comes_to_no_end() -> None:
         ({"required": tuple((i,) for i in range(3, 14))}, "required: at most 10 sequences"),
     ],
 )
-def test_rules_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+def test_contradicting_constraints_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         TokenConstraints(**settings)
 
@@ -117,12 +117,12 @@ def test_rules_that_contradict_each_other(settings: dict[str, Any], message: str
         ([TokenConstraints()] * 2, r"^rules: 2 for a batch of 1 rows"),
     ],
 )
-def test_rules_that_fit_no_row(rules: Any, message: str) -> None:
+def test_constraints_that_no_row_can_keep_are_refused(rules: Any, message: str) -> None:
     with pytest.raises((SpecError, DataError), match=message):
         find(translator(), sources((3,)), Beam(2), ENDS, Limits(max_len=4), rules)
 
 
-def test_banning_what_is_never_said_is_no_mistake() -> None:
+def test_special_tokens_may_be_banned() -> None:
     batch = sources((3,))
     plain = find(translator(), batch, Beam(2), ENDS, Limits(max_len=4))
     assert (
@@ -146,6 +146,6 @@ def test_a_derived_limit_leaves_room_for_the_rules() -> None:
         (lambda: SpecialTokens(1, -2, 0), "eos: must not be negative"),
     ],
 )
-def test_limits_and_ends_that_make_no_sense(make: Any, message: str) -> None:
+def test_invalid_limits_and_special_tokens_are_refused(make: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()

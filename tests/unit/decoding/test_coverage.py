@@ -44,7 +44,7 @@ def test_scores_by_the_formula(beams: int, several: bool) -> None:
         assert ended == sorted(ended, reverse=True)
 
 
-def test_the_best_under_the_penalty_is_found() -> None:
+def test_the_search_returns_the_best_output_under_the_penalty() -> None:
     """A beam as wide as the tree: the best of all texts of two tokens at most, scored by hand."""
     model, row, tokens = translator(vocab=7), [3, 4, 5, 6], (3, 4, 5, 6)
     texts = [(), *((a,) for a in tokens), *((a, b) for a in tokens for b in tokens)]
@@ -61,7 +61,7 @@ def test_the_best_under_the_penalty_is_found() -> None:
     assert [one.ids for one in plain] != [one.ids for one in found]
 
 
-def test_it_changes_nothing_but_the_ranking() -> None:
+def test_coverage_changes_only_the_ranking() -> None:
     """Without weight nothing is recorded, and a batch has the penalties of its rows alone."""
     model, rows = translator(), random_rows(8, 23)
     search = Beam(3, 3, coverage=0.6)

@@ -39,7 +39,7 @@ def decode(
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", ["translator", "writer", "prefix"])
-def test_what_is_kept_goes_on_as_if_alone(kind: str, beams: int) -> None:
+def test_kept_rows_continue_as_if_decoded_alone(kind: str, beams: int) -> None:
     model = translator() if kind == "translator" else writer(visibility="prefix" if kind == "prefix" else "causal")
     make = sources if kind == "translator" else prompts
     read = [torch.randint(3, 23, (5 * beams, 1)) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_a_memory_keeps_sources() -> None:
     assert isinstance(memory, Droppable)
 
 
-def test_what_cannot_drop_says_so() -> None:
+def test_states_that_cannot_drop_rows_report_it() -> None:
     rows = Rows(torch.zeros(4, dtype=torch.int64), 6)
     stuck = Decoding(rows, [(KVCache(rows), None), Stubborn(4)], 2)
     assert not stuck.droppable()

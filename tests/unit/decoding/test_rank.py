@@ -73,7 +73,7 @@ def test_many_near_the_top_of_long_sums(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("vocab", [1025, 1087, 2500])
-def test_the_last_token_is_found_once(vocab: int) -> None:
+def test_the_last_token_of_a_vocabulary_is_ranked_once(vocab: int) -> None:
     """The last block of tokens is not full: what fills it must not count."""
     log_probs = torch.randn(5, vocab).log_softmax(-1)
     log_probs[:, -1] = -0.01

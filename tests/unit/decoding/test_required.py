@@ -58,7 +58,7 @@ def test_banks_are_served_in_turn() -> None:
 
 
 @pytest.mark.parametrize(("beams", "eos"), [(2, 6.0), (2, -3.0), (3, 1.0), (8, 6.0)])
-def test_everything_required_is_said(beams: int, eos: float) -> None:
+def test_outputs_contain_all_required_sequences(beams: int, eos: float) -> None:
     """Even what the model would never say, in as little room as possible and with more."""
     model, rows = translator(eos=eos), random_rows(6, 23)
     rules = [
@@ -103,7 +103,7 @@ def test_overlaps_save_room() -> None:
         find(translator(), sources((3,)), Beam(2), ENDS, Limits(max_len=3), rules)
 
 
-def test_what_cannot_be_said_for_other_rules_comes_to_no_end() -> None:
+def test_required_sequences_that_other_constraints_forbid_leave_an_unended_output() -> None:
     """The prefix has used up the only 9 that may be said, so (9 10) cannot be; the search still returns."""
     rules = TokenConstraints(prefix=(9,), required=((9, 10),), banned=((9, 10, 11),), no_repeat=1)
     (found,) = find(translator(eos=4.0), sources((3,)), Beam(3), ENDS, Limits(max_len=6), rules)

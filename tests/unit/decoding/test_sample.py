@@ -28,7 +28,7 @@ def test_numbers_are_inverted_into_tokens() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, float(np.nextafter(1.0, 0.0))])
-def test_the_first_and_the_last_number_draw_tokens_that_can_be_said(number: float) -> None:
+def test_the_lowest_and_highest_uniform_number_draw_possible_tokens(number: float) -> None:
     log_probs = torch.randn(500, 9).log_softmax(-1)
     log_probs[:, [0, 1, 7, 8]] = -torch.inf
     draw, paths = Draw(Sample(), 1), [Path(i, i, 0) for i in range(500)]
@@ -139,7 +139,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
         Sample(**settings)
 
 
-def test_what_is_not_a_number_is_refused() -> None:
+def test_nan_is_refused() -> None:
     model = Telling(lambda *_: [0.1, 0.2, float("nan"), 0.4, 0.5])
     with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):
         find(model, sources((3,)), Sample(), ENDS, Limits(max_len=3))

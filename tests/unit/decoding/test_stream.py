@@ -31,7 +31,7 @@ def joined(steps: list[list[Piece]], rows: int) -> list[tuple[tuple[int, ...], H
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "theirs", "sample"])
-def test_pieces_join_to_what_is_found(search: Search) -> None:
+def test_pieces_of_a_stream_join_to_the_hypothesis(search: Search) -> None:
     model, rows = translator(), random_rows(9, 23)
     limits, rules = [Limits(max_len=3 + i % 4) for i in range(9)], TokenConstraints(banned=((8,),))
     steps = list(stream(model, sources(*rows), search, ENDS, limits, rules))
@@ -76,7 +76,7 @@ def test_no_mode_leaks_between_the_steps() -> None:
         (Sample(n_best=2), "n_best: one sample of a row can be streamed, not 2"),
     ],
 )
-def test_what_cannot_be_streamed_is_refused_at_once(search: Any, message: str) -> None:
+def test_searches_that_cannot_be_streamed_are_refused_before_the_first_step(search: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         stream(translator(), sources((3,)), search, ENDS, Limits(max_len=3))
 

@@ -61,7 +61,7 @@ def test_translation_is_measured_on_the_records_that_validation_decodes(tmp_path
         assert found.share == 1
 
 
-def test_nothing_is_measured_where_nothing_is_validated(tmp_path: Path) -> None:
+def test_no_baseline_is_measured_without_validation_text(tmp_path: Path) -> None:
     assert measure(translation(tmp_path, ()), TRAIN) == []
     (tmp_path / "other").mkdir()
     assert measure(translation(tmp_path / "other"), TrainSpec(decode=0, bleu_tokenize="13a")) == []
@@ -157,7 +157,7 @@ def test_baselines_are_stored_once_and_made_again_if_damaged(tmp_path: Path) -> 
     assert [*map(type, told)] == [tuple, str, *[tuple] * 13]
 
 
-def test_nothing_is_written_where_there_is_no_baseline(tmp_path: Path) -> None:
+def test_no_file_is_written_without_a_baseline(tmp_path: Path) -> None:
     folder, told = RunFolder(tmp_path / "run"), Told()
     report(folder, translation(tmp_path, ()), TRAIN, metric("loss"), told.tell, told.append)
     assert told == []

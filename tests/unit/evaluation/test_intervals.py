@@ -53,7 +53,7 @@ def test_other_metrics() -> None:
     assert letters.value == pytest.approx(chrf(said, wanted).value)
 
 
-def test_what_cannot_be_resampled_is_refused() -> None:
+def test_invalid_intervals_are_refused() -> None:
     with pytest.raises(SpecError, match="unknown metric 'bleau'"):
         intervals([["a"]], ["a"], [[0]], "bleau")
     with pytest.raises(DataError, match="at least one output"):

@@ -52,7 +52,7 @@ def test_ter_by_hand() -> None:
     assert ter(["A b"], ["a b"], case_sensitive=True).value == 50
 
 
-def test_signatures_say_how() -> None:
+def test_signatures_record_the_settings() -> None:
     import sacrebleu
 
     version = f"version:{sacrebleu.__version__}"
@@ -176,7 +176,7 @@ def test_rouge_takes_the_best_reference_and_the_mean_of_the_lines() -> None:
     assert rouge(["jumps"], ["jumping"], stem=True)[0].value == 100
 
 
-def test_rouge_does_not_score_nothing_silently() -> None:
+def test_rouge_refuses_references_that_its_tokenizer_cannot_read() -> None:
     with pytest.raises(DataError, match="line 2 has no letter from a to z"):
         rouge(["a", "я дома"], ["a", "я дома"])
     assert rouge(["a", "я дома"], ["a", "я дома"], tokenize="unicode")[0].value == 100
@@ -185,7 +185,7 @@ def test_rouge_does_not_score_nothing_silently() -> None:
         rouge(["a"], ["a"], tokenize="unicode", stem=True)
 
 
-def test_rouge_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rouge_without_its_package_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def absent(name: str, *rest: Any) -> Any:

@@ -135,7 +135,7 @@ def test_a_seed_gives_one_result_and_another_seed_another() -> None:
     assert asdict(made)["p_value"] == made.p_value
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_invalid_comparisons_are_refused() -> None:
     with pytest.raises(SpecError, match="metric: unknown metric 'bleo'; did you mean 'bleu'"):
         paired_bootstrap(["a", "b"], ["a", "b"], ["a", "b"], "bleo")
     with pytest.raises(SpecError, match="tokenize: ter has no such setting"):
@@ -208,5 +208,5 @@ def test_the_standard_error_falls_with_the_square_root_of_the_lines(metric: str)
     assert 2.8 < few / many < 5.6  # 4, and the chance of which lines
 
 
-def test_one_line_says_nothing_of_the_others() -> None:
+def test_the_standard_error_of_a_single_line_is_100() -> None:
     assert standard_error(["a b c d e"], ["a b c d f"], "bleu") == 100.0

@@ -259,7 +259,7 @@ def test_n_best_in_python_by_workers_and_by_other_engines(
     assert [len(best) for best in outputs] == [3] * len(SOURCES)
 
 
-def test_what_a_search_did_not_find_is_null_in_json(folders: dict[str, Path], runs: dict[str, TrainedModel]) -> None:
+def test_missing_outputs_are_null_in_json(folders: dict[str, Path], runs: dict[str, TrainedModel]) -> None:
     # A prefix that fills the output leaves one thing to say.
     prefix = runs["translator"].tokenizer.decode([100, 101])
     words = ("--prefix", prefix, "--max-len", str(len(runs["translator"].tokenizer.encode(prefix))), "--n-best", "3")
@@ -276,7 +276,7 @@ def test_what_a_search_did_not_find_is_null_in_json(folders: dict[str, Path], ru
 @pytest.mark.parametrize(
     ("command", "name"), [("translate", "translator"), ("generate", "STREAM"), ("generate", "LINES")]
 )
-def test_a_stream_prints_what_is_printed_without_it(
+def test_a_stream_prints_the_same_text_as_without_it(
     folders: dict[str, Path], source: Path, command: str, name: str, search: tuple[str, ...]
 ) -> None:
     source.write_text("abcd\nabcd\n\nabcd efgh\nabcd\n")
@@ -288,7 +288,7 @@ def test_a_stream_prints_what_is_printed_without_it(
         assert outputs[0] != outputs[1]  # the same text twice, drawn with numbers of its own
 
 
-def test_a_stream_that_cannot_be_prints_nothing(folders: dict[str, Path]) -> None:
+def test_a_refused_stream_prints_nothing(folders: dict[str, Path]) -> None:
     assert "streamed" in complaint("generate", folders["STREAM"], "--prompt", "abcd", "--beam", "3", "--stream")
     words = ("generate", folders["STREAM"], "--prompt", "abcd", "--n-best", "2", "--stream")
     assert "streamed" in complaint(*words)
@@ -305,7 +305,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("decode", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize(("command", "name"), [("translate", "translator"), ("generate", "STREAM")])
-def test_what_the_recipe_says_is_the_default_everywhere(
+def test_the_search_of_the_recipe_is_the_default_everywhere(
     folders: dict[str, Path], tmp_path: Path, command: str, name: str, decode: Search
 ) -> None:
     objective = Translation() if command == "translate" else STREAM
@@ -364,7 +364,7 @@ def test_evaluate_takes_a_beam_smaller_than_the_n_best_of_the_recipe(source: Pat
     assert greedy == json.loads(printed(*words, "--set", "n_best=1", "--set", "beam_size=1"))
 
 
-def test_a_language_model_samples_unless_its_recipe_says_otherwise(tmp_path: Path) -> None:
+def test_a_language_model_samples_by_default(tmp_path: Path) -> None:
     from regard.recipe.recipe import asked
 
     corpus = {"train": [{"kind": "lines", "path": "x"}], "objective": "language_model"}
@@ -422,7 +422,7 @@ IGNORED = [
 @pytest.mark.parametrize(
     ("command", "name", "words", "named"), IGNORED, ids=lambda it: it if isinstance(it, str) else " ".join(it)
 )
-def test_what_would_be_ignored_is_refused(
+def test_options_that_would_be_ignored_are_refused(
     folders: dict[str, Path], source: Path, command: str, name: str, words: tuple[str, ...], named: str
 ) -> None:
     given = [str(source) if word == "SOURCE" else word for word in words]
@@ -508,7 +508,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_outputs_that_no_model_said_are_refused(folders: dict[str, Path], tmp_path: Path, bad: dict[str, Any]) -> None:
+def test_damaged_outputs_are_refused(folders: dict[str, Path], tmp_path: Path, bad: dict[str, Any]) -> None:
     path = wrong(tmp_path, ids=[5], **bad) if "ids" not in bad else wrong(tmp_path, **bad)
     said = complaint("score", folders["LINES"], "--outputs", path)
     assert ("cannot be scored" if bad == {"read": []} else "is not what translate --json") in said

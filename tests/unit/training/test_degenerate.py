@@ -30,6 +30,6 @@ def test_many_degenerate_outputs_are_one_sentence(repeating: float, unfinished: 
     assert found == ([] if expected is None else [f"the model {expected} train longer (--time) or on more text"])
 
 
-def test_a_model_that_decodes_nothing_has_no_warning() -> None:
+def test_no_warning_without_decoded_outputs() -> None:
     assert warnings({"loss": 1.0, "accuracy": 50.0}) == []
     assert warnings({}) == []

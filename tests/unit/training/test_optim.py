@@ -276,7 +276,7 @@ def test_a_rate_must_be_chosen_before_building() -> None:
         (lambda: Muon(learning_rate=0.0), "learning_rate"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Any, path: str) -> None:
+def test_settings_out_of_range_are_refused(make: Any, path: str) -> None:
     with pytest.raises(SpecError) as raised:
         make()
     assert raised.value.path == path

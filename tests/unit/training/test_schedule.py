@@ -80,7 +80,7 @@ def test_a_run_of_one_step_has_a_rate(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_what_cannot_be_meant_is_refused(kind: Any) -> None:
+def test_settings_out_of_range_are_refused(kind: Any) -> None:
     with pytest.raises(SpecError, match="warmup: must be at least 0, not -1"):
         kind(-1)
     for name in {"floor", "decay"} & set(kind.__slots__):

@@ -27,7 +27,7 @@ def test_without_noise_the_criterion_decides_and_the_loss_breaks_ties() -> None:
     assert ranked([{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 1.0}], LOSS) == [2, 4, 3, 1]
 
 
-def test_while_nothing_is_right_the_loss_decides() -> None:
+def test_with_a_score_of_0_the_loss_decides() -> None:
     assert ranked([metrics(0, 5), metrics(0, 4), metrics(0, 3), metrics(0, 3.5)]) == [3, 4, 2, 1]
 
 
@@ -67,6 +67,6 @@ def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, found: Met
 
 
 @pytest.mark.parametrize("bad", [{"bleu": math.nan}, {"loss": math.nan}, {}])
-def test_what_is_not_a_number_is_worst(bad: dict[str, Any]) -> None:
+def test_nan_is_the_worst_score(bad: dict[str, Any]) -> None:
     assert ranked([bad, metrics(1, 9)]) == [2, 1]
     assert ranked([metrics(1, 9), bad]) == [1, 2]
