@@ -210,6 +210,7 @@ class Ladder:
     length: int  # n of the path lengths
     devices: list[str]
     complete: bool
+    facts: page.Facts = ()  # data, model and command, in words
 
     @property
     def title(self) -> str:
@@ -315,7 +316,7 @@ class Ladder:
         """Leave ladder.json and ladder.md in a folder, then ladder.html; what is wrong with the page is said."""
         write_json(folder / "ladder.json", self.json())
         replace_text(folder / "ladder.md", self.markdown())
-        parts = (self.title, self.cells(), self.by_length(), self.sentences())
+        parts = (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
         page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), say)
 
 
@@ -379,6 +380,7 @@ def _climbed(experiment: Experiment, report: Report) -> Ladder:
         report.length,
         report.devices,
         report.complete,
+        report.facts,
     )
 
 

@@ -1,7 +1,9 @@
 """The table of an ablation: on a terminal, as Markdown, as JSON, and as a page with pictures."""
 
 import math
+import shlex
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,6 +88,7 @@ class Report:
     metric: str
     devices: list[str]
     complete: bool = True
+    facts: page.Facts = ()  # data, model and command, in words
 
     @property
     def detectable(self) -> float | None:
@@ -171,7 +174,9 @@ class Report:
         """Leave table.json and table.md in a folder, then table.html; what is wrong with the page is said."""
         write_json(folder / "table.json", self.json())
         replace_text(folder / "table.md", self.markdown())
-        page.save(folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences()), say)
+        page.save(
+            folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences(), self.facts), say
+        )
 
 
 def plain(value: Any) -> Any:
@@ -246,7 +251,37 @@ def report(
         sequence_length(recipe, data),
         results.metric,
         sorted({str(result["device"]) for result in done}),
+        facts=facts(recipe, data, base.parameters),
     )
+
+
+def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
+    """Return the data, the model and the command of an experiment in words."""
+    spec, objective, model = recipe.data, data.objective, recipe.model
+    train = ", ".join(str(path) for corpus in spec.train for path in corpus.files())
+    valid = ", ".join(str(path) for corpus in spec.valid for path in corpus.files())
+    held_out = 0 if data.valid is None else data.valid.rows
+    vocabulary = "; ".join(f"{name} vocabulary of {tokens.size:,}" for name, tokens in data.tokenizers.items())
+    kind = model.kind.replace("_", " ")
+    sizes = [
+        f"{name.replace('_', ' ')} {getattr(model, name)}" for name in ("d_model", "heads") if hasattr(model, name)
+    ]
+    depths = [f"{side} depth {getattr(model, side).depth}" for side in ("encoder", "decoder") if _depth(model, side)]
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    shown = shlex.join(["regard", *words[1:]] if words[0] in ("regard", "__main__.py") else words)
+    return (
+        (
+            "Data",
+            f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
+            f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}",
+        ),
+        ("Model", ", ".join([kind, *sizes, *depths, f"{parameters:,} parameters"])),
+        ("Command", shown),
+    )
+
+
+def _depth(model: Any, side: str) -> bool:
+    return isinstance(getattr(getattr(model, side, None), "depth", None), int)
 
 
 def _losses(runs: dict[int, Result | None]) -> dict[int, float]:

@@ -297,7 +297,7 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     assert "the same command goes on" in page
     drawn = (tmp_path / "ladder.html").read_text()
     assert drawn.count("<svg") == 3
-    assert "no_norm: 20.0, 18.0 to 22.0" in drawn
+    assert "20.0  (18.0 to 22.0)" in drawn
 
 
 def test_what_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
