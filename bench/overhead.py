@@ -32,7 +32,7 @@ from regard import fast
 from regard.batch import Batch, translation
 from regard.fast.fused import bit_dropout
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
-from regard.nn.position.additive import Sinusoidal
+from regard.nn.embedding import Sinusoidal
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.base import CrossEntropy
 from regard.nn.vocab.heads import Softmax

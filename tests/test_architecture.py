@@ -126,7 +126,7 @@ WORDS = {
     "regard.tree": {"regard.aliases", "regard.errors"},
     "regard.batch": {"regard.errors"},
     "regard.nn.pattern": {"regard.errors", "regard.tree"},
-    "regard.nn.mask": {"regard.nn.pattern"},
+    "regard.nn.mask": {f"regard.nn.{name}" for name in ("memory", "pattern", "terms", "trace")},
     "regard.nn.state": {"regard.errors", "regard.nn.mask"},
     "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.state"},
 }
@@ -179,8 +179,8 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 
 ATTENTION_KERNELS = {"scaled_dot_product_attention", "flex_attention", "varlen_attn", "MultiheadAttention"}
-# Meaning calls torch's own kernel alone; the others are fast forms of it. The peers are other people's layers.
-DOORS = {"regard.nn.attention": {"scaled_dot_product_attention"}, "regard.fast.attention": ATTENTION_KERNELS}
+# regard.nn has the formula. The peers are other people's layers.
+DOORS = {"regard.fast.attention": ATTENTION_KERNELS}
 PEERS = "regard.bench.peers."
 
 

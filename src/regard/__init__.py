@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
     from regard.models.loss import Loss
-    from regard.nn.mask import Trace
+    from regard.nn.trace import Trace
     from regard.presets import preset
     from regard.runs.compare import compare
     from regard.runs.train import resume, train
@@ -87,7 +87,7 @@ _HOMES = {
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),
     "regard.models.baselines.rnn": ("Recurrent",),
-    "regard.nn.mask": ("Trace",),
+    "regard.nn.trace": ("Trace",),
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.train": ("resume", "train"),

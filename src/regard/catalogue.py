@@ -46,6 +46,8 @@ from regard.nn.branches.synthesizer import (
 )
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.nn.bridge import Bridge, Last, Transparent, TransparentNormed
+from regard.nn.deep_norm import DeepNorm
+from regard.nn.embedding import Sinusoidal, Tokens
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import (
@@ -60,22 +62,27 @@ from regard.nn.init import (
     Uninitialized,
     Xavier,
 )
-from regard.nn.input import BySide, InputSpec, Tokens, Vectors
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.no_residual import NoResidual
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.pattern import AttentionPattern, Window
-from regard.nn.position.additive import Injected, Learned, Sinusoidal
+from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import Additive, AtHeads, Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, LearnedStart, Start, ZeroStart
-from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rezero import ReZero
+from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
+from regard.nn.sandwich import Sandwich
+from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
+from regard.nn.vectors import BySide, Vectors
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax

@@ -20,14 +20,16 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.embedding import Tokens
 from regard.nn.init import GPT2Init, Normal, T5Init, Uniform
-from regard.nn.input import Tokens
 from regard.nn.linear import Dense
-from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
+from regard.nn.no_residual import NoResidual
+from regard.nn.norm import LayerNorm, NoNorm
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
 from regard.nn.recurrent import LSTM
-from regard.nn.residual import NoResidual, PostNorm, PreNorm, Residual
+from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing

@@ -11,8 +11,9 @@ from regard.errors import KernelError
 from regard.fast import attention as kernels
 from regard.fast.attention import attend
 from regard.fast.fused import FastLayerNorm
-from regard.nn.mask import Mask, Terms, View
+from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
+from regard.nn.terms import Terms
 from regard.testing import tiny
 
 pytestmark = pytest.mark.gpu

@@ -24,23 +24,30 @@ from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
+from regard.nn.deep_norm import DeepNorm
+from regard.nn.embedding import Sinusoidal, Tokens
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import ConvS2SInit, DeepNormInit, FanIn, GPT2Init, Init, Normal, T5Init, Uninitialized, Xavier
-from regard.nn.input import BySide, InputSpec, Tokens, Vectors
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.no_residual import NoResidual
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.pattern import Window
-from regard.nn.position.additive import Injected, Learned, Sinusoidal
+from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.recurrent import GRU, Elman, LearnedStart
-from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rezero import ReZero
+from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
+from regard.nn.sandwich import Sandwich
+from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
+from regard.nn.vectors import BySide, Vectors
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec

@@ -13,8 +13,9 @@ from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.mask import Context, Mask, Memory, View
-from regard.nn.position.additive import Sinusoidal
+from regard.nn.embedding import Sinusoidal
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.models.baselines.convs2s import ConvS2S
 from regard.models.build import build
-from regard.nn.input import Tokens
-from regard.nn.mask import Trace
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
+from regard.nn.trace import Trace
 from regard.nn.vocab.tables import Sharing
 
 pytestmark = pytest.mark.oracle

@@ -12,9 +12,9 @@ from regard.batch import Batch
 from regard.models.baselines.attention_score import BilinearScore
 from regard.models.baselines.rnn import EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.models.build import build
-from regard.nn.input import Tokens
-from regard.nn.mask import Trace
+from regard.nn.embedding import Tokens
 from regard.nn.recurrent import LSTM
+from regard.nn.trace import Trace
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing
 

@@ -14,13 +14,15 @@ from regard.inference.export import export
 from regard.models.base import Generator
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.input import Tokens
-from regard.nn.norm import LayerNorm, RMSNorm, ScaleNorm
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.norm import LayerNorm
+from regard.nn.position.additive import Learned
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.residual import PostNorm, PreNorm
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Sharing

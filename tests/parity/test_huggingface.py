@@ -18,12 +18,13 @@ from regard.models.loss import Loss
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.linear import Dense
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.norm import LayerNorm
 from regard.nn.position.bias import T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PreNorm
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.tree import get_at
 

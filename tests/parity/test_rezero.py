@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard import build
 from regard.batch import pad
 from regard.models.encoder_decoder import EncoderDecoderModel
-from regard.nn.mask import Context, Mask, Memory, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
 from regard.testing import tiny
 from regard.variants import apply
 

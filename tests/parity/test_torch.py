@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard import EncoderDecoder, Trace, build
 from regard.batch import pad
 from regard.fast import attention as kernels
+from regard.fast.install import install
 from regard.models.build import site_of
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.activation import Activation
@@ -20,9 +21,11 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 from regard.nn.init import Normal
 from regard.nn.linear import Dense
-from regard.nn.mask import Context, Mask, Memory, View
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab import base
 from regard.nn.vocab.heads import Softmax
@@ -83,6 +86,7 @@ def test_self_attention(bias: bool, padded: bool, causal: bool, kernel: str) -> 
         "attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None,
     }
     expected, _ = theirs(x, x, x, need_weights=False, **hidden)
+    install(ours)
     with kernels.use(kernel):
         got = ours(x, Context(view(T, TARGET if padded else T, causal)))
     same(got, expected, [x], TARGET if padded else None)
@@ -103,6 +107,7 @@ def test_cross_attention(bias: bool, padded: bool, kernel: str) -> None:
     x, memory = stream(T, 1), stream(S, 2)
     expected, _ = theirs(x, memory, memory, key_padding_mask=SOURCE == 0 if padded else None, need_weights=False)
     looked_at = view(T, SOURCE if padded else S)
+    install(ours)
     with kernels.use(kernel):
         got = ours(x, Context(view(T, T), looked_at, Memory((memory,), looked_at.mask.k_seg)))
     same(got, expected, [x, memory])

@@ -12,19 +12,24 @@ from torch import Tensor, nn
 from regard import EncoderDecoder, build
 from regard.batch import pad
 from regard.fast import attention as kernels
+from regard.fast.install import install
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.mask import Context, Mask, Memory, View
-from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm, ScaleNorm
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.pattern import Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
-from regard.nn.residual import PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.sandwich import Sandwich
+from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
 
@@ -228,5 +233,6 @@ def test_stack(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = Context(View(Mask(causal=case.causal, q_seg=TARGET, k_seg=TARGET), T, T, device))
     if case.cross:
         ctx = Context(ctx.own, View(Mask(k_seg=SOURCE), T, S, device), Memory((memory,), SOURCE))
+    install(ours)
     with kernels.use(kernel):
         close(ours(x, ctx).x, expected, real=TARGET)

@@ -14,7 +14,7 @@ from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
 from regard.nn.position.rotary import Rotary

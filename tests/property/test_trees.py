@@ -15,8 +15,9 @@ from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.norm import LayerNorm, Norm, RMSNorm
+from regard.nn.norm import LayerNorm, Norm
 from regard.nn.residual import PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.presets import PRESETS
 from regard.tree import Spec, diff, edit, get_at, hints, leaves, replace_at, swap, to_record

@@ -5,9 +5,11 @@ import pytest
 from regard.catalogue import PARTS, SLOTS, edited, from_record
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
-from regard.nn.norm import Norm, RMSNorm, ScaleNorm
+from regard.nn.norm import Norm
 from regard.nn.position.bias import ALiBi
 from regard.nn.residual import PreNorm
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.scale_norm import ScaleNorm
 from regard.presets import t5_base
 from regard.tree import Spec, to_record
 

@@ -6,7 +6,8 @@ import pytest
 
 from regard.catalogue import from_record
 from regard.errors import SpecError
-from regard.nn.norm import Norm, RMSNorm
+from regard.nn.norm import Norm
+from regard.nn.rms_norm import RMSNorm
 from regard.presets import PRESETS
 from regard.tree import Parts, Spec, diff, edit, get_at, hints, leaves, read, replace_at, swap, to_record, walk
 

@@ -4,8 +4,8 @@ Packed rows on CUDA use our Triton kernel ("segments"), flash attention over con
 FlexAttention ("flex"); everything else torch's scaled_dot_product_attention ("sdpa").
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast, no_type_check
@@ -16,23 +16,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flexible
 
-from regard.errors import KernelError
+from regard.errors import KernelError, nearest
 from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
-from regard.nn import attention
-from regard.nn.attention import (
-    additive,
-    additive_or_visible,
-    attention_weights,
-    empty_rows,
-    forced,
-    merge_heads,
-    mix,
-    once,
-    repeat_heads,
-    scores,
-)
+from regard.models.baselines.attention_score import ProductScoreModule
+from regard.models.baselines.convs2s import ConvS2SAttention
+from regard.nn.attention import merge_heads, mix, once, repeat_heads, scores, visible
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
+from regard.nn.branches.synthesizer import SynthesizerPlusModule
+from regard.nn.heads import attention_weights
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
 from regard.nn.precision import HALVES
@@ -40,7 +32,8 @@ from regard.nn.state import KVCache, Rows
 
 TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
 SHORT = 512  # tokens of a row or a segment
-GRID = 65_535  # CUDA's limit on the programs of a kernel along its second axis
+GRID = 65_535  # programs of a kernel along its second axis, which CUDA limits
+_forced: list[str] = []  # the kernels that `use` forces, innermost last; a plain list, which torch.compile can read
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -64,9 +57,21 @@ class Call(NamedTuple):
     qkv: Float[Tensor, "B T 3 H K"] | None = None  # fused, where q, k and v are views of it
 
 
-def use(name: str) -> AbstractContextManager[None]:
+@contextmanager
+def use(name: str) -> Iterator[None]:
     """Force a kernel inside the block, in all threads: for tests, double precision and comparisons."""
-    return attention.use(name, KERNELS)
+    if name not in KERNELS:
+        raise KernelError(f"unknown kernel {name!r}; {nearest(name, KERNELS)}")
+    _forced.append(name)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def forced() -> str | None:
+    """The kernel that `use` forces here."""
+    return _forced[-1] if _forced else None
 
 
 def attend(
@@ -175,12 +180,12 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     terms, mask = view.terms, view.mask
     numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
     by_position = terms is None or (terms.content is None and terms.bias is None)
-    if by_position and numbers and not mask.is_causal_only(view.T, view.S):
+    if by_position and numbers and not is_causal_only(view):
         lowered, causal = additive(view, q.dtype), False
     else:
         lowered, causal = additive_or_visible(q, view, scale)
-    # A query without visible keys gets zeros on a CPU; CUDA kernels differ, some with NaN gradients: there it sees all.
-    empty = once(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and mask.may_hide_all() else None
+    # On a CPU a query without keys gets zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
+    empty = once(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and may_hide_all(mask) else None
     if empty is not None and lowered is not None:
         cache = view.lowered if terms is None or terms.content is None else {}  # content terms belong to one layer
         lowered = once(cache, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
@@ -189,6 +194,54 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
         q, k, v, lowered, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     return y if empty is None else y.masked_fill(empty, 0.0)
+
+
+def additive(view: View, dtype: torch.dtype) -> Tensor | None:
+    """Bias and mask as one tensor to add to the scores: -inf at hidden keys. None if there is nothing to add."""
+    return once(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
+
+
+def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
+    shown = visible(view)
+    bias = None if view.terms is None or view.terms.bias is None else view.terms.bias.to(dtype)
+    if shown is None:
+        return bias
+    added = torch.zeros(shown.shape, dtype=dtype, device=shown.device) if bias is None else bias
+    return added.masked_fill(~shown, -torch.inf)
+
+
+def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -> tuple[Tensor | None, bool]:
+    """The mask of torch's kernel, and whether it is the causal one: numbers to add where there is a bias, else bool."""
+    terms = view.terms
+    if terms is not None and terms.content is not None:
+        rest, content = additive(view, q.dtype), terms.content(q) * scale
+        return content if rest is None else content + rest, False
+    if terms is not None and terms.bias is not None:
+        return additive(view, q.dtype), False
+    return (None, True) if is_causal_only(view) else (visible(view), False)
+
+
+def is_causal_only(view: View) -> bool:
+    """Whether the mask is the lower triangle. Padding on the right is invisible to real queries anyway."""
+    mask = view.mask
+    aligned = mask.start == 0 and mask.q_pos is None and mask.k_pos is None and view.T == view.S
+    irregular = mask.strict or mask.packed or mask.prefix is not None or mask.attention_pattern is not None
+    return mask.causal and aligned and not irregular and not isinstance(mask, BeamMask)
+
+
+def may_hide_all(mask: Mask) -> bool:
+    """Whether some query may see no key: the first of a strict mask, padding of packed rows or of a pattern."""
+    pattern = mask.attention_pattern
+    if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and not mask.causal)):
+        return True
+    return mask.packed or (mask.causal and mask.strict)
+
+
+def empty_rows(view: View) -> Tensor:
+    """Which queries see no key at all, (b, 1, t, 1)."""
+    shown = visible(view)
+    assert shown is not None
+    return ~shown.any(-1, keepdim=True)
 
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
@@ -385,5 +438,23 @@ class FastSelfAttention(SelfAttentionModule):
 
 class FastCrossAttention(CrossAttentionModule):
     """Cross-attention by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastSynthesizerPlus(SynthesizerPlusModule):
+    """Attention with synthesized scores as its bias, by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastProductScore(ProductScoreModule):
+    """The attention of a recurrence, by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastConvS2SAttention(ConvS2SAttention):
+    """The attention of ConvS2S, by the fastest kernel."""
 
     attend = staticmethod(attend)

@@ -4,7 +4,7 @@ The tokens of a beam are in the slots that its ancestors wrote (`BeamAncestry`).
 source, with the queries of all beams in one row, under a mask of the slots of each beam (`BeamMask`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.mask import Mask, Terms, View
+from regard.nn.mask import Mask, View
 from regard.nn.state import Rewritten, Rows
+from regard.nn.terms import Terms
 
 
 class BeamAncestry:
@@ -120,16 +121,10 @@ class BeamMask(Mask):
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
     one_step: bool = False  # every beam reads one token: no slot of its own is later, so causality hides nothing
 
-    def is_causal_only(self, T: int, S: int) -> bool:  # noqa: ARG002
-        return False
-
-    def hides_nothing(self, S: int) -> bool:  # noqa: ARG002
-        return False
-
-    def _terms(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
+    def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
         assert self.on_path is not None
         causal = self.causal and (self.strict or not self.one_step)
-        rest = Mask._terms(self if causal == self.causal else replace(self, causal=False), T, S, device)
+        rest = Mask.conditions(self if causal == self.causal else replace(self, causal=False), T, S, device)
         return [*rest, self.on_path()]
 
 
@@ -144,11 +139,7 @@ class BeamView(View):
         alone = View(self.mask, self.T, self.S, self.device, self.terms, self.lowered, self.shared, self.by_heads)
         return _beam_view(alone.with_mask(**changes), self.beams.with_mask(**changes))
 
-    def with_positions(
-        self,
-        position: Callable[[View], Terms] | None,
-        by_heads: Mapping[int, Callable[[View], Terms]] | None = None,
-    ) -> View:
+    def with_positions(self, position: Callable[[View], Terms] | None, by_heads: Any = None) -> View:
         assert self.beams is not None
         # `alone` is for layers without a shared cache, where every beam is a row.
         alone = View(self.mask, self.T, self.S, self.device, self.terms, self.lowered, self.shared, self.by_heads)

@@ -22,9 +22,9 @@ from regard.decoding.job import Job, row_lengths
 from regard.decoding.stopping import STOPPING
 from regard.errors import SpecError
 from regard.fast import graphs
+from regard.fast.attention import forced
 from regard.fast.beam_state import BeamState, Request, SearchConfig
 from regard.fast.refill import refill, refillable
-from regard.nn import attention
 from regard.nn.precision import widen
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
     kept = _decoders.setdefault(models[0], OrderedDict())
     # A captured step reads the weights at the addresses they had, and calls the kernels that were chosen.
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
-    key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, attention.forced())
+    key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, forced())
     decoder = kept.pop(key, None)
     if decoder is None:
         decodings = queue.start(0)

@@ -11,7 +11,7 @@ from regard.batch import Batch
 from regard.models.base import refuse
 from regard.models.decoding import Decoding
 from regard.models.encoder_decoder import EncoderDecoderModel
-from regard.nn.mask import Memory
+from regard.nn.memory import Memory
 
 TOGETHER = 8  # sources encoded together: with more of them, more is padding
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.fast.attention import has_kernels
 from regard.nn.branches.feedforward import FeedForwardModule
-from regard.nn.input import TokensModule
+from regard.nn.embedding import TokensModule
+from regard.nn.lecture_norm import LayerNormModule
 from regard.nn.linear import Projection
 from regard.nn.mask import Context
-from regard.nn.norm import LayerNormModule, PartialRMSNormModule, ScaleNormModule
 from regard.nn.residual import PostNormModule
-from regard.nn.vocab.tables import Table
+from regard.nn.rms_norm import PartialRMSNormModule
+from regard.nn.scale_norm import ScaleNormModule
 
 WIDEST = 4096  # channels of a layer norm: a kernel holds whole vectors
 LEVELS = 2**16  # of a dropout probability
@@ -96,15 +97,8 @@ class FusedFeedForward(FeedForwardModule):
 class FastTokens(TokensModule):
     """The input in bfloat16 where autocast computes products in bfloat16, so that the residual stream is, too."""
 
-    def embed(
-        self,
-        ids: Int[Tensor, "B T"],
-        table: Table,
-        positions: Int[Tensor, "b T"],
-        bound: int,
-        types: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        x = super().embed(ids, table, positions, bound, types)
+    def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        x = super().normalised(x)
         # float16 is too narrow for a sum of many branches.
         half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         return x.bfloat16() if x.is_cuda and half else x

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from regard.fast import prepacked
-from regard.fast.attention import FastCrossAttention, FastSelfAttention
+from regard.fast.attention import (
+    FastConvS2SAttention,
+    FastCrossAttention,
+    FastProductScore,
+    FastSelfAttention,
+    FastSynthesizerPlus,
+)
 from regard.fast.beam_cache import shared_rows
 from regard.fast.encode import LengthGroupedEncoder
 from regard.fast.fused import (
@@ -22,16 +28,21 @@ from regard.fast.fused import (
     FusedPostNorm,
 )
 from regard.models.base import Generator
+from regard.models.baselines.attention_score import ProductScoreModule
+from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.models.baselines.weight_norm import NormedRows
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.feedforward import FeedForwardModule
 from regard.nn.branches.self_attention import SelfAttentionModule
-from regard.nn.input import TokensModule
+from regard.nn.branches.synthesizer import SynthesizerPlusModule
+from regard.nn.embedding import TokensModule
+from regard.nn.lecture_norm import LayerNormModule
 from regard.nn.linear import Projection
-from regard.nn.norm import LayerNormModule, PartialRMSNormModule, ScaleNormModule
 from regard.nn.residual import PostNormModule
+from regard.nn.rms_norm import PartialRMSNormModule
+from regard.nn.scale_norm import ScaleNormModule
 from regard.nn.vocab.tables import EmbeddingsModule
 
 
@@ -47,6 +58,9 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     Replacement(SelfAttentionModule, FastSelfAttention),
     Replacement(CrossAttentionModule, FastCrossAttention),
+    Replacement(SynthesizerPlusModule, FastSynthesizerPlus),
+    Replacement(ProductScoreModule, FastProductScore),
+    Replacement(ConvS2SAttention, FastConvS2SAttention),
     Replacement(FeedForwardModule, FusedFeedForward, lambda module: module.activate is ACTIVATIONS["relu"]),
     Replacement(PostNormModule, FusedPostNorm),
     Replacement(nn.LayerNorm, FastLayerNorm),

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.fast.attention import additive, forced
 from regard.models.decoding import Decoding, flat
-from regard.nn.attention import additive, forced, visible
+from regard.nn.attention import visible
 from regard.nn.mask import View
 from regard.nn.state import Refillable
 

@@ -15,24 +15,26 @@ from torch import nn
 from regard.errors import SpecError
 from regard.models.base import Model
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
-from regard.models.embedding import Inputs, Tables
+from regard.models.embedding import Inputs, Side, Tables
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
-from regard.nn.attention import factor
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
-from regard.nn.input import Tokens
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.heads import factor
 from regard.nn.linear import Dense
-from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.position.additive import Learned
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
-from regard.nn.residual import PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.sandwich import Sandwich
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised
@@ -158,7 +160,7 @@ class _Writer:
 
     # Before the first layer, and after the last.
 
-    def begin(self, stack: Any, embeddings: Any, use: str, tables: Tables, inputs: Inputs) -> None:
+    def begin(self, stack: Any, embeddings: Any, use: Side, tables: Tables, inputs: Inputs) -> None:
         """Convert embeddings, their scale, positions and norm."""
         tokens: Tokens = self.spec.input
         D, module = self.spec.d_model, inputs.get(use)
@@ -209,7 +211,7 @@ class _Writer:
         for call in range(spec.depth):
             at = call % (spec.unique or spec.depth)
             path = f"{side}.pattern[{at % len(spec.pattern)}]"
-            block = spec.block(call)
+            block = spec.block_of(call)
             self.check_block(block, path, facts, side, cross)
             layers.append((block, module.get_submodule(f"blocks.{at}"), path))
         theirs = self.empty(facts, side, spec.depth, cross)

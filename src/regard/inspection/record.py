@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.models.base import Model
-from regard.nn.mask import Trace
 from regard.nn.stacks.base import Stack
+from regard.nn.trace import Trace
 
 LAYER_LISTS = ("blocks", "layers", "cells")  # of the sides of a convolutional or recurrent model
 

@@ -8,7 +8,8 @@ import torch
 
 from regard.errors import SpecError
 from regard.models.base import Model, ModelSpec
-from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Site, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count, check_rate
+from regard.nn.core import Site
 from regard.nn.init import Init, Uninitialized
 from regard.nn.linear import Linear
 
@@ -83,13 +84,9 @@ class Sizes(Protocol):
 def check_sizes(spec: Sizes) -> None:
     """Refuse sizes that no family could build."""
     for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
-        size = getattr(spec, name)
-        if size is not None:
-            check_count(name, size, most)
+        check_count(name, getattr(spec, name), most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        rate = getattr(spec, name)
-        if not 0.0 <= rate < 1.0:
-            raise SpecError(name, f"must lie in [0, 1), not {rate}")
+        check_rate(name, getattr(spec, name))
     if spec.d_head is None and spec.d_model % spec.heads:
         raise SpecError(
             "heads", f"{spec.heads} heads do not divide d_model {spec.d_model}; choose a divisor or set d_head"

@@ -12,7 +12,8 @@ from regard.models.base import own_mask, refuse
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.decoding import Decoding
 from regard.nn.init import Init
-from regard.nn.mask import Context, Trace, View
+from regard.nn.mask import Context, View
+from regard.nn.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from regard.batch import readable
 from regard.errors import DataError
-from regard.nn.mask import Mask, Memory, Trace, View
+from regard.nn.mask import Mask, View
+from regard.nn.memory import Memory
 from regard.nn.state import Droppable, Rows
+from regard.nn.trace import Trace
 
 
 @dataclass(slots=True)

@@ -17,12 +17,15 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Context, Memory, Trace, View
+from regard.nn.mask import Context, View
+from regard.nn.memory import Memory
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec

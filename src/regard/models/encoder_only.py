@@ -20,15 +20,18 @@ from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.checks import check_rate
 from regard.nn.core import Site
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Context, Trace, View
+from regard.nn.mask import Context, View
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.precision import widen
 from regard.nn.stacks.base import StackOut, StackSpec
 from regard.nn.stacks.plain import Plain
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
@@ -187,8 +190,7 @@ class SentenceClassifier(Task):
 
     def check(self) -> None:
         check_classes(self.classes)
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
+        check_rate("label_smoothing", self.label_smoothing)
 
     def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
         return SentenceClassifierModel(self, spec, encoder, site)

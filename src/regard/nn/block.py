@@ -1,7 +1,8 @@
 """Block: residual branches in order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -42,11 +43,7 @@ class Block(Spec):
 
 
 class BlockModule(nn.Module):
-    """The whole of a block."""
-
-    if TYPE_CHECKING:
-
-        def __call__(self, x: Tensor, ctx: Context, state: tuple[Any, ...] | None = None) -> Tensor: ...
+    __call__: Callable[..., Tensor]
 
     def __init__(self, branches: list[Branch]) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.core import Site
-from regard.nn.mask import Memory
+from regard.nn.memory import Memory
 from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.precision import widen
 from regard.nn.stacks.base import StackOut

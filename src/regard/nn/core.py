@@ -22,13 +22,6 @@ Role = Literal[
     "query", "key", "value", "attend_out", "up", "gate", "down", "router", "head", "embedding", "position", "other"
 ]
 
-# What is built or run one after the other: a misprint of some more digits is refused instead of never ending.
-MOST_BLOCKS = 4096  # in a stack; DeepNet has 1,000
-MOST_HEADS = 4096
-MOST_TAPS = 2**16 - 1  # of a convolution
-MOST_EXPERTS = 2**16
-MOST_CHANNELS = 2**20
-
 PROJECTIONS = ("query", "key", "value", "attend_out", "up", "gate", "down")
 
 
@@ -105,11 +98,3 @@ class Reporting(Protocol):
     def report(self) -> dict[str, Tensor]:
         """The counts since the last report, by name; they begin anew. Equal names of several parts are added up."""
         ...
-
-
-def check_count(name: str, count: int, most: int, least: int = 1) -> None:
-    """Refuse a number of parts or channels that is too small to build, or too large to be meant."""
-    if count < least:
-        raise SpecError(name, f"must be at least {least}, not {count}")
-    if count > most:
-        raise SpecError(name, f"must be at most {most:,}, not {count:,}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.nn.checks import check_not_negative
 from regard.nn.core import Role, Site
 from regard.tree import Spec
 
@@ -159,8 +160,7 @@ class Uniform(Init):
     bound: float = 0.1
 
     def check(self) -> None:
-        if self.bound < 0.0:
-            raise SpecError("bound", f"must not be negative, not {self.bound}")
+        check_not_negative("bound", self.bound)
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:  # noqa: ARG002
         with torch.no_grad():

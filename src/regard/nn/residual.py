@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
-from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.norm import LayerNorm, Norm
 from regard.nn.state import Rows, State
 from regard.tree import Spec
 
@@ -74,71 +74,3 @@ class PostNorm(Residual):
 class PostNormModule(ResidualBranch):
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         return self.norm(x + self.dropout(self.branch(x, ctx, state)))
-
-
-@dataclass(frozen=True, slots=True)
-class Sandwich(Residual):
-    """x + norm(f(norm(x))), and a norm at the end. Ding et al. 2021, CogView."""
-
-    kind = "sandwich"
-    norm: Norm = LayerNorm()
-
-    def wrap(self, branch: Branch, site: Site) -> Branch:
-        return SandwichModule(branch, self.norm.build(site), self.norm.build(site), site.dropout)
-
-    def end(self, site: Site) -> nn.Module:
-        return self.norm.build(site)
-
-
-class SandwichModule(ResidualBranch):
-    def __init__(self, branch: Branch, norm: nn.Module, after: nn.Module, dropout: float) -> None:
-        super().__init__(branch, norm, dropout)
-        self.after = after
-
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return x + self.dropout(self.after(self.branch(self.norm(x), ctx, state)))
-
-
-@dataclass(frozen=True, slots=True)
-class DeepNorm(Residual):
-    """norm(alpha x + f(x)): Wang et al. 2022. Goes with the init DeepNormInit.
-
-    alpha = (2 N)^1/4 in a lone stack of N blocks; in an encoder-decoder of N and M blocks
-    0.81 (N^4 M)^1/16 in the encoder and (3 M)^1/4 in the decoder.
-    """
-
-    kind = "deep_norm"
-    norm: Norm = LayerNorm()
-
-    def wrap(self, branch: Branch, site: Site) -> Branch:
-        N, M = site.encoder_depth, site.decoder_depth
-        if not N or not M:
-            alpha = (2 * max(N, M)) ** 0.25
-        else:
-            alpha = 0.81 * (N**4 * M) ** (1 / 16) if site.side == "encoder" else (3 * M) ** 0.25
-        return DeepNormModule(branch, self.norm.build(site), site.dropout, alpha)
-
-
-class DeepNormModule(ResidualBranch):
-    def __init__(self, branch: Branch, norm: nn.Module, dropout: float, alpha: float) -> None:
-        super().__init__(branch, norm, dropout)
-        self.alpha = alpha
-
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.norm(self.alpha * x + self.dropout(self.branch(x, ctx, state)))
-
-
-@dataclass(frozen=True, slots=True)
-class NoResidual(Residual):
-    """f(norm(x)): no residual connection."""
-
-    kind = "no_residual"
-    norm: Norm = NoNorm()
-
-    def wrap(self, branch: Branch, site: Site) -> Branch:
-        return NoResidualModule(branch, self.norm.build(site), site.dropout)
-
-
-class NoResidualModule(ResidualBranch):
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        return self.dropout(self.branch(self.norm(x), ctx, state))

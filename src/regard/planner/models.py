@@ -14,9 +14,10 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.embedding import Tokens
 from regard.nn.init import GPT2Init
-from regard.nn.input import Tokens
-from regard.nn.residual import NoResidual, PreNorm
+from regard.nn.no_residual import NoResidual
+from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.heads import Softmax
 from regard.tree import swap, walk

@@ -21,7 +21,7 @@ from regard.fast import attention as kernels
 from regard.models.base import Classifier, LanguageModel, Model, ModelSpec
 from regard.models.build import build, count
 from regard.models.encoder_only import EncoderOnly, Pooled
-from regard.nn.mask import Trace
+from regard.nn.trace import Trace
 from regard.testing import tiny
 from regard.tree import Spec, edit, leaves, read, to_record
 

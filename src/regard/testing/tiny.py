@@ -25,8 +25,9 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init
-from regard.nn.input import BySide, InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Linear
 from regard.nn.norm import Norm
 from regard.nn.pattern import AttentionPattern
@@ -39,6 +40,7 @@ from regard.nn.recurrent import Cell, Start
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
+from regard.nn.vectors import BySide
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.tables import Sharing, TableSpec
 from regard.presets import narang_base

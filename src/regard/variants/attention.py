@@ -9,8 +9,8 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.norm import RMSNorm
 from regard.nn.pattern import Window
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.base import StackSpec
 from regard.tree import hints, swap, walk
 from regard.variants.base import Variant

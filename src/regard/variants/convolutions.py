@@ -59,7 +59,7 @@ def widening(make: Callable[[int], BranchSpec]) -> Edit:
         if not isinstance(stack, Plain):
             raise SpecError("kind", f"{stack.kind!r} has no layers that could widen one by one; use a plain stack")
         blocks = range(stack.unique or stack.depth)
-        pattern = tuple(layer(stack.block(n), WIDTHS[min(n, len(WIDTHS) - 1)]) for n in blocks)
+        pattern = tuple(layer(stack.block_of(n), WIDTHS[min(n, len(WIDTHS) - 1)]) for n in blocks)
         return replace(stack, pattern=pattern, position=None, positions=())
 
     return lambda m: swap(m, StackSpec, widened)

@@ -93,7 +93,7 @@ def _placed(stack: Plain, side: str, kind: type[BranchSpec], wanted: Collection[
             block = changed
         pattern.append(block)
     placed = replace(stack, pattern=tuple(pattern))
-    found = {call for call in range(stack.depth) if _has(placed.block(call), kind)}
+    found = {call for call in range(stack.depth) if _has(placed.block_of(call), kind)}
     if stack.unique not in (None, stack.depth) and found != set(wanted):
         layers = ", ".join(str(layer + 1) for layer in sorted(wanted))
         raise SpecError(

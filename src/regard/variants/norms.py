@@ -1,7 +1,9 @@
 """Row 13, and where norms stand."""
 
-from regard.nn.norm import LayerNorm, PartialRMSNorm, RMSNorm
-from regard.nn.residual import PostNorm, PreNorm, Sandwich
+from regard.nn.norm import LayerNorm
+from regard.nn.residual import PostNorm, PreNorm
+from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
+from regard.nn.sandwich import Sandwich
 from regard.tree import swap
 from regard.variants.base import Row, Variant
 

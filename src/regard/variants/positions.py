@@ -7,8 +7,8 @@ from typing import Any
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.input import Tokens
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.position.additive import Learned
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary

@@ -10,9 +10,11 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.init import FanIn, T5Init
 from regard.nn.linear import Dense
-from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from regard.nn.residual import NoResidual, Residual
+from regard.nn.no_residual import NoResidual
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.residual import Residual
 from regard.nn.rezero import ReZero
+from regard.nn.rms_norm import RMSNorm
 from regard.tree import swap
 from regard.variants.base import Edit, Row, Variant
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from regard.errors import SpecError
 from regard.nn.gated_residual import GatedRecurrent
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.norm import LayerNorm
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT

@@ -9,8 +9,9 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.no_residual import NoResidual
 from regard.nn.norm import NoNorm, Norm
-from regard.nn.residual import NoResidual, Residual
+from regard.nn.residual import Residual
 from regard.tree import swap, walk
 from regard.variants.base import Variant
 

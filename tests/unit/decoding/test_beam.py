@@ -11,7 +11,7 @@ from regard.decoding.hypothesis import Hypothesis, Limits
 from regard.decoding.job import prepare
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 
 from .telling import (

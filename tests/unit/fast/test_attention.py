@@ -12,6 +12,7 @@ from regard import fast
 from regard.batch import Batch, translation
 from regard.errors import KernelError
 from regard.fast import attention as kernels
+from regard.fast.install import install
 from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
@@ -20,12 +21,15 @@ from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.mask import Mask, Terms, Trace, View
+from regard.nn.heads import Scale, factor
+from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
 from regard.nn.stacks.plain import Plain
+from regard.nn.terms import Terms
+from regard.nn.trace import Trace
 
 CPU = torch.device("cpu")
 Naive = Callable[..., Tensor]
@@ -212,8 +216,8 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize(("scale", "value"), [("sqrt", 0.25), ("none", 1.0), (0.7, 0.7), (2.0, 2.0)])
-def test_factor(scale: attention.Scale, value: float) -> None:
-    assert attention.factor(scale, 16) == value
+def test_factor(scale: Scale, value: float) -> None:
+    assert factor(scale, 16) == value
 
 
 def test_spread_repeats_each_key_head_for_its_queries() -> None:
@@ -381,12 +385,14 @@ def test_a_mask_is_lowered_once_per_stack(
     spec: EncoderDecoder, packed: bool, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch, lowered = build(spec), translation(PAIRS, packed=packed, source_end=()), Lowerings(monkeypatch)
+    install(model)
     model.loss(batch).total.backward()
     assert lowered.shapes == shapes
 
 
 def test_a_trace_lowers_no_more_than_once_either(monkeypatch: pytest.MonkeyPatch) -> None:
     model, lowered = build(encoder_decoder()), Lowerings(monkeypatch)
+    install(model)
     model.log_probs(translation(PAIRS, source_end=()), trace=Trace())  # type: ignore[reportCallIssue]
     assert lowered.shapes == [(S, S), (T, T), (T, S)]
 
@@ -394,6 +400,7 @@ def test_a_trace_lowers_no_more_than_once_either(monkeypatch: pytest.MonkeyPatch
 def test_right_padding_costs_a_language_model_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Plain((Block((SelfAttention(), FeedForward(8))),), 2)
     model, lowered = build(DecoderOnly(vocab=11, d_model=8, heads=2, decoder=stack)), Lowerings(monkeypatch)
+    install(model)
     ids = torch.tensor([[3, 4, 5], [3, 0, 0]])
     model.loss(Batch(ids, ids, (ids != 0).long()))
     assert lowered.shapes == []

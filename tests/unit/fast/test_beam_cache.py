@@ -14,7 +14,6 @@ from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.decoding import Decoding
 from regard.nn.attention import split_heads
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.mask import Trace
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import Position
@@ -22,6 +21,7 @@ from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.stacks.plain import Plain
+from regard.nn.trace import Trace
 from regard.testing import tiny
 from regard.testing.laws import Subject
 from regard.tree import swap

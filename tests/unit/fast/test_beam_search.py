@@ -28,7 +28,7 @@ from regard.models.base import Generator, LanguageModel
 from regard.models.baselines.attention_score import AdditiveScore, GeneralScore
 from regard.models.baselines.rnn import RecurrentDecoder
 from regard.models.build import build
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.presets import preset
 from regard.testing import tiny

@@ -20,8 +20,8 @@ from regard.models.encoder_only import EncoderOnly
 from regard.models.loss import label_weights, real_rows
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Normal, Xavier
-from regard.nn.input import Tokens
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
 from regard.nn.position.additive import Learned

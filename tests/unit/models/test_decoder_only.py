@@ -9,9 +9,9 @@ from regard.catalogue import edited
 from regard.errors import SpecError
 from regard.models.build import build, count
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
-from regard.nn.input import Tokens
-from regard.nn.mask import Context, Mask, Trace, View
-from regard.nn.position.additive import Sinusoidal
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.mask import Context, Mask, View
+from regard.nn.trace import Trace
 
 Decoder = Callable[..., DecoderOnly]
 Shaken = Callable[[Any], DecoderOnlyModel]
@@ -24,7 +24,7 @@ def test_how_the_parts_are_wired(decoder: Decoder, shaken: Shaken) -> None:
     table = model.tables.get("target")
     assert table is not None
     assert model.tables.get("output") is table
-    x = table.embed(IDS) * 8**0.5 + Sinusoidal().table(6, 8)
+    x = table(IDS) * 8**0.5 + Sinusoidal().table(6, 8)
     h = model.decoder(x, Context(View(Mask(causal=True), 6, 6, CPU))).x
     torch.testing.assert_close(model.log_probs(Batch(IDS)), table.logits(h).log_softmax(-1))
 

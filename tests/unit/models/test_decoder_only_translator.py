@@ -14,7 +14,7 @@ from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.decoder_only_translator import DecoderOnlyTranslator, DecoderOnlyTranslatorModel, joined
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.testing import tiny
 from regard.variants import apply

@@ -8,9 +8,11 @@ from torch import Tensor
 from regard.batch import Batch, translation
 from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
-from regard.nn.input import Tokens
-from regard.nn.mask import Context, Mask, Memory, Trace, View
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.position.additive import Learned
+from regard.nn.trace import Trace
 from regard.nn.vocab.tables import Sharing
 
 Pair = Callable[..., EncoderDecoder]
@@ -23,7 +25,7 @@ def stream(model: EncoderDecoderModel, side: str, ids: Tensor) -> Tensor:
     """E[id] sqrt(d) + sinusoid."""
     table = model.tables.get(side)
     assert table is not None
-    return table.embed(ids) * 8**0.5 + Sinusoidal().table(ids.shape[1], 8)
+    return table(ids) * 8**0.5 + Sinusoidal().table(ids.shape[1], 8)
 
 
 def test_how_the_parts_are_wired(pair: Pair, shaken: Shaken) -> None:

@@ -11,8 +11,8 @@ from regard.errors import DataError, SpecError
 from regard.models.build import build, count
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pool, Pooled, Pooling, SentenceClassifier, TokenClassifier
 from regard.nn.core import Site
+from regard.nn.embedding import Sinusoidal
 from regard.nn.mask import Context, Mask, View
-from regard.nn.position.additive import Sinusoidal
 from regard.nn.stacks.base import StackOut
 from regard.testing import tiny
 from regard.tree import to_record

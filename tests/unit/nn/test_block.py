@@ -13,8 +13,9 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
+from regard.nn.no_residual import NoResidual
 from regard.nn.norm import NoNorm
-from regard.nn.residual import NoResidual, PostNorm, PreNorm
+from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.state import KVCache, Rows
 
 MakeSite = Callable[..., Site]

@@ -5,7 +5,10 @@ import torch
 
 from regard.nn.core import Site
 from regard.nn.init import T5Init
-from regard.nn.mask import Context, Mask, Memory, Terms, Trace, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.terms import Terms
+from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]
 VIEW = View(Mask(), 3, 3, torch.device("cpu"))

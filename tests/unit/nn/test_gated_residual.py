@@ -8,7 +8,8 @@ from regard.nn.core import Branch, Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.norm import LayerNorm
+from regard.nn.rms_norm import RMSNorm
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))

@@ -12,9 +12,11 @@ from regard.errors import DataError, SpecError
 from regard.models.base import ModelSpec
 from regard.models.build import build
 from regard.nn.core import Site
-from regard.nn.input import BySide, Input, InputSpec, Tokens, Vectors
+from regard.nn.embedding import Sinusoidal, Tokens
+from regard.nn.input import Input, InputSpec
 from regard.nn.norm import LayerNorm
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.position.additive import Learned
+from regard.nn.vectors import BySide, Vectors
 from regard.nn.vocab.tables import Embeddings, Table
 from regard.testing import tiny
 from regard.tree import swap, to_record
@@ -32,7 +34,7 @@ def made(spec: Tokens, site: Site) -> tuple[Input, Table]:
 def test_scaled_embedding_plus_sinusoids(site: MakeSite) -> None:
     module, table = made(Tokens(), site())
     y = module(IDS, table, PLACES, 3)
-    E = table.embed(torch.arange(7))
+    E = table(torch.arange(7))
     for b in range(2):
         for t in range(3):
             for c in range(12):
@@ -44,7 +46,7 @@ def test_scaled_embedding_plus_sinusoids(site: MakeSite) -> None:
 
 def test_unscaled_without_position_is_the_table(site: MakeSite) -> None:
     module, table = made(Tokens(scaled=False, position=None), site())
-    assert torch.equal(module(IDS, table, PLACES, 3), table.embed(IDS))
+    assert torch.equal(module(IDS, table, PLACES, 3), table(IDS))
 
 
 def test_positions_of_each_row(site: MakeSite) -> None:
@@ -53,7 +55,7 @@ def test_positions_of_each_row(site: MakeSite) -> None:
     y = module(IDS, table, OWN_PLACES, 5)
     for b in range(2):
         for t in range(3):
-            assert torch.equal(y[b, t], table.embed(IDS[b, t]) + vectors[OWN_PLACES[b, t]])
+            assert torch.equal(y[b, t], table(IDS[b, t]) + vectors[OWN_PLACES[b, t]])
 
 
 @pytest.mark.parametrize("places", [PLACES, OWN_PLACES])
@@ -65,7 +67,7 @@ def test_concatenation_appends_the_position(places: torch.Tensor, site: MakeSite
     waves = Sinusoidal().table(5, 4)
     for b in range(2):
         for t in range(3):
-            assert torch.equal(y[b, t, :8], table.embed(IDS[b, t]))
+            assert torch.equal(y[b, t, :8], table(IDS[b, t]))
             assert torch.equal(y[b, t, 8:], waves[places[b % len(places), t]])
 
 
@@ -84,7 +86,7 @@ def test_types_and_norm(site: MakeSite) -> None:
     kinds = module.types
     assert isinstance(kinds, torch.nn.Parameter)
     types = torch.tensor([[0, 1, 1], [0, 0, 1]])
-    expected = torch.nn.functional.layer_norm(table.embed(IDS) + kinds[types], (12,))
+    expected = torch.nn.functional.layer_norm(table(IDS) + kinds[types], (12,))
     torch.testing.assert_close(module(IDS, table, PLACES, 3, types), expected)
     # Text of one kind needs no types: they are all 0.
     torch.testing.assert_close(
@@ -119,7 +121,7 @@ def test_word_dropout_zeroes_whole_embeddings_and_keeps_positions(packed: bool, 
     place = next(module.parameters())[places]
     words = word_dropped(module.train(), table, ids, places) - place
     dropped = (words.abs() < 1e-12).all(-1)
-    torch.testing.assert_close(words[~dropped], table.embed(ids)[~dropped])  # not rescaled
+    torch.testing.assert_close(words[~dropped], table(ids)[~dropped])  # not rescaled
     assert 0.24 < float(dropped.double().mean()) < 0.36  # 4 standard errors of 800 tokens are 0.065
     assert not torch.equal(dropped[0], dropped[1])
     assert torch.equal(word_dropped(module, table, ids, places), word_dropped(module, table, ids, places))

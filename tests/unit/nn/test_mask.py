@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from regard.fast.attention import cumulative_lengths, mask_mod
+from regard.fast.attention import cumulative_lengths, is_causal_only, mask_mod, may_hide_all
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 
@@ -36,7 +36,7 @@ def test_dense_and_predicate_are_the_definition(
 
 def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask, int, int, int], bool]) -> None:
     mask = Mask(causal=True, q_seg=SEG, k_seg=SEG)
-    assert mask.is_causal_only(5, 5)
+    assert is_causal_only(View(mask, 5, 5, CPU))
     for b in range(2):
         for i in range(5):
             if SEG[b, i]:  # a real query: the flag alone says what the definition says
@@ -59,8 +59,8 @@ def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask,
         (Mask(causal=True, attention_pattern=Window(9)), 5, 5, False),
     ],
 )
-def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
-    assert mask.is_causal_only(T, S) is plain
+def test_masks_that_are_the_lower_triangle(mask: Mask, T: int, S: int, plain: bool) -> None:
+    assert is_causal_only(View(mask, T, S, CPU)) is plain
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,7 @@ def test_plain(mask: Mask, T: int, S: int, plain: bool) -> None:
         (Mask(attention_pattern=Window(3)), False),
     ],
 )
-def test_hides_nothing(mask: Mask, everything: bool) -> None:
-    assert mask.hides_nothing(5) is everything
+def test_a_mask_that_hides_nothing_needs_no_tensor(mask: Mask, everything: bool) -> None:
     assert (mask.dense(1, 5, CPU) is None) is everything
 
 
@@ -120,9 +119,9 @@ def test_a_mask_knows_whether_it_may_hide_everything(
 ) -> None:
     mask, T, S = case
     empty = [(b, i) for b in range(2) for i in range(T) if not any(seen(mask, b, i, j) for j in range(S))]
-    assert mask.may_hide_all() or not empty
+    assert may_hide_all(mask) or not empty
     if not (mask.packed or mask.strict or mask.attention_pattern):
-        assert not mask.may_hide_all()  # where nothing is hidden, no kernel should pay for it
+        assert not may_hide_all(mask)  # where nothing is hidden, no kernel should pay for it
 
 
 def test_positions_begin_where_the_mask_says() -> None:

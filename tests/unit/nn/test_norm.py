@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.norm import LayerNorm, NoNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm
+from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
+from regard.nn.scale_norm import ScaleNorm
 
 MakeSite = Callable[..., Site]
 EXAMPLE = [100.0, 200.0, 100.0, 0.0]  # of USC 467

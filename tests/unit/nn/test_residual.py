@@ -6,9 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.nn.core import Branch, Site
+from regard.nn.deep_norm import DeepNorm
 from regard.nn.mask import Context, Mask, View
-from regard.nn.norm import LayerNorm, NoNorm, RMSNorm
-from regard.nn.residual import DeepNorm, NoResidual, PostNorm, PreNorm, Residual, Sandwich
+from regard.nn.no_residual import NoResidual
+from regard.nn.norm import LayerNorm, NoNorm
+from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.sandwich import Sandwich
 from regard.nn.state import KVCache, Rows
 
 MakeSite = Callable[..., Site]

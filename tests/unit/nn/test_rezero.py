@@ -15,8 +15,9 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
 from regard.nn.init import FanIn, GPT2Init, T5Init
 from regard.nn.mask import Context, Mask, View
-from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.rezero import ReZero
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.state import KVCache, Rows
 from regard.presets import preset
 from regard.training.optim import groups, named

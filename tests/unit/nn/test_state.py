@@ -133,5 +133,5 @@ def test_masks_of_a_decoding_by_definition() -> None:
 def test_a_uniform_step_needs_no_tensor() -> None:
     rows = Rows(torch.tensor([3, 3]), 8, bound=3)
     mask = rows.mask(1)
-    assert mask.hides_nothing(rows.reach(1))
+    assert mask.dense(1, rows.reach(1), rows.lengths.device) is None
     assert (mask.start, mask.q_pos) == (3, None)

@@ -14,9 +14,11 @@ from regard.models.build import build, count
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.bridge import Last, Transparent, TransparentNormed
 from regard.nn.core import Site
-from regard.nn.mask import Context, Mask, Memory, View
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.norm import LayerNorm
 from regard.nn.residual import PreNorm, Residual
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.base import StackOut
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset

@@ -14,13 +14,14 @@ from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, G
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.norm import LayerNorm
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PreNorm
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset
 from regard.tree import swap, walk
@@ -73,7 +74,7 @@ def test_convolutions_widen_from_layer_to_layer() -> None:
     """Wu et al. 2019: 3, 7, 15, and 31 from there on."""
     changed: Any = apply("light_conv_wu", preset("transformer_base"))
     for stack in (changed.encoder, changed.decoder):
-        assert [stack.block(n).branches[0].width for n in range(6)] == [3, 7, 15, 31, 31, 31]
+        assert [stack.block_of(n).branches[0].width for n in range(6)] == [3, 7, 15, 31, 31, 31]
     shared: Any = apply("light_conv_wu", apply("block_sharing", preset("transformer_base")))
     assert [block.branches[0] for block in shared.encoder.pattern] == [SharedLightConv(3)]
 

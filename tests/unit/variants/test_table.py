@@ -7,7 +7,7 @@ import pytest
 
 from regard.models.build import count
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.nn.input import Tokens
+from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.stacks.plain import Plain
 from regard.presets import preset

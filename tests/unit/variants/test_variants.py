@@ -12,7 +12,8 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.position.additive import Learned, Sinusoidal
+from regard.nn.embedding import Sinusoidal
+from regard.nn.position.additive import Learned
 from regard.nn.position.rotary import Rotary
 from regard.nn.stacks.plain import Plain
 from regard.presets import PRESETS, preset

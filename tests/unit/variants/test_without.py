@@ -11,8 +11,9 @@ from regard.models.build import build, count
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.no_residual import NoResidual
 from regard.nn.norm import LayerNorm, NoNorm, Norm
-from regard.nn.residual import NoResidual, Residual
+from regard.nn.residual import Residual
 from regard.presets import preset
 from regard.tree import diff, swap, walk
 from regard.variants import apply

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.batch import Batch
 from regard.bench.peers.base import TrainingModel, columns, smoothed
 from regard.bench.shapes import LONGEST, Shape
-from regard.nn.position.additive import Sinusoidal
+from regard.nn.embedding import Sinusoidal
 
 
 class Translator(nn.Module):

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
-from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, mix, softmax, split_heads
-from regard.nn.branches.base import beams_apart, beams_together
+from regard.nn.attention import attend, merge_heads, mix, softmax, split_heads
+from regard.nn.checks import check_count
 from regard.nn.core import Site
+from regard.nn.heads import Scale, attention_weights, beams_apart, beams_together, factor
 from regard.nn.mask import View
 from regard.tree import Spec
 
@@ -78,8 +78,7 @@ class AdditiveScore(AttentionScore):
     normalised: bool = False
 
     def check(self) -> None:
-        if self.d_hidden is not None and self.d_hidden < 1:
-            raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
+        check_count("d_hidden", self.d_hidden)
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
         return AdditiveScoreModule(self, d_query, d_memory, site)
@@ -118,7 +117,9 @@ def check_heads(width: int, heads: int, what: str, site: Site) -> None:
 
 
 class ProductScoreModule(AttentionScoreModule):
-    """Scores that are products of questions and keys."""
+    """Scores that are products of queries and keys."""
+
+    attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
     def __init__(
         self, query: nn.Module, table: nn.Module | None, widths: tuple[int, int], scale: Scale, site: Site
@@ -140,7 +141,7 @@ class ProductScoreModule(AttentionScoreModule):
     def answer(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        return attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
 
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
         return attention_weights(q, k, view, self.scale)

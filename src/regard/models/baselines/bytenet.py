@@ -17,13 +17,17 @@ from regard.models.decoding import Decoding
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.core import MOST_BLOCKS, MOST_TAPS, Site, check_count
+from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate
+from regard.nn.core import Site
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask, Memory, Trace, View
+from regard.nn.mask import Mask, View
+from regard.nn.memory import Memory
 from regard.nn.norm import LayerNorm, Norm
 from regard.nn.state import ConvolutionCache, Rows
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
@@ -74,8 +78,7 @@ class ByteNet(ModelSpec):
             raise SpecError(
                 "d_model", f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
+        check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
             check_count(name, getattr(self, name), MOST_BLOCKS)
         if self.kernel < 1 or self.kernel % 2 == 0:
@@ -85,8 +88,7 @@ class ByteNet(ModelSpec):
             raise SpecError("dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
         if not 1.0 <= self.stretch <= 100.0:
             raise SpecError("stretch", f"must lie between 1, or sources would be cut, and 100, not {self.stretch}")
-        if self.extra < 0:
-            raise SpecError("extra", f"must not be negative, not {self.extra}")
+        check_not_negative("extra", self.extra)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_input(self.input)

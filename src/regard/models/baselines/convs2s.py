@@ -17,15 +17,20 @@ from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
-from regard.nn.attention import attend, attention_weights
+from regard.nn.attention import attend
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Site, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate
+from regard.nn.core import Site
+from regard.nn.embedding import Tokens
+from regard.nn.heads import attention_weights
 from regard.nn.init import ConvS2SInit, Init
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Linear
-from regard.nn.mask import Context, Mask, Memory, Trace, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
 from regard.nn.position.additive import Learned
 from regard.nn.state import ConvolutionCache, Rows
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
@@ -69,11 +74,8 @@ class ConvS2S(ModelSpec):
 
     def check(self) -> None:
         for name in ("d_model", "d_out"):
-            size = getattr(self, name)
-            if size is not None:
-                check_count(name, size, MOST_CHANNELS)
-        if not 0.0 <= self.dropout < 1.0:
-            raise SpecError("dropout", f"must lie in [0, 1), not {self.dropout}")
+            check_count(name, getattr(self, name), MOST_CHANNELS)
+        check_rate("dropout", self.dropout)
         for name in ("encoder", "decoder"):
             layers = getattr(self, name)
             if not layers:
@@ -277,6 +279,7 @@ class ConvS2SAttention(nn.Module):
     """A look-up in the source: one head, not scaled, keys and values the same for all layers."""
 
     name = "decoder.cross"
+    attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
     def __init__(self, width: int, site: Site) -> None:
         super().__init__()
@@ -295,7 +298,7 @@ class ConvS2SAttention(nn.Module):
         if ctx.trace is not None:
             weights = attention_weights(asked, k, ctx.cross, 1.0)
             ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
-        c = attend(asked, k, v, ctx.cross, scale=1.0).reshape(q.shape)
+        c = self.attend(asked, k, v, ctx.cross, scale=1.0).reshape(q.shape)
         # A mean of S terms has 1 / S of their variance if they are looked at alike.
         return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF
 

@@ -17,13 +17,16 @@ from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
-from regard.nn.core import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, Site, check_count
+from regard.nn.checks import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, check_count, check_rate
+from regard.nn.core import Site
+from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
-from regard.nn.input import InputSpec, Tokens
+from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Mask, Trace, View
+from regard.nn.mask import Mask, View
 from regard.nn.recurrent import LSTM, Cell, Direction, Layer, Start, ZeroStart, real_lengths
 from regard.nn.state import KVCache, RecurrentState, StaticKV
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
@@ -135,8 +138,7 @@ class RecurrentEncoder(Spec):
     start: Start = ZeroStart()
 
     def check(self) -> None:
-        if self.d_hidden is not None and self.d_hidden < 1:
-            raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
+        check_count("d_hidden", self.d_hidden)
         check_depth(self.depth, self.residual_from)
 
     def build(self, site: Site) -> "RecurrentEncoderModule":
@@ -227,8 +229,7 @@ class Recurrent(ModelSpec):
         check_count("d_model", self.d_model, MOST_CHANNELS)
         check_count("heads", self.heads, MOST_HEADS)
         for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise SpecError(name, f"must lie in [0, 1), not {getattr(self, name)}")
+            check_rate(name, getattr(self, name))
         if self.d_model % self.heads:
             raise SpecError("heads", f"{self.heads} heads do not divide d_model {self.d_model}; choose a divisor")
         if self.decoder.attention is None and self.decoder.self_attention is None:

@@ -75,7 +75,7 @@ class NormedEmbeddingsModule(Table):
         super().__init__()
         self.rows = rows
 
-    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         return F.embedding(ids, self.rows())
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import convolve, foreign, read, taps
-from regard.nn.core import MOST_HEADS, MOST_TAPS, Branch, Site, check_count
+from regard.nn.checks import MOST_HEADS, MOST_TAPS, check_count
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.precision import widen
 from regard.nn.state import ActivationCache, Rows

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, split_heads
-from regard.nn.branches.base import (
-    BranchSpec,
+from regard.nn.attention import attend, merge_heads, split_heads
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Site
+from regard.nn.heads import (
+    Scale,
     attention_site,
+    attention_weights,
     beams_apart,
     beams_together,
     check_sizes,
+    factor,
     output_projection,
 )
-from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.state import Rows, StaticKV

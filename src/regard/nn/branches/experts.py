@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import MOST_EXPERTS, Branch, Role, Site, check_count
+from regard.nn.checks import MOST_EXPERTS, check_above, check_count, check_not_negative, check_rate
+from regard.nn.core import Branch, Role, Site
 from regard.nn.mask import Context
 from regard.nn.precision import full_precision, widen
 
@@ -40,8 +40,7 @@ class MixtureOfExperts(BranchSpec):
 
     def check(self) -> None:
         _check(self, 2)
-        if self.threshold < 0.0:
-            raise SpecError("threshold", f"must not be negative, not {self.threshold}")
+        check_not_negative("threshold", self.threshold)
 
     def build(self, site: Site) -> Branch:
         return MixtureOfExpertsModule(self, self.d_hidden or 2 * site.d_model, site)
@@ -68,8 +67,7 @@ class Switch(BranchSpec):
 
     def check(self) -> None:
         _check(self, 1)
-        if not 0.0 <= self.jitter < 1.0:
-            raise SpecError("jitter", f"must lie in [0, 1), not {self.jitter}")
+        check_rate("jitter", self.jitter)
 
     def build(self, site: Site) -> Branch:
         return SwitchModule(self, self.d_hidden or 4 * site.d_model, site)
@@ -78,13 +76,9 @@ class Switch(BranchSpec):
 def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
     check_count("experts", spec.experts, MOST_EXPERTS, used)
     for name in ("d_hidden", "group"):
-        size = getattr(spec, name)
-        if size is not None and size < 1:
-            raise SpecError(name, f"must be at least 1, not {size}")
-    if spec.capacity <= 0.0:
-        raise SpecError("capacity", f"must lie above 0, not {spec.capacity}")
-    if spec.balance < 0.0:
-        raise SpecError("balance", f"must not be negative, not {spec.balance}")
+        check_count(name, getattr(spec, name))
+    check_above("capacity", spec.capacity, 0)
+    check_not_negative("balance", spec.balance)
 
 
 class Routing(NamedTuple):

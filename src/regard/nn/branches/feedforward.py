@@ -6,9 +6,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import check_count
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 
@@ -24,8 +24,7 @@ class FeedForward(BranchSpec):
     bias: bool | None = None  # None: as the model's linear slot says
 
     def check(self) -> None:
-        if self.d_hidden is not None and self.d_hidden < 1:
-            raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
+        check_count("d_hidden", self.d_hidden)
 
     def build(self, site: Site) -> Branch:
         return (GatedFeedForwardModule if self.gated else FeedForwardModule)(self, site)

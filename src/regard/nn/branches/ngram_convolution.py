@@ -10,7 +10,8 @@ from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import foreign, read, taps
-from regard.nn.core import MOST_CHANNELS, MOST_TAPS, Branch, Site, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.state import ActivationCache, Rows
 
@@ -38,8 +39,7 @@ class NGramConvolution(BranchSpec):
             raise SpecError("widths", "must name at least one width")
         for i, width in enumerate(self.widths):
             check_count(f"widths[{i}]", width, MOST_TAPS)
-        if self.filters is not None:
-            check_count("filters", self.filters, MOST_CHANNELS)
+        check_count("filters", self.filters, MOST_CHANNELS)
 
     def build(self, site: Site) -> Branch:
         return NGramConvolutionModule(self, site)

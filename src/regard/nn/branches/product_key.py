@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Branch, Site, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm
 from regard.nn.precision import full_precision, widen

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import check_count
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_lengths
@@ -30,8 +30,7 @@ class Recurrence(BranchSpec):
     output: bool = False  # W_o; without it the states are the stream themselves
 
     def check(self) -> None:
-        if self.d_hidden is not None and self.d_hidden < 1:
-            raise SpecError("d_hidden", f"must be at least 1, not {self.d_hidden}")
+        check_count("d_hidden", self.d_hidden)
 
     def build(self, site: Site) -> Branch:
         ways = 2 if self.bidirectional else 1

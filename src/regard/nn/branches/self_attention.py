@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, split_heads
-from regard.nn.branches.base import BranchSpec, attention_site, check_sizes, output_projection
-from regard.nn.core import Branch, Site
+from regard.nn.attention import attend, merge_heads, split_heads
+from regard.nn.branches.base import BranchSpec
+from regard.nn.core import Branch, Role, Site
+from regard.nn.heads import Scale, attention_site, attention_weights, check_sizes, factor, output_projection
 from regard.nn.mask import Context, View
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.pattern import AttentionPattern
@@ -55,8 +56,8 @@ class SelfAttentionModule(Branch):
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.kv_heads = H, kv_heads
         self.widths = (H * K, kv_heads * K, kv_heads * V)
-        widths = dict(zip(("query", "key", "value"), self.widths, strict=True))
-        self.qkv = site.linear(site.d_model, widths, bias=spec.bias)  # type: ignore[reportArgumentType]
+        widths: dict[Role, int] = {"query": H * K, "key": kv_heads * K, "value": kv_heads * V}
+        self.qkv = site.linear(site.d_model, widths, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.output = output_projection(site, spec.output, spec.bias)
@@ -89,7 +90,9 @@ class SelfAttentionModule(Branch):
         """The stack's view, with this layer's own pattern and position where it has them."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
-        return stack.at(self.heads) if self.position is None else stack.with_terms(self.position(stack))
+        return (
+            stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
+        )
 
     def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
         return KVCache(rows)

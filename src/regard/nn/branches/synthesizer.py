@@ -9,12 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.attention import Scale, attend, attention_weights, factor, merge_heads, mix, softmax, split_heads
-from regard.nn.branches.base import BranchSpec, output_projection
-from regard.nn.core import MOST_CHANNELS, MOST_HEADS, Branch, Role, Site, check_count
-from regard.nn.mask import Context, Terms, View
+from regard.nn.attention import attend, merge_heads, mix, softmax, split_heads
+from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
+from regard.nn.core import Branch, Role, Site
+from regard.nn.heads import Scale, attention_weights, factor, output_projection
+from regard.nn.mask import Context, View
 from regard.nn.position.base import Position
 from regard.nn.state import ActivationCache, KVCache, Rows
+from regard.nn.terms import Terms
 from regard.tree import Spec
 
 
@@ -135,8 +138,7 @@ class FactorisedScores(Scores):
     rank: int = 16
 
     def check(self) -> None:
-        if self.rank < 1:
-            raise SpecError("rank", f"must be at least 1, not {self.rank}")
+        check_count("rank", self.rank)
 
     def build(self, max_len: int, site: Site) -> ScoresModule:
         return FactorisedScoresModule(max_len, self.rank, site)
@@ -201,9 +203,7 @@ class Synthesizer(BranchSpec):
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
-            size = getattr(self, name)
-            if size is not None:
-                check_count(name, size, most)
+            check_count(name, getattr(self, name), most)
         check_position(self.position)
 
     def build(self, site: Site) -> Branch:
@@ -247,7 +247,9 @@ class SynthesizerBranch(Branch):
     def view(self, ctx: Context) -> View:
         """Who sees whom here, with the bias of this layer or of the stack."""
         stack = ctx.own
-        view = stack.at(self.heads) if self.position is None else stack.with_terms(self.position(stack))
+        view = (
+            stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
+        )
         if _bound(view) > self.max_len:
             raise self.site.error(
                 "max_len", f"a sequence of {_bound(view)} tokens is longer than the {self.max_len} that are scored"
@@ -282,6 +284,8 @@ class SynthesizerModule(SynthesizerBranch):
 
 
 class SynthesizerPlusModule(SynthesizerBranch):
+    attend = staticmethod(attend)  # regard.fast installs faster kernels here
+
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__(spec, site)
         width = site.heads * site.d_head
@@ -301,7 +305,7 @@ class SynthesizerPlusModule(SynthesizerBranch):
             k, v = state.append(k, v)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
-        y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        y = self.attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(y))
 
     def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002

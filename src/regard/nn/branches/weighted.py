@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import BranchSpec, Heads, attention_site
+from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Branch, Site
+from regard.nn.heads import Heads, attention_site
 from regard.nn.mask import Context
 from regard.nn.state import Rows, State
 

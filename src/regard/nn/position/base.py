@@ -7,8 +7,10 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.core import MOST_HEADS, Site, check_count
-from regard.nn.mask import Terms, View
+from regard.nn.checks import MOST_HEADS, check_count
+from regard.nn.core import Site
+from regard.nn.mask import View
+from regard.nn.terms import Terms
 from regard.tree import Spec
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.mask import Terms, View
+from regard.nn.mask import View
 from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.nn.checks import check_above
 from regard.nn.core import Site
-from regard.nn.mask import Terms, View
+from regard.nn.mask import View
 from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,7 @@ class Rotary(Position):
     base: float = 10000.0
 
     def check(self) -> None:
-        if self.base <= 1.0:
-            raise SpecError("base", f"must be above 1, not {self.base}")
+        check_above("base", self.base, 1)
 
     def build(self, site: Site) -> PositionTerms:
         if site.d_head % 2:

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard.nn.checks import check_count
 from regard.nn.core import Site
-from regard.nn.mask import Terms, View
+from regard.nn.mask import View
 from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,7 @@ class Shaw(Position):
     values: bool = True
 
     def check(self) -> None:
-        if self.max_distance < 1:
-            raise SpecError("max_distance", f"must be at least 1, not {self.max_distance}")
+        check_count("max_distance", self.max_distance)
 
     def build(self, site: Site) -> PositionTerms:
         return ShawModule(self, site)

@@ -1,23 +1,28 @@
 """Stack slot: one side of a model."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
+from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Site
-from regard.nn.mask import Context, View
+from regard.nn.mask import Context
 from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.state import Rows
 from regard.tree import Spec, walk
 
 
-def check_seen(spec: Spec) -> None:
-    """Refuse a position, an attention pattern or strictness where no branch attends to other tokens."""
+def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
+    """Refuse a stack without blocks, and positions, patterns or strictness that would be ignored."""
+    if not pattern:
+        raise SpecError("pattern", "a stack needs at least one block")
+    if len({other.heads for other in spec.positions}) < len(spec.positions):
+        raise SpecError("positions", "two of them are for the same number of heads; keep one")
     if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
@@ -52,6 +57,15 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
         )
 
 
+def stack_site(spec: Any, site: Site) -> Site:
+    """The site of a stack's layers: its depth, and the positions that they share."""
+    if getattr(spec, "strict", False) and not site.causal:
+        raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+    check_shared(spec.position, spec.positions, spec, site)
+    others = {other.heads: other.position for other in spec.positions}
+    return replace(site, depth=spec.blocks(), position=spec.position, positions=others)
+
+
 @dataclass(frozen=True, slots=True)
 class StackOut:
     """What a stack leaves. It may have shortened the sequence; `seg` says what is left of it."""
@@ -70,11 +84,15 @@ class StackSpec(Spec):
 
     @abstractmethod
     def blocks(self) -> int:
-        """How many block calls deep the stack is."""
+        """The number of block calls."""
 
     @abstractmethod
+    def block_of(self, call: int) -> Block:
+        """The description of the block that call n runs."""
+
     def residual_branches(self) -> int:
-        """How many residual branches a token passes: DeepNorm and Fixup scale by it."""
+        """The number of residual branches that a token passes: DeepNorm and Fixup scale by it."""
+        return sum(len(self.block_of(call).branches) for call in range(self.blocks()))
 
     @abstractmethod
     def build(self, site: Site) -> "Stack":
@@ -85,7 +103,7 @@ class Stack(nn.Module):
     """Abstract: runs blocks one after the other. `positions` are those for attentions of another number of heads."""
 
     position: PositionTerms | None
-    positions: nn.ModuleDict
+    positions: Any  # nn.ModuleDict
 
     if TYPE_CHECKING:
 
@@ -100,11 +118,6 @@ class Stack(nn.Module):
     @abstractmethod
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
         """A state for every call in a new decoding."""
-
-    def with_positions(self, view: View) -> View:
-        """The view with the terms of the stack's positions, computed once for all its layers."""
-        positions: Any = {int(heads): position for heads, position in self.positions.items()}
-        return view.with_positions(self.position, positions)
 
 
 def shared_positions(

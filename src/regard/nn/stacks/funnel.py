@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import MOST_BLOCKS, Site, check_count
+from regard.nn.checks import MOST_BLOCKS, check_count
+from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
 from regard.nn.state import Rows
 from regard.tree import walk
 
@@ -38,48 +39,39 @@ class Funnel(StackSpec):
     attention_pattern: AttentionPattern | None = None
 
     def check(self) -> None:
-        if not self.pattern:
-            raise SpecError("pattern", "a stack needs at least one block")
         if not self.layers or min(self.layers) < 1:
             raise SpecError("layers", f"every group needs at least 1 layer, not {list(self.layers)}")
         check_count("layers", sum(self.layers), MOST_BLOCKS)
-        if len({other.heads for other in self.positions}) < len(self.positions):
-            raise SpecError("positions", "two of them are for the same number of heads; keep one")
         for i, block in enumerate(self.pattern):
             if not any(isinstance(part, BranchSpec) and part.attends for part in walk(block.branches[0])):
                 raise SpecError(
                     f"pattern[{i}].branches", "a funnel halves the stream after self-attention, which must come first"
                 )
-        check_seen(self)
+        check_stack(self, self.pattern)
 
-    def block(self, call: int) -> Block:
-        """The description of the block that call n runs."""
+    def block_of(self, call: int) -> Block:
         return self.pattern[call % len(self.pattern)]
 
     def blocks(self) -> int:
         return sum(self.layers)
-
-    def residual_branches(self) -> int:
-        return sum(len(self.block(call).branches) for call in range(self.blocks()))
 
     def build(self, site: Site) -> Stack:
         if site.causal:
             raise site.error(
                 "kind", "a funnel joins neighbours, so a token would see the next one; it can only be an encoder"
             )
-        check_shared(self.position, self.positions, self, site)
-        others = {other.heads: other.position for other in self.positions}
-        return FunnelModule(self, replace(site, depth=self.blocks(), position=self.position, positions=others))
+        return FunnelModule(self, stack_site(self, site))
 
 
 class FunnelModule(Stack):
     def __init__(self, spec: Funnel, site: Site) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            spec.block(i).build(site.inside(f"pattern[{i % len(spec.pattern)}]", layer=i)) for i in range(spec.blocks())
+            spec.block_of(i).build(site.inside(f"pattern[{i % len(spec.pattern)}]", layer=i))
+            for i in range(spec.blocks())
         )
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
-        self.end = spec.block(spec.blocks() - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
+        self.end = spec.block_of(spec.blocks() - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
         self.halving = {sum(spec.layers[:group]) for group in range(1, len(spec.layers))}
         self.attention_pattern, self.site = spec.attention_pattern, site
 
@@ -110,7 +102,8 @@ class FunnelModule(Stack):
 
     def viewed(self, view: View) -> View:
         """The view with the stack's attention pattern and position terms."""
-        return self.with_positions(view.with_mask(attention_pattern=self.attention_pattern))
+        view = view.with_mask(attention_pattern=self.attention_pattern)
+        return view.with_positions(self.position, self.positions)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:  # noqa: ARG002
         raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")

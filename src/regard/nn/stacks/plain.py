@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block
-from regard.nn.core import MOST_BLOCKS, Site, check_count
+from regard.nn.checks import MOST_BLOCKS, check_count
+from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
-from regard.nn.position.base import AtHeads, Position, PositionTerms
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
+from regard.nn.position.base import AtHeads, Position
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
 from regard.nn.state import Rows
 
 
@@ -35,67 +36,40 @@ class Plain(StackSpec):
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
-        if not self.pattern:
-            raise SpecError("pattern", "a stack needs at least one block")
         if self.unique is not None and not 1 <= self.unique <= self.depth:
             raise SpecError("unique", f"must lie between 1 and the depth {self.depth}, not {self.unique}")
         built = self.unique or self.depth
         if len(self.pattern) > built:
             raise SpecError("pattern", f"has {len(self.pattern)} blocks, of which only {built} would ever run")
-        if len({other.heads for other in self.positions}) < len(self.positions):
-            raise SpecError("positions", "two of them are for the same number of heads; keep one")
-        check_seen(self)
+        check_stack(self, self.pattern)
 
-    def block(self, call: int) -> Block:
-        """The description of the block that call n runs."""
-        return self.pattern[self._parameters(call) % len(self.pattern)]
-
-    def _parameters(self, call: int) -> int:
-        return call % (self.unique or self.depth)
+    def block_of(self, call: int) -> Block:
+        return self.pattern[call % (self.unique or self.depth) % len(self.pattern)]
 
     def blocks(self) -> int:
         return self.depth
 
-    def residual_branches(self) -> int:
-        return sum(len(self.block(call).branches) for call in range(self.depth))
-
     def build(self, site: Site) -> Stack:
-        if self.strict and not site.causal:
-            raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
-        check_shared(self.position, self.positions, self, site)
-        others = {other.heads: other.position for other in self.positions}
-        site = replace(site, depth=self.depth, position=self.position, positions=others)
-        blocks = []
-        for i in range(self.unique or self.depth):
-            where = f"pattern[{i % len(self.pattern)}]"
-            blocks.append(self.block(i).build(site.inside(where, layer=i)))
-        last = self.block(self.depth - 1).rules()[-1]
-        shared = shared_positions(self.position, self.positions, site)
-        return PlainModule(self, blocks, *shared, last.end(site.inside("pattern[-1].residual")))
+        return PlainModule(self, stack_site(self, site))
 
 
 class PlainModule(Stack):
-    def __init__(
-        self,
-        spec: Plain,
-        blocks: list[nn.Module],
-        position: PositionTerms | None,
-        positions: nn.ModuleDict,
-        end: nn.Module,
-    ) -> None:
+    def __init__(self, spec: Plain, site: Site) -> None:
         super().__init__()
-        self.position = position
-        self.positions = positions
-        self.blocks = nn.ModuleList(blocks)
-        self.end = end
-        self.plan = [call % len(blocks) for call in range(spec.depth)]
+        number, tiles = spec.unique or spec.depth, len(spec.pattern)
+        self.blocks = nn.ModuleList(
+            spec.block_of(i).build(site.inside(f"pattern[{i % tiles}]", layer=i)) for i in range(number)
+        )
+        self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.end = spec.block_of(spec.depth - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
+        self.plan = [call % number for call in range(spec.depth)]
         self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        ctx = replace(ctx, own=self.with_positions(view))
+        ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
         layers = [x]
         for call, block in enumerate(self.plan):
             x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])

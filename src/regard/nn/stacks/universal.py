@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
-from regard.nn.core import MOST_BLOCKS, Site, check_count
+from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative
+from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.precision import widen
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_seen, check_shared, shared_positions
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
 from regard.nn.state import Rows, StaticKV
 
 
@@ -43,11 +44,11 @@ class Universal(StackSpec):
     def blocks(self) -> int:
         return self.before + self.steps + self.after
 
-    def residual_branches(self) -> int:
-        return self.blocks() * len(self.block.branches)
+    def block_of(self, call: int) -> Block:  # noqa: ARG002
+        return self.block
 
     def build(self, site: Site) -> Stack:
-        return UniversalModule(self, _site(self, site))
+        return UniversalModule(self, stack_site(self, site))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +81,22 @@ class UniversalACT(StackSpec):
         _check(self)
         if not 0.0 < self.epsilon < 1.0:
             raise SpecError("epsilon", f"must lie between 0 and 1, not {self.epsilon}")
-        if self.ponder < 0.0:
-            raise SpecError("ponder", f"must not be negative, not {self.ponder}")
+        check_not_negative("ponder", self.ponder)
 
     def blocks(self) -> int:
         return self.before + self.steps + self.after
 
-    def residual_branches(self) -> int:
-        return self.blocks() * len(self.block.branches)
+    def block_of(self, call: int) -> Block:  # noqa: ARG002
+        return self.block
 
     def build(self, site: Site) -> Stack:
-        return UniversalACTModule(self, _site(self, site))
+        return UniversalACTModule(self, stack_site(self, site))
 
 
 def _check(spec: Universal | UniversalACT) -> None:
     for name, least in (("before", 0), ("steps", 1), ("after", 0)):
         check_count(name, getattr(spec, name), MOST_BLOCKS, least)
-    if len({other.heads for other in spec.positions}) < len(spec.positions):
-        raise SpecError("positions", "two of them are for the same number of heads; keep one")
-    check_seen(spec)
-
-
-def _site(spec: Universal | UniversalACT, site: Site) -> Site:
-    if spec.strict and not site.causal:
-        raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
-    check_shared(spec.position, spec.positions, spec, site)
-    others = {other.heads: other.position for other in spec.positions}
-    return replace(site, depth=spec.blocks(), layer=0, position=spec.position, positions=others)
+    check_stack(spec, (spec.block,))
 
 
 class UniversalStack(Stack):
@@ -126,7 +116,7 @@ class UniversalStack(Stack):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        ctx = replace(ctx, own=self.with_positions(view))
+        ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
         layers = [x] if keep else None
         for call in range(self.first):
             x = self.call(x, call, ctx, state)

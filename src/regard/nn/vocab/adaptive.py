@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
+from regard.nn.checks import check_count, check_not_negative, check_rate
 from regard.nn.core import Site
 from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
@@ -76,14 +77,14 @@ class AdaptiveTableModule(Table):
 
     def rows(self, c: int, device: torch.device) -> Float[Tensor, "n W"]:
         """The vectors of all ids of cluster c."""
-        return self.cluster(c).embed(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
+        return self.cluster(c)(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
 
-    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         # Every cluster looks up every id: a projection from so few channels costs less than a shape that changes.
-        x = self.cluster(0).embed(self.within(ids, 0)[1])
+        x = self.cluster(0)(self.within(ids, 0)[1])
         for c in range(1, len(self.clusters)):
             inside, local = self.within(ids, c)
-            x = torch.where(inside[..., None], self.cluster(c).embed(local), x)
+            x = torch.where(inside[..., None], self.cluster(c)(local), x)
         return x
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
@@ -110,12 +111,9 @@ class AdaptiveSoftmax(HeadSpec):
     z_loss: float = 0.0
 
     def check(self) -> None:
-        if self.tails < 1:
-            raise SpecError("tails", f"must be at least 1, not {self.tails}")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
-        if self.z_loss < 0.0:
-            raise SpecError("z_loss", f"must not be negative, not {self.z_loss}")
+        check_count("tails", self.tails)
+        check_rate("label_smoothing", self.label_smoothing)
+        check_not_negative("z_loss", self.z_loss)
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # noqa: ARG002
         if not isinstance(table, AdaptiveTable):

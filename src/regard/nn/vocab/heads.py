@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard.nn.checks import check_not_negative, check_rate
 from regard.nn.core import Site
 from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
@@ -28,10 +28,8 @@ class Softmax(HeadSpec):
     z_loss: float = 0.0
 
     def check(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
-        if self.z_loss < 0.0:
-            raise SpecError("z_loss", f"must not be negative, not {self.z_loss}")
+        check_rate("label_smoothing", self.label_smoothing)
+        check_not_negative("z_loss", self.z_loss)
 
     def build(self, vocab: int, site: Site) -> Head:
         return SoftmaxModule(self, vocab, site.d_model)

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.errors import SpecError
-from regard.nn.core import MOST_HEADS, Site, check_count
+from regard.nn.checks import MOST_HEADS, check_count, check_rate
+from regard.nn.core import Site
 from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, chunk_rows
 from regard.nn.vocab.tables import Table
@@ -30,8 +30,7 @@ class MixtureOfSoftmaxes(HeadSpec):
 
     def check(self) -> None:
         check_count("components", self.components, MOST_HEADS)
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise SpecError("label_smoothing", f"must lie in [0, 1), not {self.label_smoothing}")
+        check_rate("label_smoothing", self.label_smoothing)
 
     def build(self, vocab: int, site: Site) -> Head:
         return MixtureOfSoftmaxesModule(self, vocab, site)

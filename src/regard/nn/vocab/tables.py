@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard.nn.checks import check_count
 from regard.nn.core import Site
 from regard.tree import Spec
 
@@ -19,14 +19,14 @@ class TableSpec(Spec):
 
     @abstractmethod
     def build(self, vocab: int, width: int, site: Site) -> "Table":
-        """A table of `vocab` rows that speaks vectors of `width`."""
+        """A table of `vocab` rows for vectors of `width`."""
 
 
 class Table(nn.Module):
     """Abstract: ids to vectors, and vectors to one score per id. Owned once; heads receive it as an argument."""
 
     @abstractmethod
-    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         """The vectors of `ids`."""
 
     @abstractmethod
@@ -49,15 +49,13 @@ class Embeddings(TableSpec):
         return EmbeddingsModule(vocab, width, site)
 
 
-class EmbeddingsModule(Table):
-    """The table of an Embeddings: `weight` has one row per id."""
+class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleMethodOverride]
+    """torch's embedding, its weights drawn by the init slot: `weight` has one row per id."""
 
     def __init__(self, vocab: int, width: int, site: Site) -> None:
-        super().__init__()
-        self.weight = site.parameter(vocab, width, role="embedding")
-
-    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
-        return nn.functional.embedding(ids, self.weight)
+        weight = site.parameter(vocab, width, role="embedding")
+        super().__init__(vocab, width, _weight=weight)
+        self.weight = weight
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
         return h, self.weight
@@ -75,8 +73,7 @@ class Factorised(TableSpec):
     width: int
 
     def check(self) -> None:
-        if self.width < 1:
-            raise SpecError("width", f"must be at least 1, not {self.width}")
+        check_count("width", self.width)
 
     def build(self, vocab: int, width: int, site: Site) -> Table:
         return FactorisedModule(vocab, self.width, width, site)
@@ -91,7 +88,7 @@ class FactorisedModule(Table):
             self.weight.mul_(narrow**-0.25)
             self.projection.mul_(narrow**0.25)
 
-    def embed(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+    def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         return nn.functional.embedding(ids, self.weight) @ self.projection.T
 
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:

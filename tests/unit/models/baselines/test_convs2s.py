@@ -15,7 +15,8 @@ from regard.models.baselines.convs2s import ConvS2S
 from regard.models.build import build
 from regard.nn.init import Xavier
 from regard.nn.linear import Dense
-from regard.nn.mask import Mask, Trace, View
+from regard.nn.mask import Mask, View
+from regard.nn.trace import Trace
 from regard.nn.vocab.tables import Sharing
 from regard.testing import tiny
 from tests.learning import Learned, reversing, wrong_tokens

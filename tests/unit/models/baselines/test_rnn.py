@@ -14,9 +14,9 @@ from regard.models.baselines.attention_score import AdditiveScore, BilinearScore
 from regard.models.baselines.rnn import ConstantState, EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.models.build import build, count
 from regard.models.cost import cost
-from regard.nn.input import Tokens
-from regard.nn.mask import Trace
+from regard.nn.embedding import Tokens
 from regard.nn.recurrent import GRU, LSTM, Elman, LearnedStart
+from regard.nn.trace import Trace
 from regard.nn.vocab.tables import Sharing
 from regard.planner.fit import fitted, packs
 from regard.presets import preset

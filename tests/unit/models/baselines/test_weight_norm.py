@@ -44,7 +44,7 @@ def test_it_begins_as_what_was_drawn(site: MakeSite) -> None:
     assert WeightNorm(bias=False).build(6, {"up": 4}, None, site()).bias is None
     table: Any = NormedEmbeddings().build(9, 6, site())
     ids, h = torch.tensor([[3, 8]]), torch.randn(2, 6)
-    assert torch.equal(table.embed(ids), table.rows()[ids])
+    assert torch.equal(table(ids), table.rows()[ids])
     torch.testing.assert_close(table.logits(h), h @ table.rows().T)
 
 

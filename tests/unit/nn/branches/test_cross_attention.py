@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import beams_apart
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.core import Branch, Site
-from regard.nn.mask import Context, Mask, Memory, Trace, View
-from regard.nn.norm import RMSNorm
+from regard.nn.heads import beams_apart
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.state import Rows, StaticKV
+from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]

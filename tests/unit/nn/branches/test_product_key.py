@@ -126,7 +126,7 @@ def test_errors(wrong: Callable[[], Any], sentence: str) -> None:
 
 def test_the_last_decoder_layer_but_one() -> None:
     model: Any = apply("product_key_memory", preset("narang_base"))
-    branches = [model.decoder.block(layer).branches[-1] for layer in range(12)]
+    branches = [model.decoder.block_of(layer).branches[-1] for layer in range(12)]
     assert branches[10] == ProductKeyMemory()
     assert all(branch == FeedForward(3072, bias=True) for layer, branch in enumerate(branches) if layer != 10)
     assert model.encoder == preset("narang_base").encoder  # type: ignore[reportAttributeAccessIssue]
@@ -134,10 +134,10 @@ def test_the_last_decoder_layer_but_one() -> None:
 
 def test_sizes_go_with_the_base() -> None:
     small: Any = apply("product_key_memory", preset("transformer_small"))
-    assert small.decoder.block(1).branches[-1] == ProductKeyMemory(keys=148, d_key=42)
+    assert small.decoder.block_of(1).branches[-1] == ProductKeyMemory(keys=148, d_key=42)
     tiny: Any = apply("product_key_memory", preset("transformer_tiny", d_model=16, heads=2, **{"decoder.depth": 1}))
-    assert tiny.decoder.block(0).branches[-1] == ProductKeyMemory(keys=21, d_key=8, knn=21)
+    assert tiny.decoder.block_of(0).branches[-1] == ProductKeyMemory(keys=21, d_key=8, knn=21)
     gpt: Any = apply("product_key_memory", preset("gpt2_small"))
-    assert gpt.decoder.block(10).branches[-1] == ProductKeyMemory()
+    assert gpt.decoder.block_of(10).branches[-1] == ProductKeyMemory()
     bert: Any = apply("product_key_memory", preset("bert_base"))
     assert bert.encoder.block(10).branches[-1] == ProductKeyMemory()

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
-from regard.nn.mask import Context, Mask, Trace, View
-from regard.nn.norm import RMSNorm
+from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Injected
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
+from regard.nn.rms_norm import RMSNorm
+from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]

@@ -23,16 +23,17 @@ from regard.nn.branches.synthesizer import (
     TwoLayerScores,
 )
 from regard.nn.core import Branch, Site
-from regard.nn.mask import Context, Mask, Trace, View
-from regard.nn.norm import RMSNorm
+from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected
 from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import ActivationCache, KVCache, Rows
+from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import VARIANTS, apply

@@ -18,12 +18,14 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.nn.core import Site
-from regard.nn.mask import Context, Mask, Memory, Trace, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
 from regard.nn.norm import LayerNorm
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import Rows, StaticKV
+from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import apply

@@ -9,8 +9,9 @@ from torch import nn
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
+from regard.nn.embedding import Sinusoidal
 from regard.nn.mask import Context, Mask, View
-from regard.nn.position.additive import Injected, Learned, Sinusoidal
+from regard.nn.position.additive import Injected, Learned
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import RandomScores, Synthesizer
 from regard.nn.branches.weighted import Weighted
-from regard.nn.core import MOST_BLOCKS, Site
+from regard.nn.checks import MOST_BLOCKS
+from regard.nn.core import Site
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads

@@ -16,15 +16,17 @@ from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
-from regard.nn.mask import Context, Mask, Trace, View
-from regard.nn.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.nn.mask import Context, Mask, View
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.residual import PostNorm, PreNorm
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.funnel import Funnel, halved
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import Rows
+from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import apply

@@ -12,15 +12,18 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
-from regard.nn.mask import Context, Mask, Memory, Trace, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
+from regard.nn.no_residual import NoResidual
 from regard.nn.norm import NoNorm
 from regard.nn.pattern import Window
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
-from regard.nn.residual import NoResidual, PostNorm, PreNorm
+from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
 from regard.nn.state import KVCache, Rows
+from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -82,7 +85,7 @@ def test_which_block_runs_when(spec: Plain, names: str, layers: list[int], site:
     assert [call[2] for call in CALLS] == [f"decoder.pattern[{layer % pattern}].branches[0]" for layer in layers]
     assert out.x[0, 0, 0].item() == sum(10.0**layer for layer in layers)
     assert sum(p.numel() for p in stack.parameters()) == len(set(layers))
-    assert [spec.block(call).branches[0].name for call in range(spec.depth)] == list(names)  # type: ignore[reportAttributeAccessIssue]
+    assert [spec.block_of(call).branches[0].name for call in range(spec.depth)] == list(names)  # type: ignore[reportAttributeAccessIssue]
 
 
 def test_the_stream_between_blocks_is_kept_on_request(site: MakeSite) -> None:

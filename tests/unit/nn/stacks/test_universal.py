@@ -21,7 +21,8 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import T5Init
-from regard.nn.mask import Context, Mask, Memory, Trace, View
+from regard.nn.mask import Context, Mask, View
+from regard.nn.memory import Memory
 from regard.nn.norm import LayerNorm, NoNorm
 from regard.nn.pattern import Window
 from regard.nn.position.base import AtHeads
@@ -30,6 +31,7 @@ from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.state import KVCache, Rows, StaticKV
+from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.training.optim import is_table
 from regard.tree import swap, walk

@@ -98,7 +98,7 @@ def test_vectors_by_formula(site: MakeSite) -> None:
     assert sum(p.numel() for p in table.parameters()) == 4 * 12 + (3 * 4 + 4 * 12) + (5 * 1 + 1 * 12) + 2 * 12
     ids, h = torch.randint(0, V, (2, 3, 5)), torch.randn(2, 3, D)
     expected = torch.stack([vector(table, int(v)) for v in ids.flatten()]).view(2, 3, 5, D)
-    torch.testing.assert_close(table.embed(ids), expected)
+    torch.testing.assert_close(table(ids), expected)
     every = torch.stack([vector(table, v) for v in range(V)])
     torch.testing.assert_close(table.logits(h), h @ every.T)
     r, matrix = table.readout(h)
@@ -111,7 +111,7 @@ def test_vectors_learn_as_in_the_formula(site: MakeSite) -> None:
     expected = torch.autograd.grad(
         (torch.stack([vector(table, int(v)) for v in ids]) * direction).sum(), list(table.parameters())
     )
-    found = torch.autograd.grad((table.embed(ids) * direction).sum(), list(table.parameters()))
+    found = torch.autograd.grad((table(ids) * direction).sum(), list(table.parameters()))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -120,7 +120,7 @@ def test_vectors_learn_as_in_the_formula(site: MakeSite) -> None:
 def test_an_id_that_is_not_there_is_an_error(wrong: int, site: MakeSite) -> None:
     head, table = made(site())
     with pytest.raises((IndexError, RuntimeError)):
-        table.embed(torch.tensor([1, wrong]))
+        table(torch.tensor([1, wrong]))
     with pytest.raises((IndexError, RuntimeError)):
         head.score(torch.randn(2, D), torch.tensor([1, wrong]), torch.ones(2), table)
 
@@ -203,7 +203,7 @@ def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
 
 def test_everything_starts_at_one_scale(site: MakeSite) -> None:
     table = AdaptiveTable((300, 300, 300), (1, 3, 12)).build(900, 120, site())
-    stds = [table.embed(torch.arange(c * 300, c * 300 + 300)).std().item() * 120**0.5 for c in range(3)]
+    stds = [table(torch.arange(c * 300, c * 300 + 300)).std().item() * 120**0.5 for c in range(3)]
     assert all(0.9 < std < 1.6 for std in stds)
 
 

@@ -87,7 +87,7 @@ def test_loss_and_gradients_by_formula(
 def test_any_table_will_do(described: TableSpec, site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, label_smoothing=0.1), described)
     h, labels, weights = data()
-    E = table.embed(torch.arange(V))
+    E = table(torch.arange(V))
     expected = torch.stack([naive_probabilities(head, E, row) for row in h]).log()
     torch.testing.assert_close(head.log_probs(h, table), expected)
     scored = head.score(h, labels, weights, table)

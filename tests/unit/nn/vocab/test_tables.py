@@ -16,7 +16,7 @@ def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
     assert isinstance(E, nn.Parameter)
     assert E.shape == (7, 5)
     ids, h = torch.tensor([[3, 1], [6, 3]]), torch.randn(2, 3, 5)
-    assert torch.equal(table.embed(ids), torch.stack([E[[3, 1]], E[[6, 3]]]))
+    assert torch.equal(table(ids), torch.stack([E[[3, 1]], E[[6, 3]]]))
     scores = table.logits(h)
     assert scores.shape == (2, 3, 7)
     for v in range(7):
@@ -27,7 +27,7 @@ def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
 
 def test_rows_are_drawn_as_embeddings(site: Callable[..., Site]) -> None:
     table = Embeddings().build(400, 100, site())
-    assert abs(table.embed(torch.arange(400)).std().item() - 0.1) < 0.005
+    assert abs(table(torch.arange(400)).std().item() - 0.1) < 0.005
 
 
 def test_factorised_is_a_product_both_ways(site: Callable[..., Site]) -> None:
@@ -38,7 +38,7 @@ def test_factorised_is_a_product_both_ways(site: Callable[..., Site]) -> None:
     assert (A.shape, B.shape) == ((7, 3), (5, 3))
     E = [[sum((A[v, k] * B[j, k]).item() for k in range(3)) for j in range(5)] for v in range(7)]
     ids, h = torch.tensor([[3, 1], [6, 3]]), torch.randn(2, 3, 5)
-    torch.testing.assert_close(table.embed(ids), torch.tensor([[E[3], E[1]], [E[6], E[3]]]))
+    torch.testing.assert_close(table(ids), torch.tensor([[E[3], E[1]], [E[6], E[3]]]))
     torch.testing.assert_close(table.logits(h), h @ torch.tensor(E).T)
     r, matrix = table.readout(h)
     assert r.shape == (2, 3, 3)
@@ -50,7 +50,7 @@ def test_factors_are_drawn_alike_and_make_unit_rows(site: Callable[..., Site]) -
     table = Factorised(16).build(800, 300, site(init_=T5Init()))
     assert abs(table.weight.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
     assert abs(table.projection.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
-    assert abs(table.embed(torch.arange(800)).std().item() - 1) < 0.03
+    assert abs(table(torch.arange(800)).std().item() - 1) < 0.03
 
 
 @pytest.mark.parametrize("width", [0, -1])

@@ -1,0 +1,151 @@
+"""Token embeddings, scaled and added to their positions: from token ids to the first hidden states."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import SpecError
+from regard.nn.checks import check_above, check_not_negative, check_rate
+from regard.nn.core import Site
+from regard.nn.input import Input, InputSpec
+from regard.nn.norm import NoNorm, Norm
+from regard.nn.position.base import Additive, AdditiveTable
+from regard.nn.vocab.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Sinusoidal(Additive):
+    """Vaswani et al. 2017: sin(pos * w_k), cos(pos * w_k) with w_k = base^(-2k / d), k = 0 .. d/2 - 1.
+
+    Three conventions are in use. `start=1` counts k from 1, as COMP7607 and CS 224n print it. `denominator="span"`
+    divides by d/2 - 1 so that the last frequency is exactly 1 / base (tensor2tensor, fairseq). `layout="halves"` puts
+    all sines before all cosines (Hugging Face Marian) instead of interleaving them.
+    """
+
+    kind = "sinusoidal"
+    base: float = 10000.0
+    start: Literal[0, 1] = 0
+    denominator: Literal["width", "span"] = "width"
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    offset: int = 0  # added to every position
+
+    def check(self) -> None:
+        check_above("base", self.base, 1)
+
+    def build(self, site: Site, width: int) -> AdditiveTable:
+        if width % 2:
+            raise site.error("kind", f"sinusoids come in pairs and need an even width, not {width}")
+        return SinusoidalModule(self, width)
+
+    def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
+        """w_k in float64: in float32, the product of a large position and a rounded frequency drifts."""
+        k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64, device=device)
+        steps = width / 2 if self.denominator == "width" else max(width / 2 - 1, 1)
+        return torch.exp(-math.log(self.base) * k / steps)
+
+    def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
+        """The vectors of positions 0 .. length - 1."""
+        places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
+        angles = places[:, None] * self.frequencies(width, device)
+        waves = (angles.sin(), angles.cos())
+        return torch.stack(waves, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(waves, -1)
+
+
+class SinusoidalModule(AdditiveTable):
+    table: Tensor
+
+    def __init__(self, spec: Sinusoidal, width: int) -> None:
+        super().__init__()
+        self.spec, self.width = spec, width
+        self.register_buffer("table", spec.table(2048, width).to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
+        table = self.table
+        if bound > table.shape[0]:  # rare, and computed each time: no forward pass mutates a module
+            table = self.spec.table(bound, self.width, table.device).to(table)
+        return table[positions]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(InputSpec):
+    """Token embeddings: drop(norm(scale * E[id] + P[position] + types)).
+
+    `join="concat"` appends the position instead (CS 182, choice 1), as the last `position_width` channels.
+
+    Word dropout (Iyyer et al. 2015): in training, each E[id] is 0 with probability `word_dropout`, not its position or
+    type; the others are not rescaled. Differs from the paper: a mean over tokens counts the dropped ones too.
+    """
+
+    kind = "tokens"
+    scaled: bool = True  # E times sqrt(d_model), as Vaswani et al. 2017
+    position: Additive | None = Sinusoidal()
+    join: Literal["add", "concat"] = "add"
+    position_width: int | None = None  # concat only
+    norm: Norm = NoNorm()
+    types: int = 0  # token types with a learned vector each: BERT's sentence A and B
+    word_dropout: float = 0.0
+
+    def check(self) -> None:
+        if self.join == "concat" and (self.position is None or self.position_width is None):
+            raise SpecError("position_width", "concatenation needs a position and the number of channels it gets")
+        if self.join == "add" and self.position_width is not None:
+            raise SpecError("position_width", "an added position is as wide as the model; leave it out or concatenate")
+        check_not_negative("types", self.types)
+        check_rate("word_dropout", self.word_dropout)
+
+    @property
+    def token_types(self) -> int:
+        return self.types
+
+    def table_width(self, d_model: int) -> int:
+        width = d_model - (self.position_width or 0)
+        if not 1 <= width <= d_model:
+            message = f"{self.position_width} leaves {width} of {d_model} channels for tokens"
+            raise SpecError("input.position_width", message)
+        return width
+
+    def build(self, site: Site) -> Input:
+        return TokensModule(self, site)
+
+
+class TokensModule(Input):
+    def __init__(self, spec: Tokens, site: Site) -> None:
+        super().__init__()
+        width = site.d_model if spec.join == "add" else spec.position_width or 0
+        self.position = None if spec.position is None else spec.position.build(site.inside("position"), width)
+        self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
+        self.norm = spec.norm.build(site.inside("norm"))
+        self.factor = site.d_model**0.5 if spec.scaled else None
+        self.appended, self.dropout, self.site = spec.join == "concat", nn.Dropout(site.dropout), site
+        self.word_dropout = spec.word_dropout
+
+    def forward(
+        self,
+        values: Int[Tensor, "B T"],
+        table: Table,
+        positions: Int[Tensor, "b T"],
+        bound: int,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x = table(values)
+        if self.training and self.word_dropout > 0.0:
+            dropped = torch.rand(values.shape, dtype=torch.float32, device=values.device) < self.word_dropout
+            x = x.masked_fill(dropped[..., None], 0.0)
+        if self.factor is not None:
+            x = x * self.factor
+        if self.position is not None:
+            place = self.position(positions, bound).to(x.dtype)
+            x = torch.cat((x, place.expand(x.shape[0], -1, -1)), -1) if self.appended else x + place
+        if self.types is not None:  # without types in the batch, all are 0
+            x = x + (self.types[0] if types is None else nn.functional.embedding(types, self.types))
+        elif types is not None:
+            raise self.site.error("types", "this input does not distinguish token types; drop them from the batch")
+        return self.dropout(self.normalised(x))
+
+    def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The norm of the sum of all embeddings."""
+        return self.norm(x)

@@ -1,0 +1,90 @@
+"""The sizes of an attention's heads, its scale and output projection, its weights for a trace, its beams."""
+
+import math
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.attention import scores, softmax
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
+from regard.nn.core import Site
+from regard.nn.mask import View
+
+Scale = float | Literal["sqrt", "none"]
+
+
+@runtime_checkable
+class Heads(Protocol):
+    """The sizes an attention spec may set; None takes the site's."""
+
+    @property
+    def heads(self) -> int | None: ...
+    @property
+    def kv_heads(self) -> int | None: ...
+    @property
+    def d_head(self) -> int | None: ...
+    @property
+    def d_value(self) -> int | None: ...
+
+
+def check_sizes(spec: Heads) -> None:
+    """Refuse sizes that could not be built."""
+    for name, most in (
+        ("heads", MOST_HEADS),
+        ("kv_heads", MOST_HEADS),
+        ("d_head", MOST_CHANNELS),
+        ("d_value", MOST_CHANNELS),
+    ):
+        check_count(name, getattr(spec, name), most)
+
+
+def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
+    """The site with the sizes of this attention, and its number of key-value heads."""
+    heads = spec.heads or site.heads
+    d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
+    d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
+    groups = spec.kv_heads or heads
+    if heads % groups:
+        raise site.error("kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor")
+    return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
+
+
+def _divide(site: Site, heads: int) -> int:
+    if site.d_model % heads:
+        raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor or set d_head")
+    return site.d_model // heads
+
+
+def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
+    """W_o, or nothing where the heads laid side by side are the stream themselves."""
+    H, V = site.heads, site.d_value
+    if wanted:
+        return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
+    if site.d_model != H * V and not site.held:
+        raise site.error(
+            "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
+        )
+    return nn.Identity()
+
+
+def beams_together(q: Float[Tensor, "B H T K"], beams: int) -> Float[Tensor, "b H N K"]:
+    """Queries of all beams of a source as queries of one row, so that its keys need not be copied."""
+    return q if beams == 1 else q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
+
+
+def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
+    """Queries of a source row back to one row per beam."""
+    return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)
+
+
+def factor(scale: Scale, d_head: int) -> float:
+    """The factor of the scores: 1 / sqrt(d_head), 1, or a number."""
+    return {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}[scale] if isinstance(scale, str) else float(scale)
+
+
+def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
+    """The weights that `attend` applies, computed a second time for a trace."""
+    with torch.no_grad():
+        return softmax(scores(q, k, view, scale), view)
