@@ -31,7 +31,7 @@ class Planted(BranchSpec):
     """Self-attention that is right; or in all but this, that it takes no notice of a rotation and an offset."""
 
     kind = "planted_attention"
-    looks = True
+    attends = True
     heeds: bool = False
 
     def build(self, site: Site) -> Branch:

@@ -33,7 +33,7 @@ def test_from_record_with_and_without_a_slot() -> None:
 
 def test_code_in_a_record_needs_trust() -> None:
     record = to_record(t5_base())
-    record["decoder"]["pattern"][0]["residual"]["norm"] = {"kind": "regard.nn.norm:ScaleNorm", "eps": 0.5}
+    record["decoder"]["pattern"][0]["residual"]["norm"] = {"kind": "regard.nn.scale_norm:ScaleNorm", "eps": 0.5}
     with pytest.raises(SpecError, match=r"^decoder\.pattern\[0\]\.residual\.norm\.kind: .*would import code"):
         from_record(record)
     assert from_record(record, trust_code=True).decoder.pattern[0].residual == PreNorm(ScaleNorm(0.5))

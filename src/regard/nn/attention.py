@@ -1,7 +1,4 @@
-"""Scaled dot-product attention under a mask: softmax(scale q k' + bias) v.
-
-Every attention of the package computes this formula. `regard.fast` installs kernels that compute the same faster.
-"""
+"""Scaled dot-product attention under a mask: softmax(scale q k' + bias) v. `regard.fast` has faster kernels for it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,5 @@
 """Block: residual branches in order."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +42,6 @@ class Block(Spec):
 
 
 class BlockModule(nn.Module):
-    __call__: Callable[..., Tensor]
-
     def __init__(self, branches: list[Branch]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

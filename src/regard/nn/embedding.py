@@ -103,10 +103,10 @@ class Tokens(InputSpec):
 
     def table_width(self, d_model: int) -> int:
         width = d_model - (self.position_width or 0)
-        if not 1 <= width <= d_model:
-            message = f"{self.position_width} leaves {width} of {d_model} channels for tokens"
-            raise SpecError("input.position_width", message)
-        return width
+        if 1 <= width <= d_model:
+            return width
+        message = f"{self.position_width} leaves {width} of {d_model} channels for tokens"
+        raise SpecError("input.position_width", message)
 
     def build(self, site: Site) -> Input:
         return TokensModule(self, site)
@@ -120,8 +120,8 @@ class TokensModule(Input):
         self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
         self.norm = spec.norm.build(site.inside("norm"))
         self.factor = site.d_model**0.5 if spec.scaled else None
-        self.appended, self.dropout, self.site = spec.join == "concat", nn.Dropout(site.dropout), site
-        self.word_dropout = spec.word_dropout
+        self.dropout, self.word_dropout = nn.Dropout(site.dropout), spec.word_dropout
+        self.appended, self.site = spec.join == "concat", site
 
     def forward(
         self,

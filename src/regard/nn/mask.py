@@ -46,17 +46,20 @@ class Mask:
         """The conditions of the definition that hide any key from any query."""
         conditions: list[Tensor] = []
         if self.packed:
-            assert self.q_seg is not None and self.k_seg is not None  # noqa: PT018
+            assert self.q_seg is not None
+            assert self.k_seg is not None
             conditions.append(self.q_seg[:, :, None] == self.k_seg[:, None, :])
         if self.k_seg is not None and (self.packed or not self.order_hides_padding()):
             conditions.append((self.k_seg != 0)[:, None, :])
-        q, k = self.positions(T, S, device)
-        q, k = q[:, :, None], k[:, None, :]
-        if self.causal and not self.follows_all(S):
-            past = k < q if self.strict else k <= q
-            conditions.append(past if self.prefix is None else past | self.prefix[:, None, :])
-        if self.attention_pattern is not None:
-            conditions.append(self.attention_pattern.visible(q, k))
+        causal = self.causal and not self.follows_all(S)
+        if causal or self.attention_pattern is not None:
+            q, k = self.positions(T, S, device)
+            q, k = q[:, :, None], k[:, None, :]
+            if causal:
+                past = k < q if self.strict else k <= q
+                conditions.append(past if self.prefix is None else past | self.prefix[:, None, :])
+            if self.attention_pattern is not None:
+                conditions.append(self.attention_pattern.visible(q, k))
         return conditions
 
     def order_hides_padding(self) -> bool:
@@ -82,10 +85,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """T queries attending to S keys: the mask and the position terms, with a cache of the tensors made of them.
-
-    The layers of a stack share it; a layer with position terms of its own still shares the tensors of the mask.
-    """
+    """T queries attending to S keys: mask, position terms and the tensors made of them, shared by a stack's layers."""
 
     mask: Mask
     T: int

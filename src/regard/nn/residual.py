@@ -33,9 +33,7 @@ class ResidualBranch(Branch):
 
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.branch = branch
-        self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.branch, self.norm, self.dropout = branch, norm, nn.Dropout(dropout)
 
     def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:
         return self.branch.start(rows, ctx)

@@ -98,5 +98,5 @@ def test_decoding_says_what_training_says(static: bool, decoder: Decoder, shaken
 
 
 def test_several_kinds_of_tokens_are_refused(decoder: Decoder) -> None:
-    with pytest.raises(SpecError, match=r"^input\.types: only an encoder reads several kinds"):
+    with pytest.raises(SpecError, match=r"^input\.types: only an encoder reads several types"):
         decoder(input=Tokens(types=2))

@@ -27,7 +27,7 @@ LABELS = torch.tensor([[1, 2, 0, 1], [2, 0, 0, 0]])
 
 def encoded(model: Any) -> torch.Tensor:
     """Every token sees every real one."""
-    x = model.encoder.tables.get("source").embed(IDS) * 8**0.5 + Sinusoidal().table(4, 8)
+    x = model.encoder.tables.get("source")(IDS) * 8**0.5 + Sinusoidal().table(4, 8)
     return model.encoder.stack(x, Context(View(Mask(k_seg=SEG), 4, 4, CPU))).x
 
 

@@ -55,16 +55,15 @@ class SelfAttentionModule(Branch):
         super().__init__()
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.kv_heads = H, kv_heads
-        self.widths = (H * K, kv_heads * K, kv_heads * V)
         widths: dict[Role, int] = {"query": H * K, "key": kv_heads * K, "value": kv_heads * V}
+        self.widths = tuple(widths.values())
         self.qkv = site.linear(site.d_model, widths, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.output = output_projection(site, spec.output, spec.bias)
         self.position = None if spec.position is None else spec.position.build(site.inside("position"))
         self.attention_pattern = spec.attention_pattern
-        self.scale = factor(spec.scale, K)
-        self.dropout = site.attention_dropout
+        self.scale, self.dropout = factor(spec.scale, K), site.attention_dropout
         self.name = f"{site.side}.self"
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T W"]:
@@ -90,9 +89,9 @@ class SelfAttentionModule(Branch):
         """The stack's view, with this layer's own pattern and position where it has them."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
-        return (
-            stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
-        )
+        if self.position is not None:
+            return stack.with_terms(self.position(stack))
+        return stack.by_heads.get(self.heads, stack)
 
     def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
         return KVCache(rows)

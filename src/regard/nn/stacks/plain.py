@@ -21,8 +21,7 @@ from regard.nn.state import Rows
 class Plain(StackSpec):
     """`depth` calls of blocks tiled from `pattern`.
 
-    With `unique` below `depth`, only that many blocks exist and call n runs block n % unique: block sharing (Lan et al.
-    2020, ALBERT). Each call keeps its own decode state.
+    With `unique` below `depth`, only that many blocks exist and call n runs block n % unique (Lan et al. 2020, ALBERT).
     """
 
     kind = "plain"
