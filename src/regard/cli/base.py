@@ -1,4 +1,4 @@
-"""What all commands share: the app, its panels, and how it complains."""
+"""The command-line app: its panels, shared options, error messages and exit codes."""
 
 import errno
 import io
@@ -116,7 +116,7 @@ def main() -> None:
     """Run the command line.
 
     What a user can put right is one sentence on stderr and exit code 2, and so is a full disk or memory; Ctrl-C is 130.
-    Output that nobody reads any more (`| head`) ends the command without a word, with 141 as the shell reports SIGPIPE.
+    A closed output (`| head`) ends the command without a message and with 141, as the shell reports SIGPIPE.
     """
     signal.signal(signal.SIGINT, _interrupt)
     _write_utf8()
@@ -165,7 +165,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _check_arguments(words: list[str]) -> None:
-    """Refuse what no recipe could hold: an argument that is not text, such as a file name in another encoding."""
+    """Refuse an argument that is not UTF-8, such as a file name in another encoding: JSON could not store it."""
     for word in words:
         try:
             word.encode("utf-8")
@@ -193,7 +193,7 @@ def _system_error(error: OSError) -> int:
 
 
 def _discard_output() -> None:
-    """Send what is still to be written nowhere: Python would fail once more when it leaves."""
+    """Discard buffered output: Python would fail once more to write it at exit."""
     with suppress(OSError, ValueError):  # where stdout is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -231,7 +231,7 @@ def set_threads(
     run: Path | None = None,
     parameters: int | None = None,
 ) -> None:
-    """As many CPU threads as asked for; else as a run was trained with; else as this machine does best with.
+    """Set the number of CPU threads: as given, else as the run was trained with, else the best of this machine.
 
     Only training is long enough to find that out first. `parameters` is the size of the model that decodes.
     """

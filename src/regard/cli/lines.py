@@ -1,4 +1,4 @@
-"""Lines to work on: of a file, of standard input, of whoever types or writes them slowly."""
+"""Read lines from a file or standard input, in batches that do not wait for a slow writer."""
 
 import os
 import queue
@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from regard.errors import DataError
 
-PAUSE = 0.1  # seconds without a line after which those that came are worked on
-PATIENCE = 1.0  # seconds after which they are worked on even if more keep coming
+PAUSE = 0.1  # seconds without a new line after which a partial batch is processed
+PATIENCE = 1.0  # seconds after which it is processed even if more lines keep coming
 
 
 def lines_of(file: str | None) -> Iterator[str]:
@@ -34,8 +34,8 @@ def lines_of(file: str | None) -> Iterator[str]:
 def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines): `size` of them, or fewer where their writer pauses.
 
-    A file on a disk never pauses. Of a terminal or a pipe, what has come is worked on as soon as nothing more does, so
-    that a line typed is a line answered. What is wrong with a line is raised after the lines before it.
+    A file on disk never pauses. From a terminal or a pipe, a batch ends at a pause, so that each typed line is answered
+    at once. An error in a line is raised after the lines before it.
     """
     from regard.data.token_store import chunks
 

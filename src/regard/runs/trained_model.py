@@ -463,7 +463,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
 def _weights(
     folder: RunFolder, recipe: Recipe, average: int | None, step: int | None
 ) -> tuple[list[int], Metrics, dict[str, torch.Tensor]]:
-    """Steps, scores and weights: of the final ones, or those asked for."""
+    """Return the steps, scores and weights: final, of one step, or averaged over the last `average` checkpoints."""
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
