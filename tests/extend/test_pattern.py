@@ -1,0 +1,121 @@
+"""Attention patterns that differ between layers, one of them from outside the package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from regard.nn.branches.self_attention import SelfAttention, SelfAttentionModule
+from regard.nn.pattern import Window
+from regard.recipe.recipe import load_model
+from regard.testing import examine, tiny
+from regard.tree import replace_at, walk
+
+from .user import command, refusal
+
+EVERY_OTHER = '''
+from dataclasses import dataclass
+
+from regard.nn.pattern import AttentionPattern
+
+
+@dataclass(frozen=True, slots=True)
+class EveryOther(AttentionPattern):
+    """Keys at an even distance, the query itself among them."""
+
+    kind = "every_other"
+    may_hide_all = False
+
+    def visible(self, q, k):
+        return (q - k) % 2 == 0
+'''
+RECIPE = """
+[data]
+train = [{ kind = "tsv", path = "pairs.tsv" }]
+tokenizer = "bytes"
+held_out = 8
+batching = { kind = "buckets", tokens = 300 }
+
+[model]
+preset = "transformer_tiny"
+d_model = 16
+decoder.depth = 3
+[[model.decoder.pattern]]  # two local layers, then a global one
+kind = "block"
+branches = [{ kind = "self_attention", attention_pattern = "mine:EveryOther" }, "cross_attention", "feedforward"]
+[[model.decoder.pattern]]
+kind = "block"
+branches = [{ kind = "self_attention", attention_pattern = "mine:EveryOther" }, "cross_attention", "feedforward"]
+[[model.decoder.pattern]]
+kind = "block"
+branches = ["self_attention", "cross_attention", "feedforward"]
+
+[train]
+steps = 6
+validate_every = 6
+decode = 2
+"""
+LOCAL = '{kind="block", branches=[{kind="self_attention", attention_pattern={kind="window", size=8}}, "feedforward"]}'
+GLOBAL = '{kind="block", branches=["self_attention", "feedforward"]}'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with a module, a recipe and a corpus."""
+    folder = tmp_path_factory.mktemp("pattern")
+    (folder / "mine.py").write_text(EVERY_OTHER)
+    (folder / "recipe.toml").write_text(RECIPE)
+    pairs = [f"{a} {b}\t{b} {a}" for a in ("one", "two", "red", "big", "old") for b in ("house", "dog", "cat", "sun")]
+    (folder / "pairs.tsv").write_text("\n".join(pairs * 2) + "\n")
+    return folder
+
+
+def patterns(spec: Any) -> list[Any]:
+    """The attention pattern of every block of a stack."""
+    return [part.attention_pattern for part in walk(spec) if isinstance(part, SelfAttention)]
+
+
+@pytest.mark.slow
+def test_layers_with_a_pattern_from_outside_train_and_translate(folder: Path) -> None:
+    words = ("train", "recipe.toml", "--out", "run", "--json")
+    assert "'mine:EveryOther' would import code; add --trust-code" in refusal(folder, *words)
+    result = command(folder, *words, "--trust-code")
+    assert result.returncode == 0, result.stderr
+    blocks = json.loads((folder / "run" / "recipe.json").read_text())["model"]["decoder"]["pattern"]
+    assert [block["branches"][0]["attention_pattern"] for block in blocks] == [{"kind": "mine:EveryOther"}] * 2 + [None]
+    (folder / "in.txt").write_text("one house\n")
+    assert command(folder, "translate", "run", "in.txt", "--trust-code").returncode == 0
+    assert "--trust-code" in refusal(folder, "translate", "run", "in.txt")
+
+
+def test_one_edit_alternates_local_and_global_layers() -> None:
+    spec, edited = load_model("transformer_tiny", ["encoder.depth=6", f"encoder.pattern=[{LOCAL}, {LOCAL}, {GLOBAL}]"])
+    assert patterns(spec.encoder) == [None]  # type: ignore[reportAttributeAccessIssue]
+    assert patterns(edited.encoder) == [Window(8), Window(8), None]  # type: ignore[reportAttributeAccessIssue]
+    built = regard.build(edited)
+    assert [m.attention_pattern for m in built.modules() if isinstance(m, SelfAttentionModule)][:6] == [
+        Window(8),
+        Window(8),
+        None,
+        Window(8),
+        Window(8),
+        None,
+    ]
+
+
+def test_a_pattern_from_outside_keeps_the_laws_in_some_of_the_layers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    spec = tiny.decoder_only(depth=3)
+    local = {"kind": "self_attention", "attention_pattern": "mine:EveryOther"}
+    blocks = [{"kind": "block", "branches": [first, "feedforward"]} for first in (local, local, "self_attention")]
+    spec = regard.catalogue.edited(spec, {"decoder.pattern": blocks}, trust_code=True)
+    assert [pattern is not None for pattern in patterns(spec)] == [True, True, False]
+    assert regard.from_record(regard.to_record(spec), trust_code=True) == spec
+    laws = ("causality", "padding", "packing", "steps", "ragged", "beams", "batch", "inspection", "kernels", "fast")
+    assert {v.law: v.detail for v in examine("layers", spec, laws) if v.outcome != "kept"} == {}
+    everywhere = replace_at(tiny.decoder_only(depth=3), "decoder.attention_pattern", patterns(spec)[0])
+    assert {v.law: v.detail for v in examine("stack", everywhere, laws) if v.outcome != "kept"} == {}
