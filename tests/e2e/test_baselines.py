@@ -23,7 +23,7 @@ def test_classifier_worse_than_a_bag_of_words_is_warned_about(tmp_path: Path) ->
     result = regard("train", "--labelled", text, "--valid", held_out, "--out", out, *TINY)
     assert result.returncode == 0, result.stderr
     lines = result.stderr.splitlines()
-    assert "baselines on the validation text: majority class 50.0 %, bag of words 100.0 % accuracy" in lines
+    assert "Baselines on the validation text: majority class 50.0 %, bag of words 100.0 % accuracy" in lines
     (warning,) = (line for line in lines if line.startswith("warning: the model's accuracy"))
     assert "(bag of words: 100.0 %); train for longer or on more text" in warning
     events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from .conftest import complaint, regard, training
 
 FEW = ("--set", "train.steps=2", "--set", "train.decode=0")
-TAKEN = "this text was prepared before: taking the data from the cache (regard cache)"
+TAKEN = "This text was prepared before: taking the data from the cache (regard cache)"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_resuming_never_looks_into_the_cache(corpus: dict[str, str], tmp_path: P
     said = regard("resume", str(tmp_path / "run"))
     assert said.returncode == 0, said.stderr
     assert TAKEN not in said.stdout + said.stderr
-    assert "reading the text" in said.stdout + said.stderr
+    assert "Reading the text" in said.stdout + said.stderr
 
 
 def test_a_size_that_is_none_is_one_sentence(

@@ -60,7 +60,7 @@ def test_the_classes_stay_what_they_are(
     said = regard("train", "--labelled", text, "--from", str(parent), "--out", str(out), *TINY[:-1], *STILL)
     assert said.returncode == 0, said.stderr
     if new := after[3:]:
-        assert f"labels: {len(new)} new, untrained so far: {', '.join(new)}" in said.stderr
+        assert f"Labels: {len(new)} new, untrained so far: {', '.join(new)}" in said.stderr
     if missing := [label for label in after[:3] if label not in labels]:
         assert f"do not occur in this text, and are kept: {', '.join(missing)}" in said.stderr
     assert json.loads((out / "recipe.json").read_text())["data"]["objective"]["labels"] == list(after)

@@ -290,10 +290,10 @@ class BPE(TokenizerSpec):
             _check_reached(reached, self.vocab)
             return _tokenizer(document, Note(self.kind, f"{reached:,} pieces, as asked{sample}"))
         about = f"about {float(f'{words:.3g}'):,.0f}" if share < 1.0 else f"{words:,}"
-        why = f"{min(wanted, reached):,} subwords for {about} words"
+        why = f"{min(wanted, reached):,} subwords (chosen from the corpus size, {about} words"
         if reached < wanted:
-            why += f", all that occur at least {FREQUENT} times"
-        why += sample
+            why += f"; all that occur at least {FREQUENT} times"
+        why += ")" + sample
         _cut(document["model"], wanted)
         return _tokenizer(document, Note(self.kind, why))
 

@@ -40,7 +40,7 @@ class LengthLimit(Spec):
 
     def __str__(self) -> str:
         line = f"{self.slope:g} x source + {self.constant}"
-        return f"{SLACK:g} x the smaller of {self.longest} (longest target) and {line}, + {MORE} tokens"
+        return f"{SLACK:g} x min({self.longest}, {line}) + {MORE} tokens"
 
 
 def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> LengthLimit:

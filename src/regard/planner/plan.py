@@ -119,15 +119,15 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
         candidate, speed = _largest(known, text, time, hardware, train, finished)
         whole = finished(candidate.spec)
         edited = "" if _alike(whole, candidate.spec) else ", changed as given"
-        within = "" if speed is None else f" and {_duration(time)} on {hardware.kind}"
-        why.append(f"model: {candidate.name}{edited}, for {text.total:,} tokens of text{within}")
+        within = "" if speed is None else f", {_duration(time)} on {hardware.kind}"
+        why.append(f"model: {candidate.name}{edited} ({text.total:,} tokens of text{within})")
         candidate = replace(candidate, width=getattr(whole, "d_model", candidate.width))
     optimizer, named = train.optimizer, []
     if optimizer is None:
         optimizer = _optimizer(objective, candidate, hardware, given)
         named = [f"optimizer: {type(optimizer).__name__}"]
     elif optimizer.learning_rate is None or given.model is None:
-        named = [f"optimizer: {type(optimizer).__name__}, as given"]
+        named = [f"optimizer: {type(optimizer).__name__} (as given)"]
     if speed is not None and isinstance(optimizer, Muon):
         tokens = getattr(batching, "tokens", None) or _smallest(text, candidate, hardware)
         speed /= 1 + muon_share(finished(candidate.spec), tokens)
@@ -144,12 +144,12 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
             passes = min(passes, budget.labels / text.labels)
         dropout = _dropout(objective, passes, text)
         if getattr(finished(dropped(spec, dropout)), "dropout", dropout) == dropout:
-            reason = "" if objective.labelled else f", for {_passes(passes)} through the text"
+            reason = "" if objective.labelled else f" ({_passes(passes)} through the text)"
             why.insert(1, f"dropout: {dropout:g}{reason}")
         length = max(text.lengths)
         suited = for_length(spec, length)
         if suited != spec and _pooled(finished(suited)) == _pooled(suited):
-            why.insert(2, f"pooling: mean and maximum, word dropout 0.5, for texts of {length} tokens")
+            why.insert(2, f"pooling: mean and maximum, word dropout 0.5 (texts of {length} tokens)")
         spec = dropped(suited, dropout)
     return Chosen(spec, batching, train, why)
 
@@ -294,12 +294,12 @@ def _training(
         changes["steps"] = steps if train.time is None else _steps(most, epoch)
         assert budget.speed is not None
         seconds = passes * budget.text.labels / budget.speed / TRAINING
-        why.append(f"steps: about {steps:,}, {_passes(passes)} through the text, {_duration(seconds)}")
+        why.append(f"steps: about {steps:,} ({_passes(passes)} through the text, {_duration(seconds)})")
         if seconds < 0.9 * budget.time and train.time is not None:
-            limit = f"{MOST_STEPS:,} steps are the most that is planned"
+            limit = f"a plan has at most {MOST_STEPS:,} steps"
             if steps < MOST_STEPS:
-                limit = f"{most:.0f} passes are all the text is worth"
-            why.append(f"time: less than the {_duration(train.time)} given, for {limit}")
+                limit = f"more than {most:.0f} passes through this text hardly help"
+            why.append(f"time: less than the {_duration(train.time)} given, because {limit}")
         elif seconds >= 0.99 * budget.time and train.time is None:
             why.append(f"time: {_duration(budget.time)}, the default on {budget.hardware.kind}; --time changes it")
     optimizer = train.optimizer
@@ -307,7 +307,7 @@ def _training(
     if optimizer.learning_rate is None:
         rate = _rate(objective, budget.candidate, optimizer) * (GENTLE if budget.trained else 1.0)
         optimizer = replace(optimizer, learning_rate=rate)  # type: ignore[reportCallIssue]
-        why.append(f"peak learning rate: {rate:g}, for d_model {budget.candidate.width}")
+        why.append(f"peak learning rate: {rate:g} (d_model {budget.candidate.width})")
     if isinstance(optimizer, Muon) and optimizer.rest.learning_rate is None:
         optimizer = replace(optimizer, rest=replace(optimizer.rest, learning_rate=optimizer.learning_rate))
     changes["optimizer"] = optimizer
@@ -326,7 +326,7 @@ def _training(
         count = max(5, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
         changes["validate_every"] = max(1, round(steps / count))
         if train.time is None and validates:
-            duration = f", about {_duration(each)} each" if budget.speed else ""
+            duration = f", about {_duration(each)} each" if budget.speed and each >= 1 else ""
             why.append(f"validation: every {changes['validate_every']:,} steps{duration}")
     if train.patience is None:
         changes["patience"] = PATIENCE if train.time is not None else max(3, count // 4)

@@ -15,18 +15,23 @@ from regard.data.batching import Windows
 from regard.data.loader import BatchLoader, Examples
 from regard.data.prepare import Prepared
 from regard.decoding.beam import Beam
+from regard.decoding.hypothesis import Limits
 from regard.evaluation.likelihood_metrics import LOSS
 from regard.evaluation.metric import Metric
 from regard.evaluation.validation import HeldOut, measured, validate
-from regard.models.base import Model
+from regard.fast import beam_search
+from regard.inference.text import Texts
+from regard.models.base import Generator, Model
 from regard.models.build import build
 from regard.planner import fit as fitting
 from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import TrainedModel, load_weights
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
+from regard.training.console import Sample
 from regard.training.selection import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
+SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # of the validation text that is shown with an output
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the folder in which torch.compile stores its output
 
 
@@ -111,18 +116,55 @@ def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
 
 
 def measure_of(
-    recipe: Recipe, data: Prepared, criterion: Metric = LOSS, decode: int | None = None
+    recipe: Recipe,
+    data: Prepared,
+    criterion: Metric = LOSS,
+    decode: int | None = None,
+    show: Callable[[Sample], None] | None = None,
 ) -> Callable[[Model], Metrics] | None:
     """Return the function that computes the metrics of a model on the validation text; None if there is no such text.
 
-    It translates `decode` records, by default as many as the recipe says.
+    It translates `decode` records, by default as many as the recipe says, and calls `show` with a sample output.
     """
     records, train = held_out(recipe, data), recipe.train
     if records is None:
         return None
     count = train.decode if decode is None else decode
     metrics = measured(data.objective, train.bleu_tokenize, criterion)
-    return lambda model: validate(model, records, Beam(beam_size=1), count, metrics, criterion)
+
+    def measure(model: Model) -> Metrics:
+        outputs: list[str] = []
+        values = validate(model, records, Beam(beam_size=1), count, metrics, criterion, outputs)
+        if show is not None and (sample := sample_output(model, records, outputs)) is not None:
+            show(sample)
+        return values
+
+    return measure
+
+
+def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sample | None:
+    """Return an output for a short validation record; a language model completes the first half of it.
+
+    `outputs` are those of the first records. None if there is no text to show.
+    """
+    objective = records.objective
+    pairs = [objective.pair(record) for record in records.texts[: len(outputs) or SAMPLED]]
+    if not pairs:
+        return None
+    index = next((i for i, (text, _) in enumerate(pairs) if len(text.split()) in SAMPLE_WORDS), 0)
+    source, reference = pairs[index]
+    if outputs:
+        return Sample(source, outputs[index], reference)
+    if objective.model != "language_model" or not isinstance(model, Generator):
+        return None
+    words, tokenizer = source.split(), records.tokenizers["target"]
+    prompt, rest = " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+    begin = () if objective.stream else (tokenizer.bos,)
+    device = next(model.parameters()).device
+    texts = Texts([model], tokenizer, tokenizer, records.max_len, device, begin=begin)
+    ((output,),) = texts.generate([prompt], Beam(beam_size=1), limits=Limits(max_len=SAMPLE_TOKENS))
+    beam_search.forget()  # frees its memory for training
+    return Sample(prompt, output.text.removeprefix(prompt), rest)
 
 
 def forward_flops(recipe: Recipe, data: Prepared) -> float:

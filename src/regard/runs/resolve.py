@@ -93,12 +93,13 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
         budget = getattr(request.data.batching, "tokens", None)
         if budget is None or budget == rows.tokens:  # a budget that the recipe gives is kept
             batching = rows
-            reasons.append(f"rows: texts packed into rows of {rows.length}, so that a GPU sees one shape")
+            reasons.append(f"rows: texts packed into rows of {rows.length} tokens, so that all batches have one shape")
     spec = replace(data.spec, train=request.data.train, valid=request.data.valid, batching=batching)
     train = choose_metric(plan.train, data, reasons)
     limit = _length_limit(data, parent, reasons)
     for name, tokenizer in tokenizer_files(data.tokenizers).items():
-        report(f"{name}: {tokenizer.why}")
+        side = name.removeprefix("tokenizer.").removesuffix(".json")
+        report(f"{'vocabulary' if side == 'json' else f'vocabulary of the {side}'}: {tokenizer.why}")
     for reason in reasons:
         report(reason)
     return Recipe(model, spec, train, request.decode, limit)

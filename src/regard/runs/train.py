@@ -109,7 +109,7 @@ def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
         and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
     )
     if not free:
-        hint = "regard resume goes on with it; " if folder.asked.exists() else ""
+        hint = "regard resume continues it; " if folder.asked.exists() else ""
         raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
 
 
@@ -142,7 +142,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
                 trainer.resume()
                 return _fit(trainer, folder, request, options, console)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
-    console.say(f"{folder.path} is finished; regard train --from {folder.path} goes on with other text")
+    console.report(f"already finished: {folder.path}; to continue with other text: regard train --from {folder.path}")
     return run, Outcome(True, "it was finished", run.step)
 
 
@@ -176,7 +176,7 @@ def _prepare_and_assemble(
     if TensorBoard.installed():
         watchers.append(TensorBoard(folder.path / "tensorboard", step))
     else:
-        console.say("no TensorBoard events: pip install 'regard[log]' adds them")
+        console.report("no TensorBoard events: pip install 'regard[log]' adds them")
     write_json(folder.path / "environment.json", environment(device))
     criterion = criterion_of(recipe.train, data.objective, options.trust_code)
     trainer = assemble(
@@ -185,7 +185,7 @@ def _prepare_and_assemble(
         folder,
         device,
         watchers,
-        measure_of(recipe, data, criterion),
+        measure_of(recipe, data, criterion, show=None if options.quiet else console.show),
         criterion,
         parent=parent,
         flops_per_token=forward_flops(recipe, data) if device.type == "cuda" else None,
@@ -193,10 +193,10 @@ def _prepare_and_assemble(
         plain=options.plain,
     )
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
-    console.say(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
-    decoded = [each for each in measured(data.objective, "none") if each.needs != "likelihood"]
-    console.titles = {each.name: each.heading for each in (LOSS, *decoded, criterion)}
-    baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.say)
+    console.report(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
+    metrics = (LOSS, criterion, *measured(data.objective, "none"))
+    console.titles = {metric.name: metric.heading for metric in metrics}
+    baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.report)
     return trainer
 
 
@@ -212,7 +212,7 @@ def _prepared(
         if parent.objective.kind != request.data.objective.kind:
             raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {request.data.objective.kind}")
         if request.data.objective.labelled:
-            objective = request.data.objective.with_labels(labels_after(parent, request.data, console.say))
+            objective = request.data.objective.with_labels(labels_after(parent, request.data, console.report))
             request = replace(request, data=replace(request.data, objective=objective))
         spec, known = request.data, parent.recipe.data  # the model has positions for texts of the parent's length
         spec = replace(
@@ -222,12 +222,12 @@ def _prepared(
     tokenizers = parent.tokenizers if parent is not None else None
     cache, device = Cache.usual() if options.cache else None, choose_device(options.device)
     room = ROOM if device.type == "cuda" else ROOM // 2
-    data = prepare(request.data, folder.data, request.train.seed, tokenizers, console.say, cache, room)
+    data = prepare(request.data, folder.data, request.train.seed, tokenizers, console.report, cache, room)
     for sentence in data.report:
-        console.say(sentence)
+        console.report(sentence)
     elapsed = time.monotonic() - options.began
     recipe = resolve(
-        request, data, device, console.say, parent, hardware=hardware(device, keep=idle()), elapsed=elapsed
+        request, data, device, console.report, parent, hardware=hardware(device, keep=idle()), elapsed=elapsed
     )
     for name, tokenizer in tokenizer_files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
@@ -245,26 +245,26 @@ def _fit(
 
             def stop() -> str | None:
                 if caught:
-                    return f"{caught[0]}; regard resume {folder.path} goes on"
+                    return f"{caught[0]}. Continue: regard resume {folder.path}"
                 if deadline is not None and time.monotonic() > deadline:
-                    return f"time limit reached; continue with regard resume {folder.path}"
+                    return f"time limit reached. Continue: regard resume {folder.path}"
                 return None
 
             outcome = trainer.fit(stop)
     finally:
         console.close()
     if not outcome.finished and (warning := inside_warmup(trainer.spec, outcome.step)):
-        console.say(warning)
+        console.report(warning)
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     if outcome.finished:
         criterion = criterion_of(trainer.spec, run.objective, options.trust_code)
-        baselines.compare(folder, run.scores, criterion, console.say)
+        baselines.compare(folder, run.scores, criterion, console.report)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
         if change is not None:
             trainer.emit("parent", **change)
-            console.say(described_change(change, criterion.name))
+            console.report(described_change(change, criterion.name))
     console.warn(run.scores)
     return run, outcome
 
@@ -311,8 +311,8 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
     if step >= warmup:
         return None
     return (
-        f"warning: training stopped inside the learning-rate warm-up (step {step:,} of {warmup:,}), so the model has "
-        "hardly begun to learn; --time plans the whole schedule for the time there is"
+        f"warning: training stopped inside the learning rate warm-up (step {step:,} of {warmup:,}), so the model has "
+        "hardly begun to learn; with --time the schedule fits the time"
     )
 
 
@@ -326,7 +326,7 @@ def _signals() -> Iterator[list[str]]:
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, _: Any) -> None:
-        caught.append("interrupted" if number == signal.SIGINT else "asked to end")
+        caught.append("interrupted" if number == signal.SIGINT else "terminated")
         signal.signal(number, before[number])
 
     try:

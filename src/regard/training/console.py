@@ -1,37 +1,68 @@
-"""What a person sees of training: a live line on a terminal, a few plain lines elsewhere. All of it goes to stderr."""
+"""Print the progress of training to stderr: a live line on a terminal, and a line for every validation."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from regard.training import degenerate
 from regard.training.executor import description
 from regard.training.trainer import Event
 
+WIDTH = 80  # columns of a validation line where there is no terminal
+
+
+class Sample(NamedTuple):
+    """What a model outputs for one example of the validation text."""
+
+    source: str
+    output: str
+    reference: str
+
+
+class TimeLeft(ProgressColumn):
+    """The estimated duration of the steps that are left: "22 min left"."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.time_remaining is None else time_left(float(task.time_remaining)))
+
 
 class TrainingConsole:
-    """Progress with loss, speed, memory and time left; a line for every validation."""
+    """Prints loss, speed, memory and the time left in a live line, and metrics and a sample output per validation."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, emoji=False)
         self.quiet = quiet
-        self.titles: Mapping[str, str] = {"loss": "loss"}  # of the metrics that a validation prints
         self.live: Progress | None = None
         self.task: TaskID | None = None
         self.steps = 0
         self.warned = False
+        self.titles: Mapping[str, str] = {"loss": "loss"}  # headings of metrics by name, most important first
+        self.sample: Sample | None = None  # printed with the next validation
 
-    def say(self, sentence: str) -> None:
-        """A line above the live one. One that cannot be written, as into a full disk, stops no training."""
+    @property
+    def width(self) -> int:
+        """The columns of a line."""
+        return self.console.width if self.console.is_terminal else WIDTH
+
+    def show(self, sample: Sample) -> None:
+        """Print a sample output with the next validation."""
+        self.sample = sample
+
+    def report(self, sentence: str) -> None:
+        """Print a sentence above the live line; an output that cannot be written, as to a full disk, is ignored."""
+        if re.match(r"(?!warning)[a-z][a-z-]*\b(?![./\\_])", sentence):  # not a path
+            sentence = sentence[0].upper() + sentence[1:]
         if not self.quiet:
             with suppress(OSError):
-                self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+                self.console.print(sentence, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def note(self, event: Event) -> None:
-        """Show an event."""
+        """Print an event."""
         if self.quiet:
             return
         getattr(self, f"on_{event['event']}", lambda _: None)(event)
@@ -39,18 +70,18 @@ class TrainingConsole:
             self.live.update(self.task, completed=event["step"])
 
     def on_start(self, event: Event) -> None:
-        """Begin the live line, on a terminal."""
+        """Start the live line, on a terminal."""
         self.steps = event["steps"]
         if event["step"]:
-            self.say(f"going on from step {event['step']:,}")
+            self.report(f"Resuming at step {event['step']:,}")
         if not self.console.is_terminal:
             return
         self.live = Progress(
-            TextColumn("step"),
+            TextColumn("Step"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeLeft(),
             console=self.console,
             transient=True,
         )
@@ -58,57 +89,65 @@ class TrainingConsole:
         self.live.start()
 
     def on_executor(self, event: Event) -> None:
-        """How steps are run, where there is more than one way."""
-        self.say(description(event))
+        """Print which executor runs the steps, where there is a choice."""
+        self.report(description(event))
 
     def on_step(self, event: Event) -> None:
-        """Refresh the facts of the live line."""
+        """Update the live line."""
         # Without label smoothing and auxiliary losses, so that it compares with the validation loss.
-        facts = [f"training loss {event['nll']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
+        facts = [f"loss {event['nll']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
             facts.append(f"{event['memory_gb']:.1f} GB")
         if "mfu" in event:
             facts.append(f"MFU {event['mfu']:.0%}")
         dropped = event.get("dropped_tokens", 0)
-        if sent := event.get("routed_tokens", 0) + dropped:
-            facts.append(f"{dropped / sent:.1%} dropped")
+        if routed := event.get("routed_tokens", 0) + dropped:
+            facts.append(f"{dropped / routed:.1%} dropped")
         self.steps = event.get("steps", self.steps)  # a time budget estimates them again and again
         if self.live is not None and self.task is not None:
             self.live.update(self.task, facts="  ".join(facts), total=self.steps)
 
     def on_valid(self, event: Event) -> None:
-        """A line that stays."""
+        """Print the metrics of a validation and a sample output."""
         best = "  (best so far)" if event["best"] == event["step"] else ""
         time = _time(event.get("clock", event["time"]))
-        self.say(f"step {event['step']:>7,}  {time:>8}  {self.validation(event)}{best}")
+        start = f"Step {event['step']:>7,}  {time:>7}  validation "
+        self.report(start + self.validation(event, self.width - len(start) - len(best)) + best)
+        if self.sample is not None:
+            for name, text in self.sample._asdict().items():
+                line = f"  {name + ':':<10} {' '.join(text.split())}"
+                self.report(line if len(line) <= self.width else f"{line[: self.width - 3]}...")
+            self.sample = None
         # In the first half of the steps this is usual, and the end of training has a warning of its own.
         if not self.warned and self.steps / 2 <= event["step"] < self.steps:
             self.warn(event)
 
+    def validation(self, event: Event, width: int = WIDTH) -> str:
+        """Return the metrics of a validation in the order of `titles`: two, and as many more as fit."""
+        values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
+        while len(values) > 2 and len("  ".join(values)) > width:
+            values.pop()
+        return "  ".join(values)
+
     def warn(self, metrics: Mapping[str, Any]) -> None:
-        """Print what is wrong with the outputs of a model by its validation metrics."""
+        """Print a warning if the validation metrics show degenerate outputs."""
         for sentence in degenerate.warnings(metrics):
-            self.say(f"warning: {sentence}")
+            self.report(f"warning: {sentence}")
             self.warned = True
 
     def on_final(self, event: Event) -> None:
-        """What the mean of several checkpoints is worth."""
+        """Print the metrics of the mean of several checkpoints."""
         steps, kept = event["steps"], event["kept"]
         behind = "" if kept == steps else f"; ranks behind step {kept[0]:,}, which is used instead"
-        self.say(f"mean of {len(steps)} checkpoints: {self.validation(event)}{behind}")
+        self.report(f"mean of {len(steps)} checkpoints: validation {self.validation(event)}{behind}")
 
     def on_end(self, event: Event) -> None:
-        """The last line."""
+        """Print how training ended."""
         self.close()
-        self.say(f"{'done' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
-
-    def validation(self, event: Event) -> str:
-        """Return the metrics of a validation."""
-        values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
-        return f"validation {'  '.join(values)}"
+        self.report(f"{'finished' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self.live is not None:
             self.live.stop()
             self.live = None
@@ -122,3 +161,10 @@ def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def time_left(seconds: float) -> str:
+    """Return a remaining duration in the unit that suits it."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 7170 else f"{seconds / 3600:.1f} h left"

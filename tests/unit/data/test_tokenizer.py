@@ -262,7 +262,9 @@ def test_a_sample_stands_for_more() -> None:
     whole, sample = train(BPE(), texts), train(BPE(), texts, 0.25)
     assert whole.size == choose_vocab(40_000)
     assert sample.size == choose_vocab(160_000) > whole.size
-    assert sample.why.startswith(f"{sample.size:,} subwords for about 160,000 words, learned from 0.2")
+    assert sample.why.startswith(
+        f"{sample.size:,} subwords (chosen from the corpus size, about 160,000 words), learned from 0.2"
+    )
     with pytest.raises(TooFewPiecesError, match="a sample of the text has"):
         train(BPE(20_000), texts, 0.25)
     with pytest.raises(DataError, match="the corpus supports at most"):

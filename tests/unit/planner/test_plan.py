@@ -226,7 +226,7 @@ def test_what_does_not_happen_is_not_announced() -> None:
     assert {"validation", "early stopping"}.isdisjoint(silent)
     (said,) = [sentence for sentence in planner.plan(*settings).why if sentence.startswith("validation")]
     assert "about" not in said  # nothing was measured
-    assert "optimizer: AdamW, as given" in planned(Translation(), 5000, optimizer=AdamW(learning_rate=1e-3)).why
+    assert "optimizer: AdamW (as given)" in planned(Translation(), 5000, optimizer=AdamW(learning_rate=1e-3)).why
 
 
 def test_classifiers_are_trained_with_adamw() -> None:
