@@ -274,9 +274,9 @@ def test_sections_of_a_wrong_type(field: str, value: Any, files: dict[str, str],
     [('{"data": 5}', "train: is missing"), ("[]", "does not hold an object"), ('{"data": NaN', "cannot be read")],
 )
 def test_a_run_that_was_edited_before_it_began(content: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "asked.json").write_text(content)
+    (tmp_path / "request.json").write_text(content)
     found = sentence("resume", str(tmp_path), "--threads", "1", "--device", "cpu", "-q")
-    assert str(tmp_path / "asked.json") in found
+    assert str(tmp_path / "request.json") in found
     assert said in found
 
 

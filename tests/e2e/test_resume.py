@@ -45,7 +45,7 @@ def test_killed_at_random_moments_and_resumed(corpus: dict[str, str], tmp_path: 
     words = training(corpus, killed, *STEPS, *MORE, "-q")
     for number in range(KILLS):
         running = process(*words)
-        while not (killed / "asked.json").exists() and running.poll() is None:
+        while not (killed / "request.json").exists() and running.poll() is None:
             time.sleep(0.01)
         # Now and then while it reads or loads, mostly once it trains and saves.
         after, pause = (0 if number % 5 == 0 else lines_of(killed) + 1), rng.uniform(0.0, 1.0)

@@ -106,7 +106,7 @@ def test_a_damaged_record_is_one_sentence(copy: Path) -> None:
 def test_a_file_that_is_nested_too_deeply_is_one_sentence(copy: Path) -> None:
     (copy / "environment.json").write_text(DEEP[1])  # read only for the number of threads
     (copy / "log.jsonl").write_text(DEEP[1] + "\n")
-    unread = {copy / name for name in ("environment.json", "asked.json", "baselines.json")}
+    unread = {copy / name for name in ("environment.json", "request.json", "baselines.json")}
     for path in sorted({*copy.rglob("*.json")} - unread):
         text = path.read_text()
         prepared = copy / "data" in path.parents

@@ -16,7 +16,7 @@ from regard.data.prepare import Survey
 from regard.data.tokenizer import BPE, Imported, Tokenizer, Words, train
 from regard.errors import RegardError
 from regard.presets import preset
-from regard.recipe.recipe import Recipe, RecipeRequest, asked, load_model
+from regard.recipe.recipe import Recipe, RecipeRequest, load_model, request_from_record
 from regard.runs.request import request_from_options
 
 TEXT = ["the cat sat on the mat"] * 5
@@ -53,12 +53,12 @@ def recipe_file() -> dict[str, Any]:
 
 @cache
 def asked_record() -> dict[str, Any]:
-    return asked(recipe_file()).record()
+    return request_from_record(recipe_file()).record()
 
 
 @cache
 def recipe_record() -> dict[str, Any]:
-    wanted = asked(recipe_file())
+    wanted = request_from_record(recipe_file())
     return Recipe(preset("transformer_tiny"), wanted.data, wanted.train, wanted.decode).record()
 
 
@@ -114,7 +114,7 @@ def of_file(read: Callable[[str], object]) -> Callable[[dict[str, Any], Path], N
 
 READERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], Path], object]]] = {
     "recipe.json": (recipe_record, lambda document, _: Recipe.of(document)),
-    "asked.json": (asked_record, lambda document, _: RecipeRequest.of(document)),
+    "request.json": (asked_record, lambda document, _: RecipeRequest.of(document)),
     "recipe to train": (recipe_file, of_file(lambda path: request_from_options(recipe=path))),
     "recipe to show": (recipe_file, of_file(load_model)),
     "tokenizer.json": (tokenizer, lambda document, _: Tokenizer.from_json(json.dumps(document))),

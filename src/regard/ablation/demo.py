@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.demo.corpus import generate
 from regard.files import replace_text
-from regard.recipe.recipe import RecipeRequest, asked
+from regard.recipe.recipe import RecipeRequest, request_from_record
 
 PAIRS, HELD_OUT = 20_000, 400
 ABLATION_STEPS, LADDER_STEPS = 400, 1800
@@ -26,7 +26,9 @@ def ablation(
     """Return the recipe of an ablation of a small model like the base of Narang et al. 2021."""
     model = {"preset": "narang_base", **SMALL} if base is None else {"preset": base}
     train = _train(ABLATION_STEPS, 5e-3, ABLATION_STEPS // 8)
-    return asked({"model": model, "data": _data(text, 1000), "train": train}, changes, variants, trust_code)
+    return request_from_record(
+        {"model": model, "data": _data(text, 1000), "train": train}, changes, variants, trust_code
+    )
 
 
 def ladder(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
@@ -36,7 +38,7 @@ def ladder(text: Path, base: str | None, changes: Sequence[str]) -> RecipeReques
     full = {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small}
     data = _data(text, 500) | {"max_len": 40}  # an untrained model translates up to the limit
     train = _train(LADDER_STEPS, 4e-3, 100)
-    return asked({"model": full if base is None else base, "data": data, "train": train}, changes)
+    return request_from_record({"model": full if base is None else base, "data": data, "train": train}, changes)
 
 
 def _data(text: Path, tokens: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from regard.evaluation import metrics
 from regard.inspection import render
 from regard.inspection.record import attention
 from regard.planner import threads
-from regard.recipe.recipe import asked
+from regard.recipe.recipe import request_from_record
 from regard.runs.train import TrainingOptions, start_run
 from regard.runs.trained_model import TrainedModel
 
@@ -78,7 +78,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     if (fastest := threads.for_training()) is not None:
         torch.set_num_threads(fastest)
     text = folder / "text"
-    wanted = asked(recipe(text, steps, seed))
+    wanted = request_from_record(recipe(text, steps, seed))
     folder.mkdir(parents=True, exist_ok=True)
     _write(text, corpus.train, corpus.test)
     started = time.perf_counter()

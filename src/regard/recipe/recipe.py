@@ -49,28 +49,28 @@ SECTIONS = ("model", "data", "train", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Spec):
-    """All that makes a run: nothing is left to be chosen."""
+    """A complete recipe: model, data, training and decoding, with no choice left open."""
 
     kind = "recipe"
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
     decode: Search
-    length_limit: LengthLimit | None = None  # of a translation, from the training text; None in runs of before it was
+    length_limit: LengthLimit | None = None  # of translations, from the training text; None in older runs
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the recipe as JSON."""
         return to_record(self, PARTS | {part.kind: part for part in (Recipe, LengthLimit)})
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
-        """From JSON."""
+        """Read a recipe from JSON."""
         return read(record, cls, "", PARTS | {part.kind: part for part in (cls, LengthLimit)}, trust_code)
 
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """A recipe as a user asks for it: what is not said is chosen from the corpus."""
+    """A recipe as the user writes it; settings that it leaves open are chosen from the corpus."""
 
     data: DataSpec
     train: TrainSpec = TrainSpec()
@@ -79,11 +79,11 @@ class RecipeRequest:
     variants: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the model
     start: str | None = None  # a run whose weights and tokenizer are taken
-    laid: bool = False  # it says how rows are laid out (data.batching), and not only how many tokens are a batch
+    fixes_rows: bool = False  # data.batching specifies how rows are built, not only the tokens of a batch
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the recipe as JSON."""
         return {
             "data": to_record(self.data, PARTS),
             "train": to_record(self.train, PARTS),
@@ -92,12 +92,12 @@ class RecipeRequest:
             "variants": list(self.variants),
             "changes": dict(self.changes),
             "start": self.start,
-            "laid": self.laid,
+            "fixes_rows": self.fixes_rows,
         }
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "RecipeRequest":
-        """From JSON. Whether code may be imported is said anew: a folder may come from anywhere."""
+        """Read a request from JSON; `trust_code` is not stored, because a folder may come from anyone."""
         _check_record(record)
         return cls(
             data=read(record["data"], DataSpec, "data", PARTS, trust_code),
@@ -107,12 +107,12 @@ class RecipeRequest:
             variants=tuple(record["variants"]),
             changes=record["changes"],
             start=record["start"],
-            laid=record.get("laid", record["data"].get("batching") is not None),  # folders of before do not say
+            fixes_rows=_fixes_rows(record),
             trust_code=trust_code,
         )
 
     def absolute(self) -> "RecipeRequest":
-        """The same with absolute paths, so that it can be resumed from anywhere."""
+        """Return the request with absolute paths, so that it can be resumed from any working directory."""
         tokenizer = self.data.tokenizer
         if isinstance(tokenizer, Imported):
             tokenizer = replace(tokenizer, path=str(Path(tokenizer.path).absolute()))
@@ -126,45 +126,50 @@ class RecipeRequest:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """Refuse a record of `RecipeRequest` that was damaged or edited; its sections are checked where they are read."""
+    """Raise an error for a damaged record of `RecipeRequest`; its sections are checked when they are read."""
     check_plain(record)
     for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
         if name not in record:
             raise SpecError(name, "is missing; restore the file, or train again")
     for name, slot in (("data", Mapping), ("changes", Mapping), ("model", Mapping | None), ("start", str | None)):
         if not isinstance(record[name], slot):
-            raise SpecError(name, f"is {_shown(record[name])}; restore the file, or train again")
+            raise SpecError(name, f"is {_excerpt(record[name])}; restore the file, or train again")
     _check_variants(record["variants"], "variants")
-    if type(record.get("laid", False)) is not bool:
-        raise SpecError("laid", f"needs true or false, not {_shown(record['laid'])}")
+    if type(_fixes_rows(record)) is not bool:
+        raise SpecError("fixes_rows", f"needs true or false, not {_excerpt(_fixes_rows(record))}")
+
+
+def _fixes_rows(record: Mapping[str, Any]) -> bool:
+    """Return `fixes_rows` of a record; earlier versions called it `laid`, or did not store it."""
+    return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 
 
 def _check_variants(names: Any, path: str) -> None:
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SpecError(path, f"needs a list of names, not {_shown(names)}")
+        raise SpecError(path, f"needs a list of names, not {_excerpt(names)}")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise SpecError(path, f"{twice!r} is given twice; leave one of the two out")
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     return repr(value)[:40]
 
 
-def asked(
+def request_from_record(
     record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
 ) -> RecipeRequest:
-    """A recipe table with `--set` edits and variants. A model that is chosen from the corpus waits for it."""
+    """Build a request from a recipe table, `--set` edits and variants; edits of a model that is not chosen yet wait."""
     for key in record:
         if key not in (*SECTIONS, "start"):
             raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
     check_plain(record)
     if "data" not in record:
-        raise SpecError("data", "is missing; a recipe says what to learn from")
+        raise SpecError("data", "is missing; a recipe needs the text to learn from")
     if not isinstance(record["data"], Mapping):
-        raise SpecError("data", f"needs a table, not {_shown(record['data'])}")
+        raise SpecError("data", f"needs a table, not {_excerpt(record['data'])}")
     if not isinstance(record.get("start"), str | None):
-        raise SpecError("start", f"needs the folder of a run, not {_shown(record['start'])}")
+        raise SpecError("start", f"needs the folder of a run, not {_excerpt(record['start'])}")
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for change in changes:
         path, value = parse_change(change)
@@ -177,7 +182,7 @@ def asked(
             raise SpecError("--set", f"{path} is set twice; leave one of the two out")
         sections[section][rest] = value
     model = _model_table(record["model"], "model") if "model" in record else None
-    if model is not None and not {"preset", "kind"} & model.keys():  # edits of the model that will be chosen
+    if model is not None and not {"preset", "kind"} & model.keys():  # edits of a model that is chosen later
         variants = (*model.pop("variants", ()), *variants)
         sections["model"] = _flat(model) | sections["model"]
         model = None
@@ -189,7 +194,7 @@ def asked(
     edits_optimizer = any(path.startswith("optimizer.") for path in sections["train"])
     if edits_optimizer and isinstance(train, Mapping) and train.get("optimizer") is None:
         train = {**train, "optimizer": to_record(adamw(data.objective), PARTS)}  # so that there is something to edit
-    wanted = RecipeRequest(
+    request = RecipeRequest(
         data=data,
         train=_section(train, TrainSpec, "train", sections["train"], trust_code),
         decode=_section(record.get("decode", data.objective.search), Search, "decode", sections["decode"], trust_code),
@@ -197,13 +202,13 @@ def asked(
         variants=tuple(variants),
         changes=sections["model"],
         start=record.get("start"),
-        laid=record["data"].get("batching") is not None
+        fixes_rows=record["data"].get("batching") is not None
         or any(path.startswith("batching") and path != "batching.tokens" for path in sections["data"]),
         trust_code=trust_code,
     )
-    if wanted.model is not None:
-        model_for(wanted, None, lambda _: {})  # what is wrong with it is said before the corpus is read
-    return wanted
+    if request.model is not None:
+        model_for(request, None, lambda _: {})  # raises errors of the model before the corpus is read
+    return request
 
 
 def default_train(objective: Objective) -> TrainSpec:
@@ -221,7 +226,7 @@ def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: 
 
 
 def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
-    """Refuse what would be ignored by a run that starts from another: model and tokenizer are those of that run."""
+    """Raise an error for settings that fine-tuning would ignore: model and tokenizer are those of the parent run."""
     start = record["start"]
     if "model" in record or sections["model"] or variants:
         raise SpecError("model", f"--from takes the model of {start} as it is; change nothing about it")
@@ -262,7 +267,7 @@ def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool)
 def model_for(
     recipe: RecipeRequest, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
 ) -> tuple[ModelSpec, ModelSpec]:
-    """(base, model): the one asked for, or the one chosen from the corpus, with `fitted` edits to suit its data."""
+    """Return (base, model) of the request, or of the model `chosen` for it; `fitted` gives the edits its data need."""
     for name in ("vocab", "target_vocab"):
         if name in recipe.changes or name in (recipe.model or {}):
             raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
@@ -275,10 +280,9 @@ def model_for(
 
 
 def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """The model of a preset or of a recipe file, and the base that it differs from.
+    """Return (base, model) of a preset or a recipe file.
 
-    `changes` are `path=value` edits of the model; a leading `model.` is allowed, so that the same edit works on a whole
-    recipe.
+    `changes` are `path=value` edits of the model; a path may begin with `model.`, as in edits of a whole recipe.
     """
     edits = parse_changes(changes, "model")
     path = Path(name)
@@ -305,9 +309,9 @@ def model_of(
     changes: Mapping[str, Any] = MappingProxyType({}),
     fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
 ) -> tuple[ModelSpec, ModelSpec]:
-    """(base, model) of the `model` table: a preset or a complete record with a kind; its variants; a preset's edits.
+    """Return (base, model) of a `model` table: a preset with edits or a complete record, and its variants.
 
-    `variants` and `changes` go on after those of the table.
+    `variants` and `changes` are applied after those of the table.
     """
     table = _model_table(record, path)
     variants, name = (*table.pop("variants", ()), *variants), table.pop("preset", None)
@@ -329,38 +333,38 @@ def _modified(
     trust_code: bool,
     fitted: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec:
-    """Sizes, then what the data ask for, then variants, then all other edits.
+    """Apply sizes, then the edits that the data need, then variants, then all other edits.
 
-    What a variant makes is measured by the sizes. What the data ask for is no variant's to change.
+    Variants use the sizes. Neither a variant nor an edit may change what the data need.
     """
     first = {path: value for path, value in changes.items() if isinstance(value, int | float)}
     first = {path: value for path, value in first.items() if "." not in path or path in DEPTHS}
     sized = edited(spec, first, trust_code)
     fits = fitted(sized)
     suited = edited(sized, fits, trust_code)
-    made = combine(variants, suited, trust_code)
-    made = edited(made, {path: value for path, value in changes.items() if path not in first}, trust_code)
-    fits = fitted(made)
-    for path, wanted in fits.items():
-        if path in changes and changes[path] != wanted:
-            raise SpecError(path, f"is {changes[path]!r} here, but the data ask for {wanted!r}; leave it out")
-    return fit(made, suited, fits, trust_code)
+    model = combine(variants, suited, trust_code)
+    model = edited(model, {path: value for path, value in changes.items() if path not in first}, trust_code)
+    fits = fitted(model)
+    for path, value in fits.items():
+        if path in changes and changes[path] != value:
+            raise SpecError(path, f"is {changes[path]!r} here, but the data need {value!r}; leave it out")
+    return fit(model, suited, fits, trust_code)
 
 
 def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
-    """A model that was made of `before`, with what the data ask for. What was changed on purpose is not changed back.
+    """Apply the edits that the data need to a model derived from `before`; raise an error where a variant contradicts.
 
-    How much room a table of positions has is nobody's purpose.
+    A variant may change the length of a table of positions (`max_len`), which is then set to what the data need.
     """
-    for path, wanted in fits.items():
-        found = get_at(model, path)
-        if not path.endswith("max_len") and found not in (wanted, _found(before, path)):
-            raise SpecError(path, f"a variant makes it {found!r}, but the data ask for {wanted!r}; leave it out")
+    for path, value in fits.items():
+        current = get_at(model, path)
+        if not path.endswith("max_len") and current not in (value, _value_at(before, path)):
+            raise SpecError(path, f"a variant makes it {current!r}, but the data need {value!r}; leave it out")
     return edited(model, fits, trust_code)
 
 
-def _found(spec: ModelSpec, path: str) -> Any:
-    """What stands at a path; None where there is no such place."""
+def _value_at(spec: ModelSpec, path: str) -> Any:
+    """Return the value at a path; None if there is no such path."""
     try:
         return get_at(spec, path)
     except SpecError:
@@ -368,19 +372,19 @@ def _found(spec: ModelSpec, path: str) -> Any:
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:
-    """The `model` table; a name alone is that of a preset or of a kind."""
+    """Return the `model` table; a string names a preset or a kind."""
     if isinstance(record, str):
         return {"preset" if record in PRESETS else "kind": record}
     if not isinstance(record, Mapping):
-        raise SpecError(path, f"needs a table with a kind or a preset, not {_shown(record)}")
+        raise SpecError(path, f"needs a table with a kind or a preset, not {_excerpt(record)}")
     if not isinstance(record.get("preset", ""), str):
-        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {_shown(record['preset'])}")
+        raise SpecError(f"{path}.preset", f"needs the name of a preset, not {_excerpt(record['preset'])}")
     _check_variants(record.get("variants", ()), f"{path}.variants")
     return dict(record)
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as paths: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. A table with a kind is a value."""
+    """Flatten nested tables: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. A table with a kind is a value."""
     flat: dict[str, Any] = {}
     for key, value in changes.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -392,7 +396,7 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A TOML or JSON file as a table."""
+    """Read a TOML or JSON file as a table."""
     try:
         text = path.read_text(encoding="utf-8")
         record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
@@ -412,28 +416,28 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one key twice is as wrong as it is in TOML."""
+    """Return a JSON object; raise an error for a repeated key, as TOML does."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        raise ValueError(f"the key {twice!r} is repeated")
     return table
 
 
 def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
-    """`path=value` edits of one section of a recipe by path, with or without its name before it; none of them twice."""
-    found: dict[str, Any] = {}
+    """Return path -> value of `path=value` edits of a section, whose name may begin the path; no path occurs twice."""
+    edits: dict[str, Any] = {}
     for change in changes:
         path, value = parse_change(change)
         path = path.removeprefix(f"{section}.")
-        if path in found:
+        if path in edits:
             raise SpecError("--set", f"{path} is set twice; leave one of the two out")
-        found[path] = value
-    return found
+        edits[path] = value
+    return edits
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """`path=value` as (path, value): numbers, booleans, lists and tables as in TOML, `none`, anything else a string."""
+    """Parse `path=value`: numbers, booleans, lists and tables as in TOML, `none`; anything else is a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:

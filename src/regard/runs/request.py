@@ -14,7 +14,7 @@ from regard.evaluation.text_metrics import Bleu
 from regard.evaluation.validation import criterion_of
 from regard.models.base import Classifier, LanguageModel
 from regard.models.build import build
-from regard.recipe.recipe import RecipeRequest, asked, model_for, objective_of, read_file
+from regard.recipe.recipe import RecipeRequest, model_for, objective_of, read_file, request_from_record
 from regard.runs.options import seconds, several
 from regard.training.spec import TrainSpec
 
@@ -70,7 +70,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
             if any(change.partition("=")[0].strip() == f"train.{name}" for change in several(changes)):
                 raise SpecError(f"--{name}", f"is train.{name}; give one of the two")
             record["train"] = _section(record, "train") | {name: value}
-    return asked(record, several(changes), several(variants), trust_code)
+    return request_from_record(record, several(changes), several(variants), trust_code)
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:

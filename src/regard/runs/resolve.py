@@ -51,7 +51,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
     if parent is not None and (request.model is not None or request.changes or request.variants):
         raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
     batching = request.data.batches
-    if isinstance(batching, Windows) and not request.laid:
+    if isinstance(batching, Windows) and not request.fixes_rows:
         parent_batching = (
             None if parent is None else parent.recipe.data.batching
         )  # its model may have no more positions
@@ -88,7 +88,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
         reasons = [f"model: {'that of ' + str(parent.path) if parent is not None else 'as given'}", *reasons]
     check_family(model, data.objective)
     batching = plan.batching
-    if packs and device.type == "cuda" and not request.laid and fitting.packs(model, data.objective):
+    if packs and device.type == "cuda" and not request.fixes_rows and fitting.packs(model, data.objective):
         rows = fitting.packed(batching, longest_packed(data))
         budget = getattr(request.data.batching, "tokens", None)
         if budget is None or budget == rows.tokens:  # a budget that the recipe gives is kept

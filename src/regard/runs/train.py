@@ -81,7 +81,7 @@ def start_run(
     """Start a run in a new folder, which may contain nothing but the files named in `beside`."""
     options = options or TrainingOptions()  # not as a default value: a time budget begins now
     folder = RunFolder(out)
-    if not folder.asked.exists():  # do not even write a lock into a folder of something else
+    if not folder.request.exists():  # do not even write a lock into a folder of something else
         _check_free(folder, beside)
     precision(request.train, choose_device(options.device))  # raises an error before anything is created
     check_request(request)
@@ -89,7 +89,7 @@ def start_run(
     console = TrainingConsole(quiet=options.quiet)
     with held(folder.path, lambda: _check_free(folder, beside)):  # from here on no other process can start a run there
         try:
-            write_json(folder.asked, {"format": FORMAT} | request.record())
+            write_json(folder.request, {"format": FORMAT} | request.record())
             trainer = _prepare_and_assemble(folder, request, options, console)
         except BaseException:  # nothing was trained: leave nothing behind
             clear(folder.path, [LOCK])
@@ -109,7 +109,7 @@ def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
         and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
     )
     if not free:
-        hint = "regard resume continues it; " if folder.asked.exists() else ""
+        hint = "regard resume continues it; " if folder.request.exists() else ""
         raise DataError(f"{folder.path} exists; {hint}choose another folder to train into")
 
 
@@ -131,7 +131,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
     """Continue a run where it stopped; one that was stopped before its first checkpoint starts over."""
     options = options or TrainingOptions()
     folder = RunFolder(path)
-    if not folder.asked.exists() and not folder.recipe.exists():
+    if not folder.request.exists() and not folder.recipe.exists():
         raise DataError(f"{folder.path} is no run; regard train makes one")
     console = TrainingConsole(quiet=options.quiet)
     if not folder.final.exists():
@@ -147,12 +147,12 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
 
 
 def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
-    record = read_json(folder.asked)
+    record = read_json(folder.request)
     record.pop("format", None)
     try:
         return RecipeRequest.of(record, trust_code)
     except SpecError as error:
-        raise DataError(f"{folder.asked}: {error}") from None
+        raise DataError(f"{folder.request}: {error}") from None
 
 
 def _prepare_and_assemble(

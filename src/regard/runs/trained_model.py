@@ -435,7 +435,7 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
     if not folder.path.is_dir():
         raise DataError(f"{folder.path} is no run: there is no such folder; regard train makes one")
     if not folder.recipe.exists():
-        more = "its training did not begin yet; regard resume starts it" if folder.asked.exists() else "no recipe.json"
+        more = "its training has not begun; regard resume starts it" if folder.request.exists() else "no recipe.json"
         raise DataError(f"{folder.path} is no run to use: {more}")
     record = read_json(folder.recipe)
     version = record.pop("format", 0)

@@ -36,7 +36,7 @@ FINAL = "weights-final.safetensors"
 NOTES = "regard"  # in a safetensors header: notes as one JSON object, because the library writes keys in random order
 NESTED = 100  # a JSON file of ours is far from being nested so deeply
 WRITTEN = re.compile(
-    r"(asked|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
+    r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
 Tensors = Mapping[str, Tensor]
 
@@ -73,9 +73,10 @@ class RunFolder:
         return self.path / "recipe.json"
 
     @property
-    def asked(self) -> Path:
-        """The recipe as it was asked for, before anything was chosen."""
-        return self.path / "asked.json"
+    def request(self) -> Path:
+        """The recipe as the user wrote it, before anything was chosen; earlier versions called it asked.json."""
+        former = self.path / "asked.json"
+        return former if former.exists() else self.path / "request.json"
 
     @property
     def data(self) -> Path:

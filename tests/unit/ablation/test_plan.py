@@ -26,7 +26,7 @@ from regard.files import held
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
-from regard.recipe.recipe import Recipe, RecipeRequest, asked, default_train
+from regard.recipe.recipe import Recipe, RecipeRequest, default_train, request_from_record
 from regard.runs.resolve import resolve
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.optim import AdamW, Muon
@@ -71,7 +71,7 @@ def wanted(folder: Path, *more: str, **tables: object) -> RecipeRequest:
         "data": {"train": [{"kind": "tsv", "path": str(folder / "text.tsv")}]},
     }
     given = {change.partition("=")[0] for change in more}
-    return asked(record | tables, (*(c for c in CHANGES if c.partition("=")[0] not in given), *more))
+    return request_from_record(record | tables, (*(c for c in CHANGES if c.partition("=")[0] not in given), *more))
 
 
 def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:

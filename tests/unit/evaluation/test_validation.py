@@ -16,7 +16,7 @@ from regard.decoding.length_limit import LengthLimit, fit
 from regard.evaluation.validation import HeldOut, measured, validate
 from regard.inference.text import Output, Texts
 from regard.models.build import build
-from regard.recipe.recipe import asked
+from regard.recipe.recipe import request_from_record
 from regard.runs.resolve import resolve
 
 LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
@@ -28,7 +28,7 @@ def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
     """The limit is in the recipe, and validation translates with it."""
     (tmp_path / "text").write_text("".join(f"{'ab ' * (i % 5 + 1)}\t{'xy ' * (i % 5 + 2)}\n" for i in range(40)))
     table = {"train": [{"kind": "tsv", "path": str(tmp_path / "text")}], "held_out": 8, "tokenizer": "bytes"}
-    wanted = asked({"data": table})
+    wanted = request_from_record({"data": table})
     data = prepare(wanted.data, tmp_path / "data", seed=1)
     why: list[str] = []
     recipe = resolve(wanted, data, torch.device("cpu"), why.append)

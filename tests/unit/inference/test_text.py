@@ -365,12 +365,12 @@ def test_evaluate_takes_a_beam_smaller_than_the_n_best_of_the_recipe(source: Pat
 
 
 def test_a_language_model_samples_by_default(tmp_path: Path) -> None:
-    from regard.recipe.recipe import asked
+    from regard.recipe.recipe import request_from_record
 
     corpus = {"train": [{"kind": "lines", "path": "x"}], "objective": "language_model"}
-    assert asked({"data": corpus}).decode == Sample()
-    assert asked({"data": corpus, "decode": "beam"}).decode == Beam()
-    assert asked({"data": {"train": [{"kind": "tsv", "path": "x"}]}}).decode == Beam()
+    assert request_from_record({"data": corpus}).decode == Sample()
+    assert request_from_record({"data": corpus, "decode": "beam"}).decode == Beam()
+    assert request_from_record({"data": {"train": [{"kind": "tsv", "path": "x"}]}}).decode == Beam()
 
 
 # Nothing is ignored

@@ -25,12 +25,12 @@ from regard.recipe.recipe import (
     SLOTS,
     Recipe,
     RecipeRequest,
-    asked,
     load_model,
     model_for,
     model_of,
     parse_change,
     read_file,
+    request_from_record,
 )
 from regard.training.optim import Adafactor, AdamW
 from regard.training.schedule import Cosine
@@ -100,16 +100,16 @@ def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], valu
     assert said in str(raised.value)
 
 
-# -- what is asked for
+# -- requests
 
 
 def test_a_short_recipe_is_filled_with_defaults() -> None:
-    found = asked({"data": DATA})
+    found = request_from_record({"data": DATA})
     assert found == RecipeRequest(data=DataSpec(train=(TSV("a.tsv"),)), train=TrainSpec(), decode=Beam())
 
 
 def test_edits_reach_all_sections() -> None:
-    found = asked(
+    found = request_from_record(
         {"data": DATA, "model": {"preset": "transformer_tiny"}, "train": {"steps": 5}, "decode": {"beam_size": 2}},
         [
             *(
@@ -132,11 +132,11 @@ def test_edits_reach_all_sections() -> None:
 
 def test_a_model_table_without_a_preset_edits_the_model_that_is_chosen() -> None:
     table = {"dropout": 0.5, "heads": 8, "decoder": {"depth": 3}, "variants": ["rotary"]}
-    found = asked({"data": DATA, "model": table}, ["model.heads=2"], ["swiglu"])
+    found = request_from_record({"data": DATA, "model": table}, ["model.heads=2"], ["swiglu"])
     assert (found.model, found.variants) == (None, ("rotary", "swiglu"))
     assert found.changes == {"dropout": 0.5, "heads": 2, "decoder.depth": 3}
     with pytest.raises(SpecError, match=r"model\.variants: needs a list of names, not 'swiglu'"):
-        asked({"data": DATA, "model": {"variants": "swiglu"}})
+        request_from_record({"data": DATA, "model": {"variants": "swiglu"}})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_model_table_without_a_preset_edits_the_model_that_is_chosen() -> None
 )
 def test_one_path_set_twice_is_refused(changes: tuple[str, str]) -> None:
     with pytest.raises(SpecError, match="is set twice; leave one of the two out"):
-        asked({"data": DATA}, changes)
+        request_from_record({"data": DATA}, changes)
 
 
 def test_one_place_by_two_paths_is_refused() -> None:
@@ -156,20 +156,22 @@ def test_one_place_by_two_paths_is_refused() -> None:
 
 def test_one_variant_twice_is_refused() -> None:
     with pytest.raises(SpecError, match="'rotary' is given twice"):
-        asked({"data": DATA, "model": {"preset": "transformer_tiny", "variants": ["rotary"]}}, (), ["rotary"])
+        request_from_record(
+            {"data": DATA, "model": {"preset": "transformer_tiny", "variants": ["rotary"]}}, (), ["rotary"]
+        )
 
 
 @pytest.mark.parametrize("change", ["data.tokenizer=bytes", "data.tokenizer.vocab=300", "data.joint=false"])
 def test_a_tokenizer_beside_that_of_another_run_is_refused(change: str) -> None:
     with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
-        asked({"data": DATA, "start": "runs/one"}, [change])
+        request_from_record({"data": DATA, "start": "runs/one"}, [change])
     with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
-        asked({"data": DATA | {"tokenizer": "bytes"}, "start": "runs/one"})
+        request_from_record({"data": DATA | {"tokenizer": "bytes"}, "start": "runs/one"})
 
 
 def test_a_value_holds_one_thing_only() -> None:
     with pytest.raises(SpecError, match="needs a whole number"):
-        asked({"data": DATA}, ["train.steps=3\ntrain.seed=4"])
+        request_from_record({"data": DATA}, ["train.steps=3\ntrain.seed=4"])
 
 
 def nested(levels: int) -> str:
@@ -183,17 +185,19 @@ def test_what_is_nested_too_deeply_is_refused(levels: int, tmp_path: Path) -> No
         with pytest.raises(SpecError, match="nested more than 100 levels"):
             read_file(tmp_path / name)
     with pytest.raises(SpecError, match=r"train.steps.*nested more than 100 levels"):
-        asked({"data": DATA}, [f"train.steps={nested(levels)}"])
+        request_from_record({"data": DATA}, [f"train.steps={nested(levels)}"])
 
 
 def test_a_key_twice_in_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"train": {"steps": 3, "steps": 4}}')
-    with pytest.raises(SpecError, match="the key 'steps' is there twice"):
+    with pytest.raises(SpecError, match="the key 'steps' is repeated"):
         read_file(tmp_path / "a.json")
 
 
 def test_a_part_and_its_fields_can_be_set_together() -> None:
-    found = asked({"data": DATA}, ["data.batching=packing", "data.batching.length=64", "data.batching.tokens=640"])
+    found = request_from_record(
+        {"data": DATA}, ["data.batching=packing", "data.batching.length=64", "data.batching.tokens=640"]
+    )
     assert found.data.batching == Packing(640, 64)
 
 
@@ -204,11 +208,11 @@ def test_a_part_and_its_fields_can_be_set_together() -> None:
 def test_batching_can_be_edited_before_it_is_chosen(kind: str, objective: str, batching: Any) -> None:
     data = {"train": [{"kind": kind, "path": "a"}], "objective": objective}
     edits = ["data.batching.tokens=77"] + ["data.batching.length=50"] * (kind == "lines")
-    assert asked({"data": data}, edits).data.batching == batching
+    assert request_from_record({"data": data}, edits).data.batching == batching
 
 
 @pytest.mark.parametrize(
-    ("batching", "edits", "laid"),
+    ("batching", "edits", "fixes"),
     [
         (None, [], False),
         (None, ["data.batching.tokens=77"], False),
@@ -218,15 +222,17 @@ def test_batching_can_be_edited_before_it_is_chosen(kind: str, objective: str, b
         ({"kind": "buckets"}, ["data.batching.tokens=77"], True),
     ],
 )
-def test_a_number_of_tokens_does_not_say_how_rows_are_laid(batching: Any, edits: list[str], laid: bool) -> None:
-    found = asked({"data": DATA | ({} if batching is None else {"batching": batching})}, edits)
-    assert found.laid == laid
+def test_a_number_of_tokens_does_not_fix_the_rows(batching: Any, edits: list[str], fixes: bool) -> None:
+    found = request_from_record({"data": DATA | ({} if batching is None else {"batching": batching})}, edits)
+    assert found.fixes_rows == fixes
     assert RecipeRequest.of(found.record()) == found
 
 
 def test_decoding_may_be_of_another_kind() -> None:
-    assert asked({"data": DATA, "decode": "sample"}).decode == Sample()
-    assert asked({"data": DATA, "decode": {"kind": "sample", "temperature": 0.5}}).decode == Sample(temperature=0.5)
+    assert request_from_record({"data": DATA, "decode": "sample"}).decode == Sample()
+    assert request_from_record({"data": DATA, "decode": {"kind": "sample", "temperature": 0.5}}).decode == Sample(
+        temperature=0.5
+    )
 
 
 TINY = {"preset": "transformer_tiny"}
@@ -254,7 +260,7 @@ TINY = {"preset": "transformer_tiny"}
 )
 def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as raised:
-        asked({"data": DATA} | record)
+        request_from_record({"data": DATA} | record)
     assert said in str(raised.value)
 
 
@@ -278,17 +284,17 @@ def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], said: str) -> 
 )
 def test_a_wrong_edit_is_refused_at_once(change: str, said: str) -> None:
     with pytest.raises(SpecError) as raised:
-        asked({"data": DATA, "model": TINY}, [change])
+        request_from_record({"data": DATA, "model": TINY}, [change])
     assert said in str(raised.value)
 
 
 def test_without_data_there_is_no_recipe() -> None:
-    with pytest.raises(SpecError, match="data: is missing; a recipe says what to learn from"):
-        asked({"train": {}})
+    with pytest.raises(SpecError, match="data: is missing; a recipe needs the text to learn from"):
+        request_from_record({"train": {}})
 
 
 def everything_asked() -> RecipeRequest:
-    wanted = asked(
+    wanted = request_from_record(
         {
             "data": DATA | {"valid": [{"kind": "tsv", "path": "v.tsv"}]},
             "model": {"preset": "transformer_tiny", "decoder": {"depth": 2}, "variants": ["rotary"]},
@@ -308,8 +314,8 @@ def test_trusted_code_comes_back_from_json_to_who_trusts_it() -> None:
     record = {"kind": "regard.training.optim:AdamW", "rate": 0.5}
     data = {"data": DATA, "train": {"optimizer": record}}
     with pytest.raises(SpecError, match="add --trust-code"):
-        asked(data)
-    one = asked(data, trust_code=True)
+        request_from_record(data)
+    one = request_from_record(data, trust_code=True)
     assert one.train.optimizer == AdamW(learning_rate=0.5)
     written = one.record() | {"train": one.record()["train"] | {"optimizer": record}}
     assert RecipeRequest.of(written, trust_code=True) == one
@@ -327,7 +333,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.data.tokenizer == Imported(f"{here}/t.json")
     assert found.start == f"{here}/runs/one"
     assert found.absolute() == found
-    assert asked({"data": DATA}).absolute().start is None
+    assert request_from_record({"data": DATA}).absolute().start is None
 
 
 # -- the model
@@ -351,7 +357,7 @@ def test_training_and_showing_see_the_same_model(tmp_path: Path) -> None:
         '[model.encoder]\ndepth = 2\n[data]\ntrain = [{kind = "tsv", path = "a.tsv"}]\n'
     )
     shown = load_model(str(path), ["model.heads=2"])[1]
-    trained = model_for(asked(read_file(path), ["model.heads=2"]), None, nothing)[1]
+    trained = model_for(request_from_record(read_file(path), ["model.heads=2"]), None, nothing)[1]
     assert trained == shown
 
 
@@ -364,7 +370,7 @@ def test_a_complete_record_may_have_variants_too() -> None:
 def test_a_name_alone_is_a_preset_or_a_kind() -> None:
     assert model_of("transformer_tiny", "model")[1] == preset("transformer_tiny")
     assert type(model_of("decoder_only", "model")[1]).kind == "decoder_only"
-    assert asked({"data": DATA, "model": "transformer_tiny"}).model == {"preset": "transformer_tiny"}
+    assert request_from_record({"data": DATA, "model": "transformer_tiny"}).model == {"preset": "transformer_tiny"}
 
 
 def test_the_model_asked_for_is_fitted() -> None:
@@ -379,7 +385,7 @@ def test_the_model_asked_for_is_fitted() -> None:
 
 
 def test_the_model_chosen_is_changed_and_fitted() -> None:
-    wanted = asked({"data": DATA}, ["model.heads=2"], ["rotary"])
+    wanted = request_from_record({"data": DATA}, ["model.heads=2"], ["rotary"])
     seen: list[ModelSpec] = []
 
     def fitted(spec: ModelSpec) -> dict[str, Any]:
@@ -408,10 +414,10 @@ def test_an_edit_that_the_data_contradict_is_refused(where: str) -> None:
         if where == "table":
             model["input"] = {"position": {"max_len": value}}
         edits = [f"model.input.position.max_len={value}"] if where == "changes" else []
-        return asked({"data": DATA, "model": model}, edits)
+        return request_from_record({"data": DATA, "model": model}, edits)
 
     fits: Callable[[ModelSpec], dict[str, Any]] = lambda _: {"input.position.max_len": 258}  # noqa: E731
-    with pytest.raises(SpecError, match=r"model\.input\.position\.max_len: is 64 here, but the data ask for 258"):
+    with pytest.raises(SpecError, match=r"model\.input\.position\.max_len: is 64 here, but the data need 258"):
         model_for(wanted(64), None, fits)
     found: Any = model_for(wanted(258), None, fits)[1]
     assert found.input.position.max_len == 258
@@ -419,7 +425,7 @@ def test_an_edit_that_the_data_contradict_is_refused(where: str) -> None:
 
 def test_a_vocabulary_is_never_set() -> None:
     for changes in ({"vocab": 9}, {"target_vocab": 9}):
-        wanted = replace(asked({"data": DATA}), changes=changes)
+        wanted = replace(request_from_record({"data": DATA}), changes=changes)
         with pytest.raises(SpecError, match=r"is the size of the tokenizer; set data\.tokenizer\.vocab to choose it"):
             model_for(wanted, preset("transformer_tiny"), nothing)
 
@@ -481,7 +487,7 @@ def test_sizes_from_the_command_line_come_before_the_variants_of_a_file(tmp_path
     path.write_text('[model]\npreset = "narang_small"\nvariants = ["factorised"]\n[data]\n')
     shown: Any = load_model(str(path), ["model.d_model=384"])[1]
     assert shown.table.width == 64
-    wanted = asked(
+    wanted = request_from_record(
         {"data": DATA, "model": {"preset": "narang_small", "variants": ["factorised"]}}, ["model.d_model=384"]
     )
     trained: Any = model_for(wanted, None, nothing)[1]
@@ -498,13 +504,13 @@ def test_depth_comes_before_variants() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("tied_inputs", "model.sharing.source_target: a variant makes it True, but the data ask for False"),
+        ("tied_inputs", "model.sharing.source_target: a variant makes it True, but the data need False"),
         ("tied_decoder", "'tied_decoder' changes nothing here"),
         ("decoder_only", "one vocabulary"),
     ],
 )
 def test_what_two_tokenizers_make_impossible_is_refused(name: str, sentence: str) -> None:
-    wanted = asked({"data": DATA, "model": "transformer_small"}, (), [name])
+    wanted = request_from_record({"data": DATA, "model": "transformer_small"}, (), [name])
 
     def fits(spec: ModelSpec) -> dict[str, Any]:
         return fitted(spec, Translation(), {"source": 90, "target": 80}, 20, joint=False)
@@ -514,6 +520,6 @@ def test_what_two_tokenizers_make_impossible_is_refused(name: str, sentence: str
 
 
 def test_a_synthesizer_scores_as_many_positions_as_the_text_needs() -> None:
-    wanted = asked({"data": DATA, "model": "narang_small"}, (), ["synth_random"])
+    wanted = request_from_record({"data": DATA, "model": "narang_small"}, (), ["synth_random"])
     model: Any = model_for(wanted, None, lambda m: fitted(m, Translation(), {"source": 90, "target": 90}, 1026))[1]
     assert model.encoder.pattern[0].branches[0].max_len == 1026

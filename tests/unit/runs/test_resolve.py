@@ -1,0 +1,118 @@
+"""Resolving a recipe: what a request leaves open is chosen from the data, and each choice is reported."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from regard.data.objectives import Classification
+from regard.data.prepare import DataSpec, prepare
+from regard.data.text import Labelled
+from regard.data.tokenizer import BPE
+from regard.errors import SpecError
+from regard.nn.branches.self_attention import SelfAttention
+from regard.planner.models import of_ngrams
+from regard.recipe.recipe import Recipe
+from regard.runs.request import request_from_options
+from regard.runs.resolve import _window_length, labels_after, resolve, tokenizer_files
+from regard.runs.trained_model import TrainedModel
+from regard.tree import walk
+
+LABELLED = "".join(
+    f"{label}\tthe {word} number {n}\n" for n in range(30) for label, word in [("x", "odd"), ("y", "even")]
+)
+
+
+def resolved(tmp_path: Path, *changes: str) -> Recipe:
+    """The recipe that is planned for a small labelled text."""
+    text = tmp_path / "labels.tsv"
+    text.write_text(LABELLED)
+    request = request_from_options(labelled=text, changes=["train.steps=5", *changes])
+    data = prepare(request.data, tmp_path / "data", seed=1)
+    return resolve(request, data, torch.device("cpu"), lambda _: None)
+
+
+def test_a_setting_of_attention_selects_a_model_with_attention(tmp_path: Path) -> None:
+    assert of_ngrams(resolved(tmp_path).model)
+    for change in ("heads=2", "attention_dropout=0.2"):
+        model: Any = resolved(tmp_path, change).model
+        assert any(isinstance(part, SelfAttention) for part in walk(model))
+        assert str(getattr(model, change.split("=")[0])) == change.split("=")[1]
+
+
+def test_the_vocabulary_of_a_language_model_is_that_of_one_language(tmp_path: Path) -> None:
+    text = tmp_path / "text.tsv"
+    text.write_text("".join(f"a{n} b\tc{n} d\n" for n in range(60)))
+    for tokenizer in ([], ["data.tokenizer=bpe"]):
+        requests = [
+            request_from_options(text=text, changes=tokenizer),
+            request_from_options(tsv=text, changes=tokenizer),
+        ]
+        prepared = [prepare(each.data, tmp_path / f"{n}{len(tokenizer)}", seed=1) for n, each in enumerate(requests)]
+        assert [data.spec.tokenizer for data in prepared] == [BPE(languages=1), BPE(languages=2)]
+
+
+def test_choices_are_reported_with_their_reasons(tmp_path: Path) -> None:
+    text = tmp_path / "text.tsv"
+    text.write_text("".join(f"a{n} b\tc{n} d e f\n" for n in range(60)))
+    request = request_from_options(tsv=text, changes=["train.steps=5"])
+    report: list[str] = []
+    recipe = resolve(request, prepare(request.data, tmp_path / "data", seed=1), torch.device("cpu"), report.append)
+    topics = [sentence.partition(":")[0] for sentence in report]
+    assert {"vocabulary", "model", "batch size", "peak learning rate", "length limit of a translation"} <= {*topics}
+    assert recipe.train.steps == 5
+    assert recipe.train.criterion == "bleu"
+    assert recipe.data.batching is not None
+    assert request.data.batching is None
+
+
+def test_what_a_request_gives_is_kept(tmp_path: Path) -> None:
+    changes = ["train.optimizer=adamw", "train.optimizer.learning_rate=0.02", "data.batching.tokens=500", "d_model=48"]
+    recipe = resolved(tmp_path, *changes)
+    assert recipe.train.optimizer is not None
+    assert recipe.train.optimizer.learning_rate == 0.02
+    assert getattr(recipe.data.batching, "tokens", None) == 500
+    assert getattr(recipe.model, "d_model", None) == 48
+
+
+def test_windows_of_a_stream_suit_device_and_length() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [_window_length(cpu, tokens) for tokens in (50, 800, 10**7)] == [16, 100, 128]
+    assert [_window_length(cuda, tokens) for tokens in (800, 10**5, 10**6)] == [100, 256, 512]
+
+
+def labelled(path: Path, *labels: str) -> Labelled:
+    path.write_text("".join(f"{label}\tsome text\n" for label in labels))
+    return Labelled(str(path))
+
+
+def parent_with(*labels: str) -> TrainedModel:
+    """A run as far as its labels matter."""
+    parent: Any = object.__new__(TrainedModel)
+    parent.path = Path("runs/parent")
+    parent.recipe = SimpleNamespace(data=SimpleNamespace(objective=Classification(labels)))
+    return parent
+
+
+def test_fine_tuning_appends_new_labels_to_those_of_its_parent(tmp_path: Path) -> None:
+    report: list[str] = []
+    data = DataSpec((labelled(tmp_path / "text.tsv", "d", "a", "c"),), objective=Classification())
+    assert labels_after(parent_with("b", "a"), data, report.append) == ("b", "a", "c", "d")
+    assert report == [
+        "labels: 2 new, untrained so far: c, d",
+        "labels: 1 of runs/parent do not occur in this text, and are kept: b",
+    ]
+
+
+def test_fine_tuning_refuses_other_labels(tmp_path: Path) -> None:
+    data = DataSpec((labelled(tmp_path / "text.tsv", "a"),), objective=Classification(("a", "b")))
+    with pytest.raises(SpecError, match="keeps the classes of runs/parent; leave it out, or begin with"):
+        labels_after(parent_with("b", "a"), data, print)
+
+
+def test_one_tokenizer_for_both_sides_is_one_file(tmp_path: Path) -> None:
+    one, other = (BPE(260).learn([text * 40]) for text in ("ab cd ", "ef gh "))
+    assert tokenizer_files({"source": one, "target": one}) == {"tokenizer.json": one}
+    assert [*tokenizer_files({"source": one, "target": other})] == ["tokenizer.source.json", "tokenizer.target.json"]

@@ -1,0 +1,132 @@
+"""Training in a run folder: it starts, stops, resumes, and never touches files that are not its own."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from regard.errors import DataError
+from regard.recipe.recipe import request_from_record
+from regard.runs.request import request_from_options
+from regard.runs.train import (
+    TrainingOptions,
+    _signals,
+    described_change,
+    inside_warmup,
+    resume,
+    resume_run,
+    start_run,
+    train,
+)
+from regard.training.checkpoint import RunFolder
+from regard.training.schedule import Constant, Cosine
+from regard.training.spec import TrainSpec
+
+SMALL = ("model.d_model=16", "model.heads=2", "model.encoder.depth=1", "model.decoder.depth=1")
+SHORT = ("train.steps=4", "train.validate_every=2", "train.decode=4", "data.tokenizer=characters")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.tsv"
+    path.write_text("".join(f"a{n % 7} b{n % 5} c\tx{n % 7} y{n % 5}\n" for n in range(100)))
+    return path
+
+
+def options(text: Path, *changes: str) -> dict[str, Any]:
+    return {"tsv": text, "preset": "transformer_small", "changes": [*SHORT, *SMALL, *changes]}
+
+
+def weights(run: Any) -> dict[str, Tensor]:
+    return run.model.state_dict()
+
+
+@pytest.mark.parametrize("lock", ["", "of another program"])
+def test_training_that_is_refused_removes_nothing(tmp_path: Path, lock: str) -> None:
+    text, folder = tmp_path / "text.tsv", tmp_path / "folder"
+    text.write_text("a\tb\n")
+    folder.mkdir()
+    request = request_from_record({"data": {"train": [{"kind": "tsv", "path": str(text)}]}})
+    names = {".lock": lock, ".saving": "precious", ".photos-making": "precious", "thesis.tex": "precious"}
+    for name, content in names.items():
+        (folder / name).write_text(content)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"exists; .*choose another folder"):
+            start_run(request, folder)
+        left = {path.name: path.read_text() for path in folder.iterdir() if path.name != "request.json"}
+        assert left == names or (not lock and left == {name: names[name] for name in names if name != ".lock"})
+        (folder / "request.json").write_text("{}")  # now it looks like a run
+
+
+def test_a_run_folder_holds_request_recipe_and_weights(text: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", cache=False, device="cpu", **options(text))
+    assert (run.step, run.finished) == (4, True)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"request.json", "recipe.json", "tokenizer.json", "weights-final.safetensors", "log.jsonl", "data"} <= names
+    assert json.loads((tmp_path / "run" / "request.json").read_text())["start"] is None
+
+
+def test_resume_continues_to_the_same_weights(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(tmp_path / "whole", cache=False, device="cpu", **options(text))
+    request = request_from_options(**options(text))
+    limit = TrainingOptions("cpu", max_time=0.0, cache=False)
+    run, outcome = start_run(request, tmp_path / "parts", limit)
+    assert (outcome.finished, run.step) == (False, 1)
+    assert outcome.why == f"time limit reached. Continue: regard resume {tmp_path / 'parts'}"
+    (tmp_path / "parts" / "request.json").rename(tmp_path / "parts" / "asked.json")  # its former name
+    resumed = resume(tmp_path / "parts", "cpu")
+    assert resumed.weights_sha256 == whole.weights_sha256
+    again, outcome = resume_run(tmp_path / "parts", TrainingOptions("cpu"))
+    assert (outcome.finished, outcome.why) == (True, "it was finished")
+    assert again.weights_sha256 == whole.weights_sha256
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run; regard train makes one"):
+        resume(tmp_path)
+
+
+def test_fine_tuning_starts_from_the_weights_of_its_parent(text: Path, tmp_path: Path) -> None:
+    parent = train(tmp_path / "parent", cache=False, device="cpu", **options(text))
+    changes = ["train.steps=1", "train.decode=0", "train.optimizer=adamw", "train.optimizer.learning_rate=1e-9"]
+    child = train(tmp_path / "child", cache=False, device="cpu", tsv=text, start=parent.path, changes=changes)
+    for name, tensor in weights(parent).items():
+        assert tensor.sub(weights(child)[name]).abs().max() < 1e-6, name
+    events = [json.loads(line) for line in (tmp_path / "child" / "log.jsonl").read_text().splitlines()]
+    (change,) = [event for event in events if event["event"] == "parent"]
+    assert change["before"]["loss"] == pytest.approx(change["after"]["loss"], rel=1e-3)
+
+
+def test_the_first_signal_is_recorded_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with _signals() as caught:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert caught == ["interrupted"]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_stop_inside_the_warm_up_is_reported() -> None:
+    warning = inside_warmup(TrainSpec(schedule=Cosine(warmup=100)), 30)
+    assert warning is not None
+    assert "inside the learning rate warm-up (step 30 of 100)" in warning
+    assert inside_warmup(TrainSpec(schedule=Cosine(warmup=100)), 100) is None
+    assert inside_warmup(TrainSpec(schedule=Constant()), 1) is None
+
+
+def test_a_change_on_the_parent_is_one_sentence() -> None:
+    change = {"parent": "runs/a", "before": {"loss": 2.0, "bleu": 30.1}, "after": {"loss": 2.5, "bleu": 25.0}}
+    assert described_change(change, "bleu") == (
+        "validation text of runs/a: bleu 30.1 before, 25 now, loss 2 before, 2.5 now"
+    )
+
+
+def test_a_former_request_file_is_used(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).request == tmp_path / "request.json"
+    (tmp_path / "asked.json").write_text("{}")
+    assert RunFolder(tmp_path).request == tmp_path / "asked.json"
