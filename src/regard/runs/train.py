@@ -171,13 +171,13 @@ def _prepare_and_assemble(
     else:
         data, recipe = _prepared(folder, request, parent, options, console)
     device, latest = choose_device(options.device), folder.latest()
+    write_json(folder.path / "environment.json", environment(device))
     step = latest.step if latest else 0
     watchers: list[Watcher] = [Log(folder.log, step), console]
     if TensorBoard.installed():
         watchers.append(TensorBoard(folder.path / "tensorboard", step))
     else:
         console.report("no TensorBoard events: pip install 'regard[log]' adds them")
-    write_json(folder.path / "environment.json", environment(device))
     criterion = criterion_of(recipe.train, data.objective, options.trust_code)
     trainer = assemble(
         recipe,

@@ -1,20 +1,19 @@
-"""Time budgets: how many steps fit into the time that is left, estimated again while training runs."""
+"""Time budgets: the number of steps that fit into the remaining time, estimated while training runs."""
 
 import time
 from collections import deque
 
-RECENT = 64  # steps whose mean duration is the estimate: batches differ in size
-SHARE = 0.1  # of the time goes into validation
-SPACING = 0.04  # of the budget lies at least between two validations
-FIRST = 0.1  # of the budget, at most, before the first validation
+RECENT = 64  # steps over which the duration is averaged, because batches differ in size
+SHARE = 0.1  # of the time is for validation
+SPACING = 0.04  # smallest interval of validations, as a share of the budget
+FIRST = 0.1  # largest time before the first validation, as a share of the budget
 
 
 class Budget:
-    """Wall-clock seconds of a run over all of its sessions, and the number of steps that they allow.
+    """The wall-clock time of a run over all of its sessions, and the number of steps that it allows.
 
-    The clock of a run includes reading the text, validation and saving. What is random in training depends on the step
-    alone, so a run under a budget is resumed exactly, up to the next estimate: the number of steps is part of its
-    checkpoints.
+    The clock includes reading the text, validation and saving. Random numbers depend on the step alone and the number
+    of steps is part of a checkpoint, so a run under a budget resumes exactly, up to the next estimate.
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
@@ -34,13 +33,13 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left for steps: the end takes a validation of the last weights, perhaps one of a mean, and saving."""
+        """Seconds left for steps, without those of the final validations and of saving."""
         assert self.seconds is not None
         return self.seconds - self.elapsed - self.ending
 
     @property
     def ending(self) -> float:
-        """Seconds between the last step and the end of the run."""
+        """Seconds from the last step to the end: validations of the last weights and of a mean, and saving."""
         return 2 * self.validation + 2 * self.saving
 
     def add(self, steps: int, seconds: float) -> None:
@@ -52,7 +51,7 @@ class Budget:
         self.durations.clear()
 
     def steps(self, step: int, planned: int) -> int:
-        """The step at which training ends, given that `step` is done; `planned` while nothing is known."""
+        """Return the step at which training ends, after `step` of them; `planned` while no step was timed."""
         if self.seconds is None:
             return planned
         if self.left <= 0:
@@ -60,18 +59,18 @@ class Budget:
         if not self.durations:
             return max(planned, step + 1)
         each = sum(seconds for _, seconds in self.durations) / sum(steps for steps, _ in self.durations)
-        # What is left holds validations, too.
+        # The remaining time also includes validations.
         share = self.validation / max(self.spacing, 1e-9)
         return step + max(1, round(self.left / (1 + share) / max(each, 1e-9)))
 
     @property
     def spacing(self) -> float:
-        """Seconds of training between two validations, so that they take their share."""
+        """Seconds of training between two validations, so that they take `SHARE` of the time."""
         assert self.seconds is not None
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Return whether a validation is due under a budget; not shortly before the last step, which has one."""
+        """Return whether a validation is due under a budget; never shortly before that of the last step."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated

@@ -1,15 +1,16 @@
-"""The run folder: what training leaves on disk. safetensors and JSON, written whole or not at all; nothing is pickled.
+"""The files of a run: safetensors and JSON, written atomically; nothing is pickled.
 
-    recipe.json                 the resolved recipe: all that is needed to rebuild the model
+    request.json                the recipe as the user wrote it
+    recipe.json                 the resolved recipe, from which the model is rebuilt
     tokenizer.json              or tokenizer.source.json and tokenizer.target.json
     weights-00001000.safetensors, trainer-00001000.safetensors, trainer-00001000.json      a checkpoint
-    weights-final.safetensors   what translate, generate and classify use once training is done
-    log.jsonl environment.json  what happened, and where
-    baselines.json              what trivial models reach on the validation text
+    weights-final.safetensors   the weights that commands use once training is finished
+    log.jsonl environment.json  the events of training; versions, machine and commit
+    baselines.json              metrics of trivial models on the validation text
     data/                       the token store, needed only to resume
 
-A checkpoint exists once its JSON does, which is written last and names the digests of the other two files. Who writes
-to the folder holds its lock (`regard.files.held`); who reads from it needs none.
+A checkpoint exists once its JSON does, which is written last and contains the digests of the other two files. Writing
+to the folder requires its lock (`regard.files.held`); reading does not.
 """
 
 import errno
@@ -31,10 +32,10 @@ from torch import Tensor
 from regard.errors import DataError, RegardError
 from regard.files import replace_text, sync, temporary, usual_mode, write_text
 
-FORMAT = 1  # of the run folder; a newer one is refused
+FORMAT = 1  # of run folders; newer ones raise an error
 FINAL = "weights-final.safetensors"
-NOTES = "regard"  # in a safetensors header: notes as one JSON object, because the library writes keys in random order
-NESTED = 100  # a JSON file of ours is far from being nested so deeply
+NOTES = "regard"  # key of a safetensors header with all notes as one JSON object: the library orders keys at random
+NESTED = 100  # levels of nesting; no JSON file of a run comes near
 WRITTEN = re.compile(
     r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
@@ -42,12 +43,12 @@ Tensors = Mapping[str, Tensor]
 
 
 class SaveError(RegardError, OSError):
-    """Nothing could be written; what was there before is intact."""
+    """A file could not be written; what was there before is intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that can be resumed from."""
+    """The step and the trainer state of a checkpoint."""
 
     step: int
     state: dict[str, Any]
@@ -57,8 +58,8 @@ class Checkpoint:
 class CheckpointPolicy:
     """When a training writes checkpoints."""
 
-    min_seconds: float = 0.0  # between two checkpoints; what is due sooner is left out
-    final: bool = True  # whether the last step has a checkpoint, and the run final weights
+    min_seconds: float = 0.0  # between two checkpoints; those due sooner are skipped
+    final: bool = True  # write a checkpoint of the last step, and final weights
 
 
 class RunFolder:
@@ -90,7 +91,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """One JSON object a line."""
+        """The events of training, one JSON object per line."""
         return self.path / "log.jsonl"
 
     def writes(self, name: str) -> bool:
@@ -102,12 +103,12 @@ class RunFolder:
         return self.path / f"weights-{step:08d}.safetensors"
 
     def trainer(self, step: int, suffix: str) -> Path:
-        """What else is needed to resume from it."""
+        """The trainer state of a checkpoint: tensors (`safetensors`) or the rest (`json`)."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
     @property
     def final(self) -> Path:
-        """The weights that the run is for."""
+        """The final weights."""
         return self.path / FINAL
 
     def steps(self) -> list[int]:
@@ -115,13 +116,13 @@ class RunFolder:
         return self._steps(self.path.glob("weights-*"), self.weights)
 
     def _steps(self, paths: Iterable[Path], named: Callable[[int], Path]) -> list[int]:
-        """The steps of which there is such a file, oldest first. What has another name, such as a copy, is not ours."""
+        """Return the steps that have a file of exactly this name, oldest first; copies do not count."""
         numbers = (re.search(r"-(\d+)\.", path.name) for path in paths)
         steps = {int(number[1]) for number in numbers if number}
         return sorted(step for step in steps if named(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint: into a temporary folder, to the disk, then under its name; the JSON last."""
+        """Write a checkpoint atomically: all files into a temporary folder, then renamed; the JSON last."""
         with self._making() as making:
             write_tensors(making / "weights", weights)
             write_tensors(making / "trainer", trainer)
@@ -134,7 +135,7 @@ class RunFolder:
             sync(self.path)
 
     def save_final(self, weights: Tensors, about: Mapping[str, str]) -> None:
-        """Write the weights that the run is for."""
+        """Write the final weights."""
         with self._making() as making:
             write_tensors(making / "weights", weights, about)
             (making / "weights").rename(self.final)
@@ -152,7 +153,7 @@ class RunFolder:
             shutil.rmtree(making, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint."""
+        """Return the newest complete checkpoint."""
         steps = self._steps(self.path.glob("trainer-*.json"), lambda step: self.trainer(step, "json"))
         if not steps:
             return None
@@ -167,7 +168,7 @@ class RunFolder:
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and trainer state of a checkpoint, both checked against its digests."""
+        """Return weights and trainer state of a checkpoint, both verified by their digests."""
         loaded = []
         for name, path in (
             ("weights", self.weights(checkpoint.step)),
@@ -183,7 +184,7 @@ class RunFolder:
         return loaded[0], loaded[1]
 
     def prune(self, keep: Iterable[int], latest: int) -> None:
-        """Remove the weights of checkpoints not in `keep`, and what resuming needs of all but the latest."""
+        """Remove the weights of checkpoints not in `keep`, and the trainer state of all but the latest."""
         kept = {*keep, latest}
         for step in self.steps():
             if step != latest:
@@ -201,20 +202,20 @@ def cannot_save(path: Path, error: Exception) -> SaveError:
 
 
 def newer(path: Path, version: Any) -> str:
-    """What to say of a run that this version cannot read."""
+    """Return the error message for a run of a newer version."""
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
 
 def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str] | None = None) -> None:
-    """A safetensors file, on the disk when this returns."""
-    held = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(held, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
+    """Write a safetensors file and flush it to the disk."""
+    host = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(host, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
     path.chmod(usual_mode(path.parent))  # the library writes for the owner alone
     sync(path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+    """Read the tensors of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
@@ -225,7 +226,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """The notes in the header of a safetensors file."""
+    """Read the notes in the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, str] = file.metadata() or {}
@@ -237,7 +238,7 @@ def read_about(path: Path) -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     try:
         replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
@@ -245,7 +246,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if _nested(value):
@@ -273,13 +274,13 @@ def _nested(value: Any) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weights_digest(weights: Tensors) -> str:
-    """The SHA-256 of weights: of names, types, shapes and values in order of name, whatever file they are in."""
+    """Return the SHA-256 of names, types, shapes and values of weights, which does not depend on their file."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous().cpu()
@@ -289,7 +290,7 @@ def weights_digest(weights: Tensors) -> str:
 
 
 def mean(weights: Iterable[Tensors]) -> dict[str, Tensor]:
-    """The mean of several sets of weights, summed in float64."""
+    """Return the mean of several sets of weights, summed in float64."""
     total: dict[str, Tensor] = {}
     first: Tensors = {}
     count = 0

@@ -1,4 +1,4 @@
-"""Watchers that write: the log of a run, and TensorBoard events."""
+"""Write the events of a training to log.jsonl and to TensorBoard."""
 
 import json
 import math
@@ -23,9 +23,9 @@ from regard.training.trainer import Event
 
 
 class Log:
-    """log.jsonl: one JSON object a line. Lines after `step` are of a lost future and are taken out when resuming.
+    """Appends events to log.jsonl, one JSON object per line; NaN and infinities are null.
 
-    JSON has no word for what is no number: NaN and infinities are null.
+    When training resumes at `step`, lines of later steps are removed, because these steps are repeated.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
@@ -48,7 +48,7 @@ class Log:
 
 
 def _at(line: str) -> int | float:
-    """The step of a line; infinity, if it was not written to its end, line feed and all, or is no line of ours."""
+    """Return the step of a line; infinity for a line that is incomplete or no event."""
     try:
         step = json.loads(line)["step"] if line.endswith("\n") else math.inf
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -57,7 +57,7 @@ def _at(line: str) -> int | float:
 
 
 def _strict(value: Any) -> Any:
-    """The value with None for every float that is no finite number."""
+    """Replace every float that is not finite by None."""
     if isinstance(value, dict):
         return {name: _strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -66,7 +66,7 @@ def _strict(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Events that TensorBoard shows: everything measured, by step."""
+    """Writes all measured values by step as TensorBoard events."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an extra
@@ -78,7 +78,7 @@ class TensorBoard:
 
     @staticmethod
     def installed() -> bool:
-        """Whether the package is there (pip install 'regard[log]')."""
+        """Return whether TensorBoard is installed (pip install 'regard[log]')."""
         return find_spec("tensorboard") is not None
 
     def note(self, event: Event) -> None:
@@ -103,20 +103,20 @@ class TensorBoard:
 
 @cache
 def _silence() -> None:
-    """Keep quiet about the death of TensorBoard's thread: what it died of is raised by the next call to its writer."""
-    told = threading.excepthook
+    """Suppress the traceback of TensorBoard's writer thread; the next call to its writer raises the same error."""
+    previous = threading.excepthook
 
     def hook(died: Any) -> None:
         if not (isinstance(died.exc_value, OSError) and type(died.thread).__module__.startswith("tensorboard.")):
-            told(died)
+            previous(died)
 
     threading.excepthook = hook
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides its recipe: versions, machine, commit."""
+    """Return what a result depends on besides its recipe: versions, machine, commit."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
-    found = {
+    facts = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: version(name) for name in packages},
@@ -125,11 +125,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "command": sys.argv,
     }
-    return found | _commit()
+    return facts | _commit()
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package; None if it is not installed."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # on a path without being installed
@@ -137,11 +137,10 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, str | None]:
-    """Commit and changes of the checkout that regard runs from, if it is one.
+    """Return commit and uncommitted changes of the git checkout that regard runs from, if it is one.
 
-    External diff programs and text conversions that a repository's configuration names are not run; filters that git
-    needs to compare a file, such as those of LFS, are. A hook that regard was started from does not say which
-    repository it is.
+    External diff programs and text conversions of the repository's configuration are not run; filters that git needs to
+    compare a file, such as those of LFS, are. GIT_* variables, which a git hook sets, are ignored.
     """
     here = Path(__file__).resolve().parent
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

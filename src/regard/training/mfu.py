@@ -1,15 +1,15 @@
-"""Model FLOP utilisation: how much of what a GPU could multiply goes into the model (Chowdhery et al. 2022).
+"""Model FLOP utilisation: the share of a GPU's peak FLOP/s that the model uses (Chowdhery et al. 2022).
 
     MFU = 3 * forward FLOPs per token * tokens per second / peak
 
-A backward pass costs two forward ones. What is computed for padding, or twice, is no use and is not counted.
+A backward pass costs two forward passes. Padding and recomputation do not count.
 """
 
 from types import MappingProxyType
 
 import torch
 
-# Dense bfloat16 FLOP/s on tensor cores, as the data sheets say; the first name that a device's name contains.
+# Dense bfloat16 FLOP/s of tensor cores by data sheet; the first entry that the device's name contains applies.
 PEAKS = MappingProxyType(
     {
         "B200": 2250e12,
@@ -28,7 +28,7 @@ PEAKS = MappingProxyType(
 
 
 def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """What a device could multiply in half precision; None if that is not known, or not what it is used in."""
+    """Return the peak FLOP/s of a device in half precision; None if unknown, or if training uses another precision."""
     if device.type != "cuda" or dtype is None:
         return None
     name = torch.cuda.get_device_name(device)
@@ -36,5 +36,5 @@ def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
 
 
 def utilisation(flops_per_token: float, tokens_per_second: float, peak: float) -> float:
-    """The share of the peak that training the model takes up."""
+    """Return the MFU of training at a speed, as a fraction of 1."""
     return 3 * flops_per_token * tokens_per_second / peak

@@ -1,4 +1,4 @@
-"""TrainSpec: everything that training is told."""
+"""TrainSpec: all settings of training."""
 
 import math
 from dataclasses import dataclass
@@ -14,36 +14,36 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class TrainSpec(Spec):
-    """How a model is trained. What is None is chosen from the corpus, and said."""
+    """The training section of a recipe. A setting that is None is chosen from the corpus."""
 
     kind = "train"
     steps: int | None = None
-    # Wall-clock seconds of the run, over all sessions: the schedule ends with it, or after `steps` if that is sooner.
+    # Time budget in seconds, over all sessions: the learning rate schedule ends with it, or after `steps` if sooner.
     time: float | None = None
     seed: int = 1
     optimizer: OptimizerSpec | None = None
     schedule: Schedule = InverseSqrt()
-    # Batches a step; their gradient is that of one large batch, but for experts and adaptive computation time, whose
-    # auxiliary losses (and an expert's capacity) are of each batch.
+    # Gradient accumulation: batches per step. The gradient is that of one large batch, except that auxiliary losses
+    # (and the capacity of experts) are computed for each batch.
     accumulate: int = 1
-    clip: float = 1.0  # the largest norm of the gradient; 0: any
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere
-    ema: float = 0.0  # decay of a moving average of the weights, which is then what is measured and kept; 0: none
+    ema: float = 0.0  # decay of a moving average of the weights, which is then validated and saved; 0: none
     validate_every: int | None = None
-    save_every: int | None = None  # None: when validating
+    save_every: int | None = None  # None: at each validation
     log_every: int = 50
-    keep: int = 5  # how many of the last checkpoints keep their weights
-    choose: Literal["best", "last"] = "best"  # which checkpoints make the final weights: by validation, or by age
-    average: int = 1  # how many of them are averaged, if their mean ranks before each of them on the validation text
+    keep: int = 5  # number of recent checkpoints whose weights are kept
+    choose: Literal["best", "last"] = "best"  # final weights: best by validation, or the last
+    average: int = 1  # checkpoint averaging: how many, if their mean validates better than each of them
     # The metric that ranks checkpoints, by name or as module:Class; within the noise of the validation set, the loss
     # does. auto: for translation bleu, or chrf where targets are too short for it; accuracy for classification; loss
     # otherwise.
     criterion: str = "auto"
-    decode: int = 500  # how many validation records are translated each time
+    decode: int = 500  # number of validation records that are translated each time
     bleu_tokenize: str = "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, by script
-    # Early stopping after so many validations in which neither the criterion nor the loss improved; 0: never.
+    # Early stopping after this many validations without improvement of criterion or loss; 0: never.
     patience: int | None = None
-    compile: bool | None = None  # torch.compile; None: on CUDA, where batches have one shape and it pays in the run
+    compile: bool | None = None  # torch.compile; None: on CUDA, if batches have one shape and it saves time
 
     def check(self) -> None:
         for name in ("steps", "validate_every", "save_every"):
