@@ -163,7 +163,7 @@ def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sam
     device = next(model.parameters()).device
     texts = Texts([model], tokenizer, tokenizer, records.max_len, device, begin=begin)
     ((output,),) = texts.generate([prompt], Beam(beam_size=1), limits=Limits(max_len=SAMPLE_TOKENS))
-    beam_search.forget()  # frees its memory for training
+    beam_search.release()  # frees its memory for training
     return Sample(prompt, output.text.removeprefix(prompt), rest)
 
 
