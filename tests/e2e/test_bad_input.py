@@ -77,7 +77,7 @@ def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
     assert "beam_size" in refused(files, tmp_path, "--set", "decode.beam_size=0")
     assert "do not hold an example" in refused(files, tmp_path, "--set", "data.batching.tokens=1")
     assert "not one of auto" in refused(files, tmp_path, "--device", "tpu")
-    assert "is no time" in refused(files, tmp_path, "--max-time", "soon")
+    assert "is not a time" in refused(files, tmp_path, "--max-time", "soon")
     assert "CPU trains in float32" in refused(files, tmp_path, "--set", "train.precision=bfloat16", "--device", "cpu")
 
 

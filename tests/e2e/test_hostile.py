@@ -325,7 +325,7 @@ def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.Mo
         ("cannot learn 'translation'", ("--preset", "gpt2_small")),
         ("nowhere.tsv: there is no such file", ("--valid", "nowhere.tsv")),
         ("nowhere.json: cannot be read", ("--set", 'data.tokenizer={kind="imported", path="nowhere.json"}')),
-        ("is no time", ("--max-time", "soon")),
+        ("is not a time", ("--max-time", "soon")),
         ("--from takes the tokenizer", ("--from", "runs/x", "--set", "data.tokenizer=bytes")),
     ],
 )

@@ -39,7 +39,7 @@ class Needy(Norm):
     kind = "needy"
     size: int
 
-good = __import__("regard.nn.norm", fromlist=["x"]).RMSNorm()
+good = __import__("regard.nn.rms_norm", fromlist=["x"]).RMSNorm()
 """
 
 
@@ -219,7 +219,7 @@ def test_check_accepts_instances_and_kinds(tmp_path: Path) -> None:
 def test_code_that_the_user_trusts_is_imported_also_by_set(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BROKEN_NORM)
     change = ["--set", 'encoder.pattern[0].residual.norm="mine:Leaky"']
-    assert "say --trust-code" in complaint("show", "transformer_tiny", *change, cwd=tmp_path)
+    assert "add --trust-code" in complaint("show", "transformer_tiny", *change, cwd=tmp_path)
     run = regard("show", "transformer_tiny", *change, "--trust-code", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     norm = json.loads(run.stdout)["model"]["encoder"]["pattern"][0]["residual"]["norm"]
