@@ -183,19 +183,19 @@ def cache(
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 
-    store = Cache.usual()
+    store = Cache.default()
     removed = store.entries() if clear else []
     if clear:
         store.clear()
     entries = store.entries()
     if as_json:
         total = sum(entry.size for entry in entries)
-        about: dict[str, Any] = {"folder": str(store.folder), "most": store.most, "size": total}
+        about: dict[str, Any] = {"folder": str(store.folder), "most": store.limit, "size": total}
         print_json(about | {"entries": [asdict(entry) for entry in entries], "removed": len(removed)})
         return
     if clear:
         print(f"removed {_sizes(removed)}")
-    print(f"{store.folder} ({FOLDER}): {_sizes(entries)}, at most {store.most / 1e9:g} GB ({SIZE})")
+    print(f"{store.folder} ({FOLDER}): {_sizes(entries)}, at most {store.limit / 1e9:g} GB ({SIZE})")
     for entry in entries:
         used = strftime("%Y-%m-%d %H:%M", localtime(entry.used))
         print(f"  {entry.size / 1e6:10.1f} MB  used {used}  {', '.join(entry.files)}")

@@ -1,8 +1,8 @@
-"""The cache of prepared data: what was made of the same bytes in the same way is linked into a run, not made again.
+"""The cache of prepared data: text that was tokenized before in the same way is linked into a run instead.
 
-An entry is a folder named by a hash of all that its content depends on. It appears by a rename, whole or not at all,
-and its files are compared with their checksums whenever it is used. The folder of the cache may hold other things, too:
-nothing is removed but what has a name that only we give, and no link is followed to remove what it points to.
+An entry is a folder named by the SHA-256 of everything that its content depends on. It is created by a rename, so it is
+complete or absent, and its files are verified against their checksums whenever it is used. Only files with the names
+that this module gives are ever deleted, and links are never followed: the cache folder may hold other files.
 """
 
 import hashlib
@@ -19,138 +19,136 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import platformdirs
+
 from regard.errors import SpecError
 from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, temporary
 
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
-MOST = "20GB"
+DEFAULT_SIZE = "20GB"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-ABOUT = "entry.json"  # in an entry: what it holds; its time is when the entry was last used
-INDEX = "regard-files.json"  # checksums of text files, by path and mark
+MANIFEST = "entry.json"  # of an entry: its files with their checksums; its modification time is the last use
+INDEX = "regard-files.json"  # checksums of text files by path
 ENTRY = re.compile(r"[0-9a-f]{64}")
-# A file may change twice within one tick of its clock, so what changed so recently is not taken for unchanged later.
+# A file may change twice within one tick of the file system's clock, so the index does not list newer files.
 RECENT = 10 * 10**9  # nanoseconds
-KNOWN = 1000  # files in the index
-MEASURED = re.compile(r"regard-[0-9a-f]{16}\.json")  # in `threads`, beside the data: what was measured of the machine
-COMPILED = "regard-compiled"  # beside the data, where torch.compile keeps things of any name
-MARK = ".regard"  # in that folder: it is ours
-HALF_MADE = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")  # now, and by earlier versions
-FORMER_INDEX, FORMER_MEASURED, FORMER_COMPILED = "files.json", re.compile(r"[0-9a-f]{16}\.json"), "compiled"
+INDEX_LIMIT = 1000  # files
+TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # in `threads`: timings of this machine
+COMPILED = "regard-compiled"  # torch.compile's cache, with file names of torch's choice
+MARKER = ".regard"  # a file in that folder: regard created the folder
+UNFINISHED = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")  # the second: of earlier versions
+FORMER_INDEX, FORMER_TIMINGS, FORMER_COMPILED = "files.json", re.compile(r"[0-9a-f]{16}\.json"), "compiled"
 
-Mark = tuple[int, int, int, int, int]
-
-
-def where() -> Path:
-    """The folder of the cache: REGARD_CACHE, or `regard` in the folder that the platform has for caches."""
-    if given := os.environ.get(FOLDER):
-        return Path(given).expanduser().absolute()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "regard"
+Stamp = tuple[int, int, int, int, int]
 
 
-def limit() -> int:
-    """How many bytes the cache may hold: REGARD_CACHE_SIZE, such as 500MB, or 20 GB."""
-    given = os.environ.get(SIZE) or MOST
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", given.strip().upper())
-    if not found:
-        raise SpecError(SIZE, f"{given!r} is no size; write 500MB or 20GB (0: keep nothing)")
-    return int(float(found[1]) * UNITS[found[2]])
+def cache_folder() -> Path:
+    """Return the folder of the cache: REGARD_CACHE, or `regard` in the platform's folder for caches."""
+    if folder := os.environ.get(FOLDER):
+        return Path(folder).expanduser().absolute()
+    if sys.platform == "darwin" and (former := Path("~/Library/Caches/regard").expanduser()).is_dir():
+        return former  # platformdirs prefers XDG_CACHE_HOME, which earlier versions ignored on macOS
+    return platformdirs.user_cache_path("regard", appauthor=False, opinion=False).absolute()
 
 
-def measured(facts: str) -> Path:
-    """The file for what was measured of a machine that is described by `facts`."""
-    return where() / "threads" / f"regard-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+def size_limit() -> int:
+    """Return the maximum size of the cache in bytes: REGARD_CACHE_SIZE, such as 500MB, or 20 GB."""
+    text = os.environ.get(SIZE) or DEFAULT_SIZE
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
+    if not match:
+        raise SpecError(SIZE, f"{text!r} is not a size; write 500MB or 20GB (0 disables the cache)")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
-def compiled() -> Path | None:
-    """The folder for what torch.compile makes; None, if there can be none, or one of that name is somebody else's."""
-    folder = where() / COMPILED
+def timings_file(machine: str) -> Path:
+    """Return the path of the file with the timings of a machine, which the string describes."""
+    return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+
+
+def compile_folder() -> Path | None:
+    """Create and return torch.compile's cache folder; None if that fails or regard did not create the folder."""
+    folder = cache_folder() / COMPILED
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.iterdir()):
-            (folder / MARK).touch()
-        if (folder / MARK).is_file():
+            (folder / MARKER).touch()
+        if (folder / MARKER).is_file():
             return folder
     return None
 
 
 @dataclass(frozen=True)
 class Key:
-    """What an entry is found by, and the files that it was computed from as they were then."""
+    """The name of an entry, and the text files that it depends on with their stamps when they were read."""
 
     name: str
     files: tuple[str, ...]
-    marks: tuple[Mark, ...]
+    stamps: tuple[Stamp, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the cache holds of one text."""
+    """One prepared corpus in the cache; times are in seconds since 1970."""
 
     name: str
-    files: tuple[str, ...]  # the text files that it was made of
-    size: int
-    made: float
+    files: tuple[str, ...]  # names of the text files that it was prepared from
+    size: int  # bytes
+    made: float  # when it was stored
     used: float
 
 
 class Cache:
-    """Entries in a folder, together at most `most` bytes; the one that was not used for longest goes first."""
+    """Entries in a folder, at most `limit` bytes together; the least recently used one is evicted first."""
 
-    def __init__(self, folder: Path, most: int) -> None:
-        self.folder, self.most = folder, most
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
         self.data = folder / "data"
 
     @classmethod
-    def usual(cls) -> "Cache":
-        """The cache that the environment says."""
-        return cls(where(), limit())
+    def default(cls) -> "Cache":
+        """Return the cache in `cache_folder()` with the limit `size_limit()`."""
+        return cls(cache_folder(), size_limit())
 
     def key(self, description: Mapping[str, Any], files: Sequence[str]) -> Key | None:
-        """The key of what is described, made of these files; None if one of them cannot be read twice."""
+        """Return the key of a description and the content of files; None if a file cannot be read twice."""
         try:
-            marks = [_mark(file) for file in files]
-            digests = self._digests(files, marks)
-        except OSError:  # reading it will say what is wrong
+            stamps = [_stamp(file) for file in files]
+            digests = self._digests(files, stamps)
+        except OSError:  # reported when the file is read
             return None
         if digests is None:
             return None
         text = json.dumps([description, digests], sort_keys=True, ensure_ascii=False)
-        return Key(hashlib.sha256(text.encode()).hexdigest(), tuple(files), tuple(marks))
+        return Key(hashlib.sha256(text.encode()).hexdigest(), tuple(files), tuple(stamps))
 
     def fetch(self, key: Key, folder: Path) -> bool:
-        """Link the files of an entry into a new folder, which appears whole; False if there is no such entry."""
+        """Link the files of an entry into a new folder, all or none; return False if there is no valid entry."""
         entry = self.data / key.name
-        about = _about(entry)
-        if about is None:
+        manifest = _manifest(entry)
+        if manifest is None:
             self.drop(key.name)
             return False
         try:
             with new_folder(folder) as making:
-                for name, (size, digest) in about["content"].items():
-                    _link(entry / name, making / name)  # first, so that who clears the cache now does no harm
+                for name, (size, digest) in manifest["content"].items():
+                    _link(entry / name, making / name)  # before verification: the cache may be cleared meanwhile
                     if (making / name).stat().st_size != size or _digest(making / name) != digest:
                         raise FileNotFoundError
-                os.utime(entry / ABOUT)
-        except FileNotFoundError:  # damaged, or cleared a moment ago
+                os.utime(entry / MANIFEST)
+        except FileNotFoundError:  # damaged, or cleared in the meantime
             self.drop(key.name)
             return False
-        except OSError:  # not the entry's fault
+        except OSError:  # a fault of the target folder
             return False
         return True
 
     def keep(self, key: Key, folder: Path, warn: Callable[[str], None] = lambda _: None) -> None:
-        """Make an entry of what is in a folder, unless a file that it was made of has changed since."""
+        """Store the files of a folder as an entry, unless a text file has changed since the key was computed."""
         try:
-            if [_mark(file) for file in key.files] != list(key.marks):
+            if [_stamp(file) for file in key.files] != list(key.stamps):
                 return
             paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            if sum(path.stat().st_size for path in paths) > self.most:
+            if sum(path.stat().st_size for path in paths) > self.limit:
                 return
             self._keep(key, folder, paths)
             self.trim()
@@ -166,111 +164,107 @@ class Cache:
                 name = path.relative_to(folder).as_posix()
                 _link(path, making / name)
                 content[name] = (path.stat().st_size, _digest(path))
-            about = {"files": [Path(file).name for file in key.files], "made": time.time(), "content": content}
-            (making / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+            manifest = {"files": [Path(file).name for file in key.files], "made": time.time(), "content": content}
+            (making / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             try:
                 making.rename(self.data / key.name)
             except OSError:
-                if not (self.data / key.name).exists():  # then another process was first, which is as well
+                if not (self.data / key.name).exists():  # if it exists, another process has stored the same entry
                     raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
     def entries(self) -> list[Entry]:
-        """What is there, the latest used first."""
-        found = []
-        for path in _named(self.data, ENTRY):
-            if (about := _about(path)) is not None:
-                size = sum(size for size, _ in about["content"].values())
+        """Return all valid entries, the most recently used first."""
+        entries = []
+        for path in _members(self.data, ENTRY):
+            if (manifest := _manifest(path)) is not None:
+                size = sum(size for size, _ in manifest["content"].values())
                 with suppress(OSError):
-                    used = (path / ABOUT).stat().st_mtime
-                    found.append(Entry(path.name, tuple(about["files"]), size, about["made"], used))
-        return sorted(found, key=lambda entry: (-entry.used, entry.name))
+                    used = (path / MANIFEST).stat().st_mtime
+                    entries.append(Entry(path.name, tuple(manifest["files"]), size, manifest["made"], used))
+        return sorted(entries, key=lambda entry: (-entry.used, entry.name))
 
     def trim(self) -> None:
-        """Remove what was not used for longest until the rest is small enough, and what was never finished."""
+        """Remove the least recently used entries beyond the limit, and temporary files older than a day."""
         total = 0
         for entry in self.entries():
             total += entry.size
-            if total > self.most:
+            if total > self.limit:
                 self.drop(entry.name)
-        for path in _named(self.data, HALF_MADE):
+        for path in _members(self.data, UNFINISHED):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > STALE:
                     remove(path)
 
     def clear(self) -> None:
-        """Remove everything that is ours. Runs keep their data: they have links or copies of their own."""
-        for path in _named(self.data, ENTRY):
-            if (path / ABOUT).is_file():
+        """Remove everything that regard stored here. Runs keep their data, which are links or copies of their own."""
+        for path in _members(self.data, ENTRY):
+            if (path / MANIFEST).is_file():
                 self.drop(path.name)
         threads = self.folder / "threads"
-        ours = [self.data / INDEX, *_named(self.data, HALF_MADE)]
-        ours += [*_named(threads, MEASURED), *_named(threads, TEMPORARY), *self._former()]
-        ours += [path for name in (COMPILED, FORMER_COMPILED) if ((path := self.folder / name) / MARK).is_file()]
-        for path in ours:
+        stored = [self.data / INDEX, *_members(self.data, UNFINISHED)]
+        stored += [*_members(threads, TIMINGS), *_members(threads, TEMPORARY), *self._former()]
+        stored += [path for name in (COMPILED, FORMER_COMPILED) if ((path := self.folder / name) / MARKER).is_file()]
+        for path in stored:
             with suppress(OSError):
                 remove(path)
         with suppress(OSError):
-            threads.rmdir()  # unless it holds something else
+            threads.rmdir()  # fails if other files are in it
 
     def _former(self) -> Iterator[Path]:
-        """Files of earlier versions. Others may give such names, too, so their content must also be ours."""
+        """Yield files of earlier versions, recognised by their content: other programs may use their names."""
         if _index(self.data / FORMER_INDEX):
             yield self.data / FORMER_INDEX
-        for path in _named(self.folder / "threads", FORMER_MEASURED):
+        for path in _members(self.folder / "threads", FORMER_TIMINGS):
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 if set(json.loads(path.read_text(encoding="utf-8"))) == {"train", "decode"}:
                     yield path
 
     def drop(self, name: str) -> None:
-        """Remove an entry, at once for whoever looks for it."""
-        gone = temporary(self.data / name)
+        """Remove an entry; the rename makes it disappear at once for other processes."""
+        dropped = temporary(self.data / name)
         with suppress(OSError):
             if not (self.data / name).is_symlink():
-                (self.data / name).rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
+                (self.data / name).rename(dropped)
+                shutil.rmtree(dropped, ignore_errors=True)
 
-    def _digests(self, files: Sequence[str], marks: Sequence[Mark]) -> list[str] | None:
-        """The checksum of every file; those that have not changed since they were last read are not read again."""
-        index, found, news = _index(self.data / INDEX), [], False
-        for file, mark in zip(files, marks, strict=True):
+    def _digests(self, files: Sequence[str], stamps: Sequence[Stamp]) -> list[str] | None:
+        """Return the checksum of every file, from the index if it is unchanged; None for a pipe or changing file."""
+        index, digests, changed = _index(self.data / INDEX), [], False
+        for file, stamp in zip(files, stamps, strict=True):
             path = os.path.realpath(file)
-            known = index.get(path)
-            if known is None or known["mark"] != list(mark):
-                if not stat.S_ISREG(os.stat(file).st_mode):
-                    return None  # a pipe can be read only once
-                known = {"mark": list(mark), "sha256": _digest(Path(file))}
-                if _mark(file) != mark:
-                    return None  # it is being written
-                if time.time_ns() - max(mark[3:]) > RECENT:
-                    index[path], news = known, True
-            found.append(known["sha256"])
-        if news:
-            self._remember(index)
-        return found
-
-    def _remember(self, index: dict[str, Any]) -> None:
-        """Write the index; of two processes that do so at once the later wins, and a file may be read once more."""
-        with suppress(OSError):
-            self.data.mkdir(parents=True, exist_ok=True)
-            latest = dict(list(index.items())[-KNOWN:])
-            replace_text(self.data / INDEX, json.dumps(latest, ensure_ascii=False, indent=1))
+            if index.get(path, {}).get("mark") == list(stamp):
+                digests.append(index[path]["sha256"])
+                continue
+            if not stat.S_ISREG(os.stat(file).st_mode):
+                return None
+            digests.append(_digest(Path(file)))
+            if _stamp(file) != stamp:
+                return None
+            if time.time_ns() - max(stamp[3:]) > RECENT:
+                index[path], changed = {"mark": list(stamp), "sha256": digests[-1]}, True
+        if changed:
+            with suppress(OSError):  # without the index, or if another process overwrites it, files are read again
+                self.data.mkdir(parents=True, exist_ok=True)
+                latest = dict(list(index.items())[-INDEX_LIMIT:])
+                replace_text(self.data / INDEX, json.dumps(latest, ensure_ascii=False, indent=1))
+        return digests
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """The checksums of text files that were read before; none if the file is not there or is something else."""
+    """Read the checksums of text files by path; empty if the file is absent or is not an index."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        return {file: {"mark": list(one["mark"]), "sha256": str(one["sha256"])} for file, one in index.items()}
+        return {file: {"mark": list(item["mark"]), "sha256": str(item["sha256"])} for file, item in index.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 
-def _mark(file: str) -> Mark:
-    """What changes when a file does. The time of the last change of any kind cannot be set back, unlike the other."""
-    found = os.stat(file)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _stamp(file: str) -> Stamp:
+    """Return device, inode, size, mtime and ctime; unlike mtime, ctime cannot be set back after a change."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(path: Path) -> str:
@@ -279,7 +273,7 @@ def _digest(path: Path) -> str:
 
 
 def _link(path: Path, to: Path) -> None:
-    """The same file under another name, or a copy where the file system has no such thing."""
+    """Create a hard link, or a copy where the file system has no hard links."""
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path, to)
@@ -289,27 +283,21 @@ def _link(path: Path, to: Path) -> None:
         shutil.copyfile(path, to)
 
 
-def _about(entry: Path) -> dict[str, Any] | None:
-    """What an entry says of itself; None if it is not there or makes no sense."""
+def _manifest(entry: Path) -> dict[str, Any] | None:
+    """Read the manifest of an entry; None if it is absent or invalid, or names a file outside the entry."""
     try:
-        about = json.loads((entry / ABOUT).read_text(encoding="utf-8"))
-        content = {str(name): (int(size), str(digest)) for name, (size, digest) in about["content"].items()}
-        if not all(_inside(name) for name in content):
+        manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
+        content = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["content"].items()}
+        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in content):
             return None
-        return {"files": [str(file) for file in about["files"]], "made": float(about["made"]), "content": content}
+        files = [str(file) for file in manifest["files"]]
+        return {"files": files, "made": float(manifest["made"]), "content": content}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the members of a folder with such a name, without links: their targets belong to somebody else."""
-    try:
-        found = sorted(folder.iterdir())
-    except OSError:
-        return
-    yield from (path for path in found if pattern.fullmatch(path.name) and not path.is_symlink())
+def _members(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    """Yield the files and folders with a matching name, without links."""
+    with suppress(OSError):
+        paths = sorted(folder.iterdir())
+        yield from (path for path in paths if pattern.fullmatch(path.name) and not path.is_symlink())

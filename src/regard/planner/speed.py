@@ -80,7 +80,7 @@ def _name(device: torch.device) -> str:
 
 def _kept(facts: str, measure: Callable[[], float], keep: bool) -> float:
     """A measurement from the cache, or a new one; what is measured beside busy processes is not kept."""
-    path = cached.measured(facts)
+    path = cached.timings_file(facts)
     try:
         found = json.loads(path.read_text())["tokens_per_second"]
         if isinstance(found, float) and found > 0:
@@ -89,7 +89,7 @@ def _kept(facts: str, measure: Callable[[], float], keep: bool) -> float:
         pass
     found = measure()
     try:
-        if keep and cached.limit():
+        if keep and cached.size_limit():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps({"tokens_per_second": found}))
     except (OSError, SpecError):

@@ -128,7 +128,7 @@ def recorded(run: Path) -> int | None:
 def _file() -> Path:
     """Where the measurements of this machine are, by all that they depend on."""
     facts = (cpu(), cores(), platform.platform(), metadata.version("torch"))
-    return cache.measured(repr(facts))
+    return cache.timings_file(repr(facts))
 
 
 def cpu() -> str:
@@ -150,7 +150,7 @@ def _write(found: dict[Kind, dict[int, float]]) -> None:
     """Whole or not at all. A folder that cannot be written to only means that it is measured again."""
     path = _file()
     try:
-        if not cache.limit():
+        if not cache.size_limit():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found))

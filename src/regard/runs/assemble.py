@@ -83,7 +83,7 @@ def keep_compiled_code() -> None:
     """Let torch.compile store its output in regard's cache, unless the environment names another folder."""
     folder = os.environ.get(COMPILE_CACHE, "")
     default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a restart may clear
-    if default and (compiled := cache.compiled()) is not None:
+    if default and (compiled := cache.compile_folder()) is not None:
         os.environ[COMPILE_CACHE] = str(compiled)
 
 

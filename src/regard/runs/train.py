@@ -220,7 +220,7 @@ def _prepared(
         )
         request = replace(request, data=spec)
     tokenizers = parent.tokenizers if parent is not None else None
-    cache, device = Cache.usual() if options.cache else None, choose_device(options.device)
+    cache, device = Cache.default() if options.cache else None, choose_device(options.device)
     room = ROOM if device.type == "cuda" else ROOM // 2
     data = prepare(request.data, folder.data, request.train.seed, tokenizers, console.report, cache, room)
     for sentence in data.report:

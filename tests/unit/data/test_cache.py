@@ -13,10 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import platformdirs.macos
+import platformdirs.unix
+import platformdirs.windows
 import pytest
 
 from regard.data import cache as caching
-from regard.data.cache import ABOUT, INDEX, Cache, Key, limit, where
+from regard.data.cache import INDEX, MANIFEST, Cache, Key, cache_folder, size_limit
 from regard.data.objectives import LanguageModelling
 from regard.data.prepare import DataSpec, Prepared, prepare
 from regard.data.text import TSV, Lines, ParallelFiles
@@ -44,8 +47,8 @@ def spec_of(path: str, **settings: Any) -> DataSpec:
     return DataSpec(**{"train": (TSV(path),), "tokenizer": Bytes()} | settings)
 
 
-class Told(list[str]):
-    """What was said, and whether the data came from the cache."""
+class Messages(list[str]):
+    """The reported messages, and whether the data came from the cache."""
 
     @property
     def hit(self) -> bool:
@@ -55,9 +58,9 @@ class Told(list[str]):
 
 def prepared(
     spec: DataSpec, folder: Path, cache: Cache, seed: int = 1, tokenizers: Any = None
-) -> tuple[Told, Prepared]:
-    told = Told()
-    return told, prepare(spec, folder, seed, tokenizers, told.append, cache)
+) -> tuple[Messages, Prepared]:
+    messages = Messages()
+    return messages, prepare(spec, folder, seed, tokenizers, messages.append, cache)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -65,7 +68,7 @@ def same(one: Path, other: Path) -> bool:
     return files == {path.relative_to(other): path.read_bytes() for path in other.rglob("*") if path.is_file()}
 
 
-def test_the_second_time_it_is_taken(tmp_path: Path, cache: Cache) -> None:
+def test_unchanged_text_comes_from_the_cache(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"), tokenizer=BPE())
     first, made = prepared(spec, tmp_path / "one" / "data", cache)
     second, taken = prepared(spec, tmp_path / "two" / "data", cache)
@@ -81,12 +84,12 @@ def test_the_second_time_it_is_taken(tmp_path: Path, cache: Cache) -> None:
     assert entry.size == sum(path.stat().st_size for path in (tmp_path / "one").rglob("*") if path.is_file())
 
 
-def test_a_text_is_known_by_its_content(tmp_path: Path, cache: Cache) -> None:
+def test_renamed_text_comes_from_the_cache(tmp_path: Path, cache: Cache) -> None:
     prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", cache)
     assert prepared(spec_of(pairs(tmp_path / "b.tsv")), tmp_path / "2", cache)[0].hit
     weighted = DataSpec((TSV(pairs(tmp_path / "c.tsv"), weight=3.0),), tokenizer=Bytes())
-    told, data = prepared(weighted, tmp_path / "3", cache)
-    assert (told.hit, data.weights) == (True, [3.0])
+    messages, data = prepared(weighted, tmp_path / "3", cache)
+    assert (messages.hit, data.weights) == (True, [3.0])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_a_text_is_known_by_its_content(tmp_path: Path, cache: Cache) -> None:
     ],
     ids=str,
 )
-def test_another_preparation_is_another_entry(tmp_path: Path, cache: Cache, change: dict[str, Any]) -> None:
+def test_other_preparation_is_another_entry(tmp_path: Path, cache: Cache, change: dict[str, Any]) -> None:
     path = pairs(tmp_path / "a.tsv")
     others = {"lines": (Lines(path),), "columns": (TSV(path, 2, 1),), "tsv": (TSV(path),)}
     change = {name: others[value] if isinstance(value, str) else value for name, value in change.items()}
@@ -114,7 +117,7 @@ def test_another_preparation_is_another_entry(tmp_path: Path, cache: Cache, chan
     assert len(cache.entries()) == 2
 
 
-def test_what_is_train_and_what_is_valid_matters(tmp_path: Path, cache: Cache) -> None:
+def test_swapped_training_and_validation_text_is_another_entry(tmp_path: Path, cache: Cache) -> None:
     one, two = TSV(pairs(tmp_path / "a.tsv")), TSV(pairs(tmp_path / "b.tsv", word="other"))
     specs = [
         DataSpec(train, valid, tokenizer=Bytes(), held_out=0)
@@ -123,14 +126,14 @@ def test_what_is_train_and_what_is_valid_matters(tmp_path: Path, cache: Cache) -
     assert [prepared(spec, tmp_path / "d", cache)[0].hit for spec in specs] == [False] * 4
 
 
-def test_the_seed_matters_where_it_chooses(tmp_path: Path, cache: Cache) -> None:
+def test_seed_is_part_of_the_key_only_if_text_is_held_out(tmp_path: Path, cache: Cache) -> None:
     path = pairs(tmp_path / "a.tsv")
     for spec, hit in [(spec_of(path), False), (spec_of(path, held_out=0), True)]:
         prepared(spec, tmp_path / "1", cache, seed=1)
         assert prepared(spec, tmp_path / "2", cache, seed=2)[0].hit == hit
 
 
-def test_given_and_imported_tokenizers_matter(tmp_path: Path, cache: Cache) -> None:
+def test_given_and_imported_tokenizers_are_part_of_the_key(tmp_path: Path, cache: Cache) -> None:
     path = pairs(tmp_path / "a.tsv")
     one, two = train(Bytes(), []), train(BPE(), ["to be or not to be"] * 3)
     prepared(spec_of(path), tmp_path / "1", cache)
@@ -146,7 +149,7 @@ def test_given_and_imported_tokenizers_matter(tmp_path: Path, cache: Cache) -> N
 
 
 @pytest.mark.parametrize("name", ["FORMAT", "SAMPLE"])
-def test_another_version_makes_it_again(
+def test_other_version_prepares_again(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
@@ -181,13 +184,13 @@ def changes() -> dict[str, Callable[[Path], None]]:
 
 
 @pytest.mark.parametrize("how", changes())
-def test_a_change_is_never_missed(tmp_path: Path, cache: Cache, how: str) -> None:
+def test_changed_text_is_prepared_again(tmp_path: Path, cache: Cache, how: str) -> None:
     path = Path(pairs(tmp_path / "a.tsv"))
     spec = spec_of(str(path), held_out=0)
     prepared(spec, tmp_path / "1", cache)
     changes()[how](path)
-    told, data = prepared(spec, tmp_path / "2", cache)
-    assert not told.hit
+    messages, data = prepared(spec, tmp_path / "2", cache)
+    assert not messages.hit
     wanted = [line.split("\t")[0] for line in path.read_text().splitlines()]
     column = data.train[0]["source"]
     assert [data.tokenizers["source"].decode(column[n].tolist()) for n in range(len(column))] == wanted
@@ -200,7 +203,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_an_unchanged_file_is_not_read_again(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_of_unchanged_file_comes_from_the_index(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pairs(tmp_path / "a.tsv")
     read = counting(monkeypatch)
     first = cache.key({}, [path, path])
@@ -215,7 +218,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, cache: Cache, monke
     assert read == ["a.tsv"] * 3
 
 
-def test_a_file_that_changed_just_now_is_read_again(
+def test_recently_changed_file_is_not_indexed(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caching, "RECENT", 10 * 10**9)
@@ -225,18 +228,18 @@ def test_a_file_that_changed_just_now_is_read_again(
     assert read == ["a.tsv"] * 2
 
 
-def test_what_changed_while_it_was_prepared_is_not_kept(tmp_path: Path, cache: Cache) -> None:
+def test_text_changed_during_preparation_is_not_cached(tmp_path: Path, cache: Cache) -> None:
     path = pairs(tmp_path / "a.tsv")
 
-    def say(sentence: str) -> None:
-        if sentence == "reading the text":
+    def report(message: str) -> None:
+        if message == "reading the text":
             pairs(tmp_path / "a.tsv", word="altered")
 
-    prepare(spec_of(path), tmp_path / "1", 1, None, say, cache)
+    prepare(spec_of(path), tmp_path / "1", 1, None, report, cache)
     assert cache.entries() == []
 
 
-def test_a_pipe_is_read_once(tmp_path: Path, cache: Cache) -> None:
+def test_pipe_is_not_cached(tmp_path: Path, cache: Cache) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     assert cache.key({}, [str(path)]) is None
@@ -258,9 +261,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut short": lambda path: (path / "train-0/target.ids").write_bytes(b""),
     "a file": lambda path: (path / "survey.json").unlink(),
     "a folder": lambda path: shutil.rmtree(path / "train-0"),
-    "what it says": lambda path: (path / ABOUT).write_text("{"),
-    "how it says it": lambda path: (path / ABOUT).write_text('{"content": {"a": 3}, "files": [], "made": 1}'),
-    "a way out": lambda path: (path / ABOUT).write_text(
+    "invalid JSON": lambda path: (path / MANIFEST).write_text("{"),
+    "wrong types": lambda path: (path / MANIFEST).write_text('{"content": {"a": 3}, "files": [], "made": 1}'),
+    "path outside the entry": lambda path: (path / MANIFEST).write_text(
         json.dumps({"content": {"../../x": [0, ""]}, "files": [], "made": 1})
     ),
     "itself": shutil.rmtree,
@@ -268,7 +271,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_noticed_and_made_again(tmp_path: Path, cache: Cache, damage: str) -> None:
+def test_damaged_entry_is_prepared_again(tmp_path: Path, cache: Cache, damage: str) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
     prepared(spec, tmp_path / "1", Cache(tmp_path / "none", 0))
     prepared(spec, tmp_path / "2", cache)
@@ -281,7 +284,7 @@ def test_a_damaged_entry_is_noticed_and_made_again(tmp_path: Path, cache: Cache,
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
+def test_run_keeps_its_data_when_the_cache_is_cleared(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
     prepared(spec, tmp_path / "1", cache)
     _, data = prepared(spec, tmp_path / "2", cache)
@@ -297,7 +300,7 @@ def test_a_run_survives_the_cache(tmp_path: Path, cache: Cache) -> None:
     assert not prepared(spec, tmp_path / "3", cache)[0].hit
 
 
-def test_where_links_are_impossible_it_is_copied(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_without_hard_links(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
@@ -310,18 +313,18 @@ def test_where_links_are_impossible_it_is_copied(tmp_path: Path, cache: Cache, m
     assert len({path.stat().st_ino for path in paths}) == 3
 
 
-def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+def test_unwritable_cache_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
-    told, data = prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", Cache(tmp_path / "cache", 10**9))
+    messages, data = prepared(spec_of(pairs(tmp_path / "a.tsv")), tmp_path / "1", Cache(tmp_path / "cache", 10**9))
     assert data.survey.kept
-    assert any(sentence.startswith("warning: the prepared data are not kept in the cache") for sentence in told)
+    assert any(sentence.startswith("warning: the prepared data are not kept in the cache") for sentence in messages)
 
 
-def test_the_oldest_goes_first(tmp_path: Path, cache: Cache) -> None:
+def test_least_recently_used_entry_is_evicted_first(tmp_path: Path, cache: Cache) -> None:
     specs = [spec_of(pairs(tmp_path / f"{n}.tsv", word=f"word{n}")) for n in range(4)]
     for n, spec in enumerate(specs[:3]):
         prepared(spec, tmp_path / f"d{n}", cache)
-        os.utime(entry(cache) / ABOUT, (1000 + n, 1000 + n))
+        os.utime(entry(cache) / MANIFEST, (1000 + n, 1000 + n))
     assert prepared(specs[0], tmp_path / "again", cache)[0].hit  # used now: no longer the oldest
     size = cache.entries()[0].size
     small = Cache(cache.folder, 3 * size + size // 2)
@@ -332,7 +335,7 @@ def test_the_oldest_goes_first(tmp_path: Path, cache: Cache) -> None:
     assert nothing.entries() == []
 
 
-def test_what_was_never_finished_is_removed(tmp_path: Path, cache: Cache) -> None:
+def test_old_temporary_folders_are_removed(tmp_path: Path, cache: Cache) -> None:
     old, new = f".old-making-{'0' * 16}", f".new-making-{'0' * 16}"
     for name, age in ((old, 2 * caching.STALE), (new, 10), (".git", 2 * caching.STALE)):
         (cache.data / name).mkdir(parents=True)
@@ -341,7 +344,7 @@ def test_what_was_never_finished_is_removed(tmp_path: Path, cache: Cache) -> Non
     assert sorted(path.name for path in cache.data.iterdir() if path.name.startswith(".")) == [".git", new]
 
 
-def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_removes_only_files_of_regard(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever somebody keeps in the folder that REGARD_CACHE names, and however old it is."""
     monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
     outside = tmp_path / "outside"
@@ -356,7 +359,7 @@ def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monke
             f"data/{'b' * 63}/entry.json",
         ),
     ]
-    for path in [*(cache.folder / name for name in theirs), outside / "a", outside / ABOUT]:
+    for path in [*(cache.folder / name for name in theirs), outside / "a", outside / MANIFEST]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
     links = {cache.data / ("c" * 64): outside, cache.data / f".x-making-{'0' * 16}": outside}
@@ -367,7 +370,7 @@ def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monke
     before = sorted(path for path in tmp_path.rglob("*"))
     for n in range(3):
         prepared(spec_of(pairs(tmp_path / "a.tsv", word=f"word{n}")), tmp_path / "1", Cache(cache.folder, 5000))
-    assert caching.compiled() is None
+    assert caching.compile_folder() is None
     cache.fetch(Key("c" * 64, (), ()), tmp_path / "2")
     shutil.rmtree(tmp_path / "1")
     (tmp_path / "a.tsv").unlink()
@@ -376,12 +379,12 @@ def test_nothing_is_removed_but_what_is_ours(tmp_path: Path, cache: Cache, monke
     assert all((cache.folder / name).read_text() == "precious" for name in theirs)
 
 
-def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_removes_compiled_code(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
     outside = tmp_path / "outside"
     outside.mkdir()
     for _ in range(2):
-        folder = caching.compiled()
+        folder = caching.compile_folder()
         assert folder is not None
         assert folder == cache.folder / "regard-compiled"
         (folder / "fx").mkdir()
@@ -391,10 +394,10 @@ def test_what_was_compiled_is_cleared(tmp_path: Path, cache: Cache, monkeypatch:
         assert not folder.exists()
         assert (outside / "mine").exists()
     monkeypatch.setenv("REGARD_CACHE", str(outside / "mine" / "below-a-file"))
-    assert caching.compiled() is None
+    assert caching.compile_folder() is None
 
 
-def test_what_earlier_versions_left_is_cleared_and_in_nobodys_way(
+def test_clearing_removes_files_of_earlier_versions(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
@@ -410,7 +413,7 @@ def test_what_earlier_versions_left_is_cleared_and_in_nobodys_way(
         (cache.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (cache.folder / name).write_text(text)
     os.utime(cache.data / old, (1, 1))
-    assert caching.compiled() == cache.folder / "regard-compiled"
+    assert caching.compile_folder() == cache.folder / "regard-compiled"
     cache.trim()
     assert [path.name for path in cache.data.glob(".*")] == [half]
     cache.clear()
@@ -418,7 +421,7 @@ def test_what_earlier_versions_left_is_cleared_and_in_nobodys_way(
     assert found == ["compiled/fx/graph"]  # which may be anybody's
 
 
-def test_many_at_once(tmp_path: Path, cache: Cache) -> None:
+def test_concurrent_preparations_and_clearing(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv", 300))
     faults: list[BaseException] = []
 
@@ -442,7 +445,7 @@ def test_many_at_once(tmp_path: Path, cache: Cache) -> None:
     assert not list(cache.data.glob(".*"))
 
 
-def test_of_two_that_keep_the_same_the_first_stays(tmp_path: Path, cache: Cache) -> None:
+def test_storing_an_existing_entry_changes_nothing(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_text("1")
     key = Key("0" * 64, (), ())
@@ -456,46 +459,54 @@ def test_of_two_that_keep_the_same_the_first_stays(tmp_path: Path, cache: Cache)
 # -- where it is, and how large
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_of_each_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "mine"))
-    assert where() == tmp_path / "mine"
+    assert cache_folder() == tmp_path / "mine"
     monkeypatch.setenv("REGARD_CACHE", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platformdirs, "PlatformDirs", platformdirs.unix.Unix)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert where() == tmp_path / ".cache" / "regard"
+    assert cache_folder() == tmp_path / ".cache" / "regard"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert where() == tmp_path / "xdg" / "regard"
+    assert cache_folder() == tmp_path / "xdg" / "regard"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert where() == tmp_path / "Library" / "Caches" / "regard"
+    monkeypatch.setattr(platformdirs, "PlatformDirs", platformdirs.macos.MacOS)
+    (tmp_path / "Library" / "Caches" / "regard").mkdir(parents=True)  # of an earlier version, which ignored XDG
+    assert cache_folder() == tmp_path / "Library" / "Caches" / "regard"
+    (tmp_path / "Library" / "Caches" / "regard").rmdir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / "Library" / "Caches" / "regard"
     monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(platformdirs, "PlatformDirs", platformdirs.windows.Windows)
+    monkeypatch.setattr(platformdirs.windows, "get_win_folder", platformdirs.windows.get_win_folder_from_env_vars)
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert where() == tmp_path / "local" / "regard"
+    assert cache_folder() == tmp_path / "local" / "regard"
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "size"),
     [("20GB", 20 * 10**9), ("500 mb", 5 * 10**8), ("1.5G", 1_500_000_000), ("0", 0), ("123", 123), ("", 20 * 10**9)],
 )
-def test_how_large_it_may_be(monkeypatch: pytest.MonkeyPatch, said: str, meant: int) -> None:
-    monkeypatch.setenv("REGARD_CACHE_SIZE", said)
-    assert limit() == meant
+def test_size_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv("REGARD_CACHE_SIZE", text)
+    assert size_limit() == size
 
 
-@pytest.mark.parametrize("said", ["much", "-1", "20 apples", "GB"])
-def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("REGARD_CACHE_SIZE", said)
-    with pytest.raises(SpecError, match=r"REGARD_CACHE_SIZE: .* is no size; write 500MB or 20GB"):
-        limit()
+@pytest.mark.parametrize("text", ["much", "-1", "20 apples", "GB"])
+def test_invalid_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("REGARD_CACHE_SIZE", text)
+    with pytest.raises(SpecError, match=r"REGARD_CACHE_SIZE: .* is not a size; write 500MB or 20GB"):
+        size_limit()
 
 
-def test_looking_at_the_cache_does_not_import_torch() -> None:
+def test_importing_the_cache_does_not_import_torch() -> None:
     code = "import sys, regard.data.cache; print('torch' in sys.modules, 'numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "False False\n"
 
 
-def test_parallel_files_are_both_looked_at(tmp_path: Path, cache: Cache) -> None:
+def test_swapped_parallel_files_are_another_entry(tmp_path: Path, cache: Cache) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text("".join(f"{name} {n}\n" for n in range(30)))
     spec = DataSpec((ParallelFiles(str(tmp_path / "a"), str(tmp_path / "b")),), tokenizer=Bytes())
