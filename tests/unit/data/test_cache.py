@@ -149,9 +149,7 @@ def test_given_and_imported_tokenizers_are_part_of_the_key(tmp_path: Path, cache
 
 
 @pytest.mark.parametrize("name", ["FORMAT", "SAMPLE"])
-def test_other_version_prepares_again(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_other_version_prepares_again(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"))
     prepared(spec, tmp_path / "1", cache)
     monkeypatch.setattr(f"regard.data.prepare.{name}", 7)
@@ -203,7 +201,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_checksum_of_unchanged_file_comes_from_the_index(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_of_unchanged_file_comes_from_the_index(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = pairs(tmp_path / "a.tsv")
     read = counting(monkeypatch)
     first = cache.key({}, [path, path])
@@ -218,9 +218,7 @@ def test_checksum_of_unchanged_file_comes_from_the_index(tmp_path: Path, cache: 
     assert read == ["a.tsv"] * 3
 
 
-def test_recently_changed_file_is_not_indexed(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recently_changed_file_is_not_indexed(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching, "RECENT", 10 * 10**9)
     path = pairs(tmp_path / "a.tsv")
     read = counting(monkeypatch)
