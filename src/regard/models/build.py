@@ -8,7 +8,7 @@ import torch
 
 from regard.errors import SpecError
 from regard.models.base import Model, ModelSpec
-from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count, check_rate
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.init import Init, Uninitialized
 from regard.nn.linear import Linear
@@ -19,12 +19,16 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
 
     `device="meta"` allocates nothing, to count and to check. `init=False` leaves the weights undrawn, to load others.
     """
-    if not isinstance(spec, ModelSpec):
-        raise SpecError(
-            "", f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
-        )
-    if isinstance(spec.init, Uninitialized):
-        raise SpecError("init", "'undrawn' leaves weights unset; say build(spec, init=False) to load others")
+    require(
+        isinstance(spec, ModelSpec),
+        "",
+        f"{type(spec).__name__} is not the description of a whole model; build a preset or a family",
+    )
+    require(
+        not isinstance(spec.init, Uninitialized),
+        "init",
+        "'undrawn' leaves weights unset; say build(spec, init=False) to load others",
+    )
     draw = spec.init if init else Uninitialized()
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"), _memory_error_in_words():
@@ -87,16 +91,16 @@ def check_sizes(spec: Sizes) -> None:
         check_count(name, getattr(spec, name), most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         check_rate(name, getattr(spec, name))
-    if spec.d_head is None and spec.d_model % spec.heads:
-        raise SpecError(
-            "heads", f"{spec.heads} heads do not divide d_model {spec.d_model}; choose a divisor or set d_head"
-        )
+    require(
+        spec.d_head is not None or spec.d_model % spec.heads == 0,
+        "heads",
+        f"{spec.heads} heads do not divide d_model {spec.d_model}; choose a divisor or set d_head",
+    )
 
 
 def check_vocab(name: str, vocab: int | None) -> None:
     """Refuse a vocabulary that could not hold a token, or that no memory could."""
-    if vocab is not None and not 1 <= vocab <= 2**31:
-        raise SpecError(name, f"must lie between 1 and 2^31, not {vocab}")
+    require(vocab is None or 1 <= vocab <= 2**31, name, f"must lie between 1 and 2^31, not {vocab}")
 
 
 def site_of(

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import DataError, SpecError
+from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.input import Input, InputSpec
 from regard.nn.vocab.base import HeadSpec
@@ -34,8 +35,9 @@ class Tables(nn.Module):
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
         self.tables = nn.ModuleDict()
         own = "output" in uses and uses["output"][0] == "output"
-        if output is not None and not own:
-            raise SpecError("output_table", f"the output has no table of its own; leave it out or change {field}")
+        require(
+            output is None or own, "output_table", f"the output has no table of its own; leave it out or change {field}"
+        )
         if head is not None and "output" in uses:
             head.check_table(output or spec, not own)
         for use, (owner, vocab, width) in uses.items():
@@ -90,7 +92,9 @@ class Inputs(nn.Module):
 
 def check_input(spec: InputSpec) -> None:
     """Refuse an input that a decoder cannot have: it reads the token ids that it predicts, of one type."""
-    if spec.token_types:
-        raise SpecError("input.types", "only an encoder reads several types of tokens; set it to 0")
-    if spec.of("target").vector_channels:
-        raise SpecError("input", "a decoder reads the tokens it predicts; give vectors to the source, with 'by_side'")
+    require(spec.token_types == 0, "input.types", "only an encoder reads several types of tokens; set it to 0")
+    require(
+        spec.of("target").vector_channels == 0,
+        "input",
+        "a decoder reads the tokens it predicts; give vectors to the source, with 'by_side'",
+    )

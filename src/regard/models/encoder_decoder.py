@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
 from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.build import check_sizes, check_vocab, site_of
 from regard.models.decoding import Decoding, padding_mask
@@ -17,6 +17,7 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
+from regard.nn.checks import require
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec
@@ -61,10 +62,11 @@ class EncoderDecoder(ModelSpec):
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_input(self.input)
-        if self.bridge.needs_layers and self.encoder.shortens:
-            raise SpecError(
-                "bridge", f"{self.bridge.kind!r} mixes layers of one length, which {self.encoder.kind!r} does not have"
-            )
+        require(
+            not (self.bridge.needs_layers and self.encoder.shortens),
+            "bridge",
+            f"{self.bridge.kind!r} mixes layers of one length, which {self.encoder.kind!r} does not have",
+        )
 
     def build(self, init: Init) -> "EncoderDecoderModel":
         return EncoderDecoderModel(self, init)

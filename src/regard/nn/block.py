@@ -6,8 +6,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.residual import PostNorm, Residual
@@ -24,10 +24,9 @@ class Block(Spec):
     residual: Residual | tuple[Residual, ...] = PostNorm()
 
     def check(self) -> None:
-        if not self.branches:
-            raise SpecError("branches", "a block needs at least one branch")
-        if isinstance(self.residual, tuple) and len(self.residual) != len(self.branches):
-            raise SpecError("residual", f"{len(self.residual)} rules for {len(self.branches)} branches; give one each")
+        require(len(self.branches) > 0, "branches", "a block needs at least one branch")
+        rules, branches = len(self.rules()), len(self.branches)
+        require(rules == branches, "residual", f"{rules} rules for {branches} branches; give one each")
 
     def rules(self) -> tuple[Residual, ...]:
         """The residual rule of each branch."""

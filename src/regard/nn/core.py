@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError, join
+from regard.nn.checks import require
 from regard.nn.mask import Context
 from regard.nn.state import Rows, State
 
@@ -58,6 +59,10 @@ class Site:
     def error(self, name: str, message: str) -> SpecError:
         """A complaint about field `name` of the part built here."""
         return SpecError(join(self.path, name), message)
+
+    def require(self, condition: bool, name: str, message: str) -> None:
+        """Raise a SpecError about field `name` of the part built here, unless the condition holds."""
+        require(condition, join(self.path, name), message)
 
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
         """A projection from d_in to the concatenation of `widths`, each part drawn by its role.

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.checks import check_above, check_not_negative, check_rate
+from regard.nn.checks import check_above, check_not_negative, check_rate, require
 from regard.nn.core import Site
 from regard.nn.input import Input, InputSpec
 from regard.nn.norm import NoNorm, Norm
@@ -37,8 +37,7 @@ class Sinusoidal(Additive):
         check_above("base", self.base, 1)
 
     def build(self, site: Site, width: int) -> AdditiveTable:
-        if width % 2:
-            raise site.error("kind", f"sinusoids come in pairs and need an even width, not {width}")
+        site.require(width % 2 == 0, "kind", f"sinusoids come in pairs and need an even width, not {width}")
         return SinusoidalModule(self, width)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
@@ -90,10 +89,16 @@ class Tokens(InputSpec):
     word_dropout: float = 0.0
 
     def check(self) -> None:
-        if self.join == "concat" and (self.position is None or self.position_width is None):
-            raise SpecError("position_width", "concatenation needs a position and the number of channels it gets")
-        if self.join == "add" and self.position_width is not None:
-            raise SpecError("position_width", "an added position is as wide as the model; leave it out or concatenate")
+        require(
+            self.join == "add" or (self.position is not None and self.position_width is not None),
+            "position_width",
+            "concatenation needs a position and the number of channels it gets",
+        )
+        require(
+            self.join == "concat" or self.position_width is None,
+            "position_width",
+            "an added position is as wide as the model; leave it out or concatenate",
+        )
         check_not_negative("types", self.types)
         check_rate("word_dropout", self.word_dropout)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard.nn.checks import require
 from regard.nn.core import Branch, Role, Site
 from regard.nn.init import Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
@@ -93,8 +93,11 @@ class FixupInit(Init):
     others: Init = Xavier()
 
     def check(self) -> None:
-        if isinstance(self.others, FixupInit | Uninitialized):
-            raise SpecError("others", f"{self.others.kind!r} draws no tables; choose xavier, fan_in or normal")
+        require(
+            not isinstance(self.others, FixupInit | Uninitialized),
+            "others",
+            f"{self.others.kind!r} draws no tables; choose xavier, fan_in or normal",
+        )
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         L, d_in = site.branches, weight.shape[-1]

@@ -46,14 +46,18 @@ def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
     d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
     d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
     groups = spec.kv_heads or heads
-    if heads % groups:
-        raise site.error("kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor")
+    site.require(
+        heads % groups == 0, "kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor"
+    )
     return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
 
 
 def _divide(site: Site, heads: int) -> int:
-    if site.d_model % heads:
-        raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor or set d_head")
+    site.require(
+        site.d_model % heads == 0,
+        "heads",
+        f"{heads} heads do not divide d_model {site.d_model}; choose a divisor or set d_head",
+    )
     return site.d_model // heads
 
 
@@ -62,10 +66,11 @@ def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
     H, V = site.heads, site.d_value
     if wanted:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
-    if site.d_model != H * V and not site.held:
-        raise site.error(
-            "output", f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}"
-        )
+    site.require(
+        site.d_model == H * V or site.held,
+        "output",
+        f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}",
+    )
     return nn.Identity()
 
 

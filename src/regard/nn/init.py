@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import SpecError
 from regard.nn.checks import check_not_negative
 from regard.nn.core import Role, Site
 from regard.tree import Spec
@@ -45,7 +44,7 @@ class Normal(Init):
     std: float = 0.02
 
     def check(self) -> None:
-        _check_std(self.std)
+        check_not_negative("std", self.std)
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:  # noqa: ARG002
         with torch.no_grad():
@@ -63,7 +62,7 @@ class GPT2Init(Init):
     std: float = 0.02
 
     def check(self) -> None:
-        _check_std(self.std)
+        check_not_negative("std", self.std)
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         std = self.std
@@ -175,11 +174,6 @@ class Uninitialized(Init):
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         pass
-
-
-def _check_std(std: float) -> None:
-    if std < 0.0:
-        raise SpecError("std", f"must not be negative, not {std}")
 
 
 def _glorot(weight: Tensor, gain: float) -> None:

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
-from regard.nn.checks import check_not_negative
+from regard.nn.checks import check_not_negative, require
 from regard.nn.core import Site
 from regard.nn.norm import Norm
 from regard.nn.precision import widen
@@ -41,8 +40,7 @@ class PartialRMSNorm(Norm):
 
     def check(self) -> None:
         check_not_negative("eps", self.eps)
-        if not 0.0 < self.fraction <= 1.0:
-            raise SpecError("fraction", f"must be above 0 and at most 1, not {self.fraction}")
+        require(0.0 < self.fraction <= 1.0, "fraction", f"must be above 0 and at most 1, not {self.fraction}")
 
     def build(self, site: Site, width: int | None = None) -> nn.Module:
         return PartialRMSNormModule(width or site.d_model, self.fraction, self.eps)

@@ -33,8 +33,11 @@ class DotScore(AttentionScore):
     scale: Scale = "none"
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        if d_query != d_memory:
-            raise site.error("kind", f"a state of width {d_query} has no product with a memory of {d_memory}; map them")
+        site.require(
+            d_query == d_memory,
+            "kind",
+            f"a state of width {d_query} has no product with a memory of {d_memory}; map them",
+        )
         return ProductScoreModule(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
 
 
@@ -112,8 +115,9 @@ class AttentionScoreModule(nn.Module):
 
 def check_heads(width: int, heads: int, what: str, site: Site) -> None:
     """Refuse channels that heads cannot share evenly."""
-    if width % heads:
-        raise site.error("kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor")
+    site.require(
+        width % heads == 0, "kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor"
+    )
 
 
 class ProductScoreModule(AttentionScoreModule):

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
 from regard.models.base import ModelSpec, refuse
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate
+from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
@@ -74,20 +74,30 @@ class ByteNet(ModelSpec):
     init: Init = Xavier()
 
     def check(self) -> None:
-        if self.d_model % 2 or not 2 <= self.d_model <= 2**20:
-            raise SpecError(
-                "d_model", f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
-            )
+        require(
+            self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20,
+            "d_model",
+            f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}",
+        )
         check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
             check_count(name, getattr(self, name), MOST_BLOCKS)
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise SpecError("kernel", f"must be odd, so that as many taps stand on either side, not {self.kernel}")
+        require(
+            self.kernel > 0 and self.kernel % 2 == 1,
+            "kernel",
+            f"must be odd, so that as many taps stand on either side, not {self.kernel}",
+        )
         check_count("kernel", self.kernel, MOST_TAPS)
-        if not self.dilations or min(self.dilations) < 1:
-            raise SpecError("dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
-        if not 1.0 <= self.stretch <= 100.0:
-            raise SpecError("stretch", f"must lie between 1, or sources would be cut, and 100, not {self.stretch}")
+        require(
+            min(self.dilations, default=0) >= 1,
+            "dilations",
+            f"needs at least one, each at least 1, not {list(self.dilations)}",
+        )
+        require(
+            1.0 <= self.stretch <= 100.0,
+            "stretch",
+            f"must lie between 1, or sources would be cut, and 100, not {self.stretch}",
+        )
         check_not_negative("extra", self.extra)
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
 from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
 from regard.models.build import check_vocab
@@ -19,7 +19,7 @@ from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend
 from regard.nn.causal_convolution import receptive_field, taps, windows
-from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate
+from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.heads import attention_weights
@@ -78,8 +78,7 @@ class ConvS2S(ModelSpec):
         check_rate("dropout", self.dropout)
         for name in ("encoder", "decoder"):
             layers = getattr(self, name)
-            if not layers:
-                raise SpecError(name, "needs at least one layer (width, kernel)")
+            require(len(layers) > 0, name, "needs at least one layer (width, kernel)")
             for i, (width, kernel) in enumerate(layers):
                 check_count(f"{name}[{i}]", width, MOST_CHANNELS)
                 check_count(f"{name}[{i}]", kernel, MOST_TAPS)

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
 from regard.models.base import ModelSpec, own_mask, refuse
 from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, look
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
-from regard.nn.checks import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, check_count, check_rate
+from regard.nn.checks import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
@@ -171,20 +171,27 @@ class RecurrentDecoder(Spec):
     def check(self) -> None:
         check_depth(self.depth, self.residual_from)
         looks = self.attention is not None or self.self_attention is not None
-        if self.attention is None and not self.initial_state.tells:
-            raise SpecError(
-                "initial_state", f"without attention {self.initial_state.kind!r} tells nothing of the source"
-            )
-        if not looks and self.query != "top":
-            raise SpecError("query", "nothing is looked up; leave it at 'top' or add an attention")
-        if not looks and self.input_feeding != "none":
-            raise SpecError(
-                "input_feeding", "nothing is looked up that could be fed; set it to 'none' or add an attention"
-            )
-        if self.query == "bottom" and self.depth < 2:
-            raise SpecError("depth", "there is no layer above the bottom that could use what it finds; add one")
-        if self.query == "bottom" and self.input_feeding == "output":
-            raise SpecError("input_feeding", "the bottom is run before there is an output; set it to 'found' or 'none'")
+        require(
+            self.attention is not None or self.initial_state.tells,
+            "initial_state",
+            f"without attention {self.initial_state.kind!r} tells nothing of the source",
+        )
+        require(looks or self.query == "top", "query", "nothing is looked up; leave it at 'top' or add an attention")
+        require(
+            looks or self.input_feeding == "none",
+            "input_feeding",
+            "nothing is looked up that could be fed; set it to 'none' or add an attention",
+        )
+        require(
+            self.query == "top" or self.depth >= 2,
+            "depth",
+            "there is no layer above the bottom that could use what it finds; add one",
+        )
+        require(
+            self.query == "top" or self.input_feeding != "output",
+            "input_feeding",
+            "the bottom is run before there is an output; set it to 'found' or 'none'",
+        )
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
         return RecurrentDecoderModule(self, memory, encoder, site)
@@ -193,8 +200,11 @@ class RecurrentDecoder(Spec):
 def check_depth(depth: int, residual_from: int | None) -> None:
     """Refuse depths that cannot be, and residuals of layers that are not there."""
     check_count("depth", depth, MOST_BLOCKS)
-    if residual_from is not None and not 2 <= residual_from <= depth:
-        raise SpecError("residual_from", f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out")
+    require(
+        residual_from is None or 2 <= residual_from <= depth,
+        "residual_from",
+        f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +240,18 @@ class Recurrent(ModelSpec):
         check_count("heads", self.heads, MOST_HEADS)
         for name in ("dropout", "attention_dropout"):
             check_rate(name, getattr(self, name))
-        if self.d_model % self.heads:
-            raise SpecError("heads", f"{self.heads} heads do not divide d_model {self.d_model}; choose a divisor")
+        require(
+            self.d_model % self.heads == 0,
+            "heads",
+            f"{self.heads} heads do not divide d_model {self.d_model}; choose a divisor",
+        )
         if self.decoder.attention is None and self.decoder.self_attention is None:
             for name, nothing in (("heads", 1), ("attention_dropout", 0.0)):
-                if getattr(self, name) != nothing:
-                    raise SpecError(name, f"nothing is looked up; set it to {nothing} or give the decoder an attention")
+                require(
+                    getattr(self, name) == nothing,
+                    name,
+                    f"nothing is looked up; set it to {nothing} or give the decoder an attention",
+                )
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
         check_input(self.input)
@@ -257,10 +273,11 @@ class RecurrentEncoderModule(nn.Module):
             if spec.direction != "first_both":
                 direction = spec.direction
             layer = Layer(spec.cell, width, hidden, direction, spec.start, site)
-            if _added(spec, i) and layer.width != width:
-                raise site.error(
-                    "residual_from", f"layer {i + 1} makes {layer.width} channels of {width}, which cannot be added up"
-                )
+            site.require(
+                layer.width == width or not _added(spec, i),
+                "residual_from",
+                f"layer {i + 1} makes {layer.width} channels of {width}, which cannot be added up",
+            )
             layers.append(layer)
             width = layer.width
         self.layers = nn.ModuleList(layers)

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import convolve, foreign, read, taps
-from regard.nn.checks import MOST_HEADS, MOST_TAPS, check_count
+from regard.nn.checks import MOST_HEADS, MOST_TAPS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.precision import widen
@@ -103,8 +102,9 @@ class SharedDynamicConv(BranchSpec):
 
 
 def _check_width(width: int) -> None:
-    if width < 1 or width % 2 == 0:
-        raise SpecError("width", f"must be odd, so that as many taps stand on either side, not {width}")
+    require(
+        width > 0 and width % 2 == 1, "width", f"must be odd, so that as many taps stand on either side, not {width}"
+    )
     check_count("width", width, MOST_TAPS)
 
 
@@ -115,8 +115,9 @@ def _check_heads(heads: int | None) -> None:
 
 def _heads(heads: int | None, site: Site) -> int:
     heads = heads or site.heads
-    if site.d_model % heads:
-        raise site.error("heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor")
+    site.require(
+        site.d_model % heads == 0, "heads", f"{heads} heads do not divide d_model {site.d_model}; choose a divisor"
+    )
     return heads
 
 

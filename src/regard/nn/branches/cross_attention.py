@@ -44,10 +44,11 @@ class CrossAttention(BranchSpec):
         check_sizes(self)
 
     def build(self, site: Site) -> Branch:
-        if site.side != "decoder" or not site.encoder_depth:
-            raise site.error(
-                "kind", "cross-attention needs an encoder to attend to; use it in an encoder-decoder's decoder"
-            )
+        site.require(
+            site.side == "decoder" and site.encoder_depth > 0,
+            "kind",
+            "cross-attention needs an encoder to attend to; use it in an encoder-decoder's decoder",
+        )
         return CrossAttentionModule(self, *attention_site(self, site))
 
 

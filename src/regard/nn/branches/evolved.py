@@ -71,8 +71,7 @@ class EvolvedDecoderConv(BranchSpec):
 
 
 def _half(site: Site) -> int:
-    if site.d_model < 2:
-        raise site.error("kind", "half of the stream is convolved, so d_model must be at least 2")
+    site.require(site.d_model >= 2, "kind", "half of the stream is convolved, so d_model must be at least 2")
     return site.d_model // 2
 
 

@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
 from regard.nn.causal_convolution import foreign, read, taps
-from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.state import ActivationCache, Rows
@@ -35,8 +34,7 @@ class NGramConvolution(BranchSpec):
     bias: bool | None = None  # None: as the model's linear slot says
 
     def check(self) -> None:
-        if not self.widths:
-            raise SpecError("widths", "must name at least one width")
+        require(len(self.widths) > 0, "widths", "must name at least one width")
         for i, width in enumerate(self.widths):
             check_count(f"widths[{i}]", width, MOST_TAPS)
         check_count("filters", self.filters, MOST_CHANNELS)
@@ -51,13 +49,14 @@ class NGramConvolutionModule(Branch):
         D, N = site.d_model, len(spec.widths)
         share = [D // N + (i < D % N) for i in range(N)]
         filters = share if spec.filters is None else [spec.filters] * N
-        if min(filters) < 1:
-            raise site.error("filters", f"{N} widths cannot share d_model {D}; name fewer widths or set filters")
-        if not spec.output and sum(filters) != D:
-            raise site.error(
-                "output",
-                f"without it the filters must make up the stream: {N} x {spec.filters} is not d_model {D}",
-            )
+        site.require(
+            min(filters) >= 1, "filters", f"{N} widths cannot share d_model {D}; name fewer widths or set filters"
+        )
+        site.require(
+            spec.output or sum(filters) == D,
+            "output",
+            f"without it the filters must make up the stream: {N} x {spec.filters} is not d_model {D}",
+        )
         self.widest = taps(max(spec.widths), site)
         self.ngrams = nn.ModuleList(
             site.linear(width * D, {"up": count}, bias=spec.bias)

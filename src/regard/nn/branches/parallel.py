@@ -6,8 +6,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.state import Rows
@@ -25,8 +25,7 @@ class Parallel(BranchSpec):
     branches: tuple[BranchSpec, ...]
 
     def check(self) -> None:
-        if not self.branches:
-            raise SpecError("branches", "needs at least one branch")
+        require(len(self.branches) > 0, "branches", "needs at least one branch")
 
     def build(self, site: Site) -> Branch:
         return ParallelModule([branch.build(site.inside(f"branches[{i}]")) for i, branch in enumerate(self.branches)])

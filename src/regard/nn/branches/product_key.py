@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
-from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
+from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm
@@ -36,10 +35,10 @@ class ProductKeyMemory(BranchSpec):
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("keys", MOST_CHANNELS), ("knn", MOST_CHANNELS)):
             check_count(name, getattr(self, name), most)
-        if self.d_key < 2 or self.d_key % 2:
-            raise SpecError("d_key", f"must be even, for two halves, not {self.d_key}")
-        if self.knn > self.keys:
-            raise SpecError("knn", f"{self.knn} of {self.keys} keys cannot be found; choose at most {self.keys}")
+        require(self.d_key >= 2 and self.d_key % 2 == 0, "d_key", f"must be even, for two halves, not {self.d_key}")
+        require(
+            self.knn <= self.keys, "knn", f"{self.knn} of {self.keys} keys cannot be found; choose at most {self.keys}"
+        )
 
     def build(self, site: Site) -> Branch:
         return ProductKeyMemoryModule(self, site)

@@ -34,16 +34,22 @@ class Recurrence(BranchSpec):
 
     def build(self, site: Site) -> Branch:
         ways = 2 if self.bidirectional else 1
-        if self.bidirectional and site.causal:
-            raise site.error("bidirectional", "backwards it would read what is yet to be said; use it in an encoder")
-        if self.d_hidden is None and site.d_model % ways:
-            raise site.error("d_hidden", f"two directions cannot share d_model {site.d_model} evenly; say how wide")
+        site.require(
+            not (self.bidirectional and site.causal),
+            "bidirectional",
+            "backwards it would read what is yet to be said; use it in an encoder",
+        )
+        site.require(
+            self.d_hidden is not None or site.d_model % ways == 0,
+            "d_hidden",
+            f"two directions cannot share d_model {site.d_model} evenly; say how wide",
+        )
         d_hidden = self.d_hidden or site.d_model // ways
-        if not self.output and ways * d_hidden != site.d_model:
-            raise site.error(
-                "output",
-                f"without it the states must make up the stream: {ways} x {d_hidden} is not d_model {site.d_model}",
-            )
+        site.require(
+            self.output or ways * d_hidden == site.d_model,
+            "output",
+            f"without it the states must make up the stream: {ways} x {d_hidden} is not d_model {site.d_model}",
+        )
         return RecurrenceModule(self, d_hidden, site)
 
 

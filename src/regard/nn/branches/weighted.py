@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import require
 from regard.nn.core import Branch, Site
 from regard.nn.heads import Heads, attention_site
 from regard.nn.mask import Context
@@ -65,10 +66,10 @@ class WeightedSimplex(BranchSpec):
 def _check(spec: Weighted | WeightedSimplex) -> None:
     if not isinstance(spec.attention, Unprojected):
         raise SpecError("attention", f"needs a self_attention or a cross_attention, not {spec.attention.kind!r}")
-    if spec.attention.output:
-        raise SpecError("attention.output", "each head is projected on its own here; set it to false")
-    if spec.feedforward.kind != "feedforward":  # the heads pass as more rows, which only a map of single tokens allows
-        raise SpecError("feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}")
+    require(not spec.attention.output, "attention.output", "each head is projected on its own here; set it to false")
+    require(
+        spec.feedforward.kind == "feedforward", "feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}"
+    )  # the heads pass as more rows, which only a map of single tokens allows
 
 
 class WeightedHeads(Branch):

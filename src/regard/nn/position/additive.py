@@ -54,10 +54,11 @@ class Injected(Position):
     table: Additive = Sinusoidal()
 
     def build(self, site: Site) -> PositionTerms:
-        if site.d_head != site.d_value:
-            raise site.error(
-                "kind", f"the same vector joins keys and values, but d_head is {site.d_head} and d_value {site.d_value}"
-            )
+        site.require(
+            site.d_head == site.d_value,
+            "kind",
+            f"the same vector joins keys and values, but d_head is {site.d_head} and d_value {site.d_value}",
+        )
         return InjectedModule(self.table.build(site.inside("table"), site.heads * site.d_head))
 
 

@@ -87,10 +87,11 @@ def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_head
     `site` has the sizes of the stack, `own` those of the attention.
     """
     if position is not None:
-        if "kv_heads" in position.shaped_by and kv_heads != own.heads:
-            raise site.error(
-                "kv_heads", f"{position.kind!r} treats queries and keys alike, but {kv_heads} is not {own.heads}"
-            )
+        site.require(
+            kv_heads == own.heads or "kv_heads" not in position.shaped_by,
+            "kv_heads",
+            f"{position.kind!r} treats queries and keys alike, but {kv_heads} is not {own.heads}",
+        )
         return
     shared = site.positions.get(own.heads, site.position)
     if shared is None:
@@ -99,9 +100,9 @@ def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_head
     heads = own.heads if own.heads in site.positions else site.heads
     stack = {"heads": heads, "kv_heads": heads, "d_head": site.d_head, "d_value": site.d_value}
     for name in shared.shaped_by:
-        if sizes[name] != stack[name]:
-            raise site.error(
-                name,
-                f"{sizes[name]} differs from the stack's {stack[name]}, for which its {shared.kind!r} position "
-                "is made; give this attention a position of its own or none to the stack",
-            )
+        site.require(
+            sizes[name] == stack[name],
+            name,
+            f"{sizes[name]} differs from the stack's {stack[name]}, for which its {shared.kind!r} position "
+            "is made; give this attention a position of its own or none to the stack",
+        )

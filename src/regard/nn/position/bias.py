@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.mask import View
 from regard.nn.position.base import Position, PositionTerms, places
@@ -51,10 +51,12 @@ class T5Bias(Position):
     max_distance: int = 128
 
     def check(self) -> None:
-        if self.buckets < 4 or self.buckets % 4:
-            raise SpecError("buckets", f"must be a multiple of 4, not {self.buckets}")
-        if self.max_distance <= self.buckets // 2:
-            raise SpecError("max_distance", f"must exceed half of the {self.buckets} buckets, not {self.max_distance}")
+        require(self.buckets >= 4 and self.buckets % 4 == 0, "buckets", f"must be a multiple of 4, not {self.buckets}")
+        require(
+            self.max_distance > self.buckets // 2,
+            "max_distance",
+            f"must exceed half of the {self.buckets} buckets, not {self.max_distance}",
+        )
 
     def build(self, site: Site) -> PositionTerms:
         return T5BiasModule(self, site)
@@ -122,5 +124,4 @@ def _by_head(weight: Float[Tensor, "H n"], index: Int[Tensor, "b T S"]) -> Float
 
 
 def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise SpecError(name, f"must be at least 1, not {value}")
+    require(value >= 1, name, f"must be at least 1, not {value}")

@@ -28,8 +28,9 @@ class Rotary(Position):
         check_above("base", self.base, 1)
 
     def build(self, site: Site) -> PositionTerms:
-        if site.d_head % 2:
-            raise site.error("kind", f"rotary turns pairs of channels and needs an even d_head, not {site.d_head}")
+        site.require(
+            site.d_head % 2 == 0, "kind", f"rotary turns pairs of channels and needs an even d_head, not {site.d_head}"
+        )
         return RotaryModule(site.d_head, self.base)
 
 

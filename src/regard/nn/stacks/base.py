@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.position.base import AtHeads, Position, PositionTerms
@@ -19,17 +19,20 @@ from regard.tree import Spec, walk
 
 def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
     """Refuse a stack without blocks, and positions, patterns or strictness that would be ignored."""
-    if not pattern:
-        raise SpecError("pattern", "a stack needs at least one block")
-    if len({other.heads for other in spec.positions}) < len(spec.positions):
-        raise SpecError("positions", "two of them are for the same number of heads; keep one")
+    require(len(pattern) > 0, "pattern", "a stack needs at least one block")
+    require(
+        len({other.heads for other in spec.positions}) == len(spec.positions),
+        "positions",
+        "two of them are for the same number of heads; keep one",
+    )
     if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
-        if getattr(spec, name, None):
-            raise SpecError(
-                name, "no branch of this stack attends to other tokens, so it would be ignored; leave it out"
-            )
+        require(
+            not getattr(spec, name, None),
+            name,
+            "no branch of this stack attends to other tokens, so it would be ignored; leave it out",
+        )
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
@@ -44,12 +47,12 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
     }
     shown = ", ".join(map(str, sorted(takers))) or "none without a position of its own"
     for i, other in enumerate(positions):
-        if other.heads not in takers:
-            raise site.error(
-                f"positions[{i}].heads",
-                f"no attention of this stack takes a position for {other.heads} heads (heads: {shown}), so it would be "
-                "built and ignored; leave it out",
-            )
+        site.require(
+            other.heads in takers,
+            f"positions[{i}].heads",
+            f"no attention of this stack takes a position for {other.heads} heads (heads: {shown}), so it would be "
+            "built and ignored; leave it out",
+        )
     if position is not None and not takers - {other.heads for other in positions}:
         why = "`positions` has one for all of them" if takers else "each has a position of its own"
         raise site.error(
@@ -59,8 +62,11 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
 
 def stack_site(spec: Any, site: Site) -> Site:
     """The site of a stack's layers: its depth, and the positions that they share."""
-    if getattr(spec, "strict", False) and not site.causal:
-        raise site.error("strict", "only a causal stack can be strictly causal; leave it false here")
+    site.require(
+        site.causal or not getattr(spec, "strict", False),
+        "strict",
+        "only a causal stack can be strictly causal; leave it false here",
+    )
     check_shared(spec.position, spec.positions, spec, site)
     others = {other.heads: other.position for other in spec.positions}
     return replace(site, depth=spec.blocks(), position=spec.position, positions=others)

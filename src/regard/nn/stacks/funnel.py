@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
-from regard.nn.checks import MOST_BLOCKS, check_count
+from regard.nn.checks import MOST_BLOCKS, check_count, require
 from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
@@ -39,8 +39,9 @@ class Funnel(StackSpec):
     attention_pattern: AttentionPattern | None = None
 
     def check(self) -> None:
-        if not self.layers or min(self.layers) < 1:
-            raise SpecError("layers", f"every group needs at least 1 layer, not {list(self.layers)}")
+        require(
+            min(self.layers, default=0) >= 1, "layers", f"every group needs at least 1 layer, not {list(self.layers)}"
+        )
         check_count("layers", sum(self.layers), MOST_BLOCKS)
         for i, block in enumerate(self.pattern):
             if not any(isinstance(part, BranchSpec) and part.attends for part in walk(block.branches[0])):
@@ -56,10 +57,11 @@ class Funnel(StackSpec):
         return sum(self.layers)
 
     def build(self, site: Site) -> Stack:
-        if site.causal:
-            raise site.error(
-                "kind", "a funnel joins neighbours, so a token would see the next one; it can only be an encoder"
-            )
+        site.require(
+            not site.causal,
+            "kind",
+            "a funnel joins neighbours, so a token would see the next one; it can only be an encoder",
+        )
         return FunnelModule(self, stack_site(self, site))
 
 

@@ -6,9 +6,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.block import Block
-from regard.nn.checks import MOST_BLOCKS, check_count
+from regard.nn.checks import MOST_BLOCKS, check_count, require
 from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
@@ -35,11 +34,17 @@ class Plain(StackSpec):
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
-        if self.unique is not None and not 1 <= self.unique <= self.depth:
-            raise SpecError("unique", f"must lie between 1 and the depth {self.depth}, not {self.unique}")
+        require(
+            self.unique is None or 1 <= self.unique <= self.depth,
+            "unique",
+            f"must lie between 1 and the depth {self.depth}, not {self.unique}",
+        )
         built = self.unique or self.depth
-        if len(self.pattern) > built:
-            raise SpecError("pattern", f"has {len(self.pattern)} blocks, of which only {built} would ever run")
+        require(
+            len(self.pattern) <= built,
+            "pattern",
+            f"has {len(self.pattern)} blocks, of which only {built} would ever run",
+        )
         check_stack(self, self.pattern)
 
     def block_of(self, call: int) -> Block:

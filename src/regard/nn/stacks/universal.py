@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.block import Block, BlockModule
-from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative
+from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative, require
 from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
@@ -79,8 +78,7 @@ class UniversalACT(StackSpec):
 
     def check(self) -> None:
         _check(self)
-        if not 0.0 < self.epsilon < 1.0:
-            raise SpecError("epsilon", f"must lie between 0 and 1, not {self.epsilon}")
+        require(0.0 < self.epsilon < 1.0, "epsilon", f"must lie between 0 and 1, not {self.epsilon}")
         check_not_negative("ponder", self.ponder)
 
     def blocks(self) -> int:

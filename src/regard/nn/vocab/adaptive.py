@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.checks import check_count, check_not_negative, check_rate
+from regard.nn.checks import check_count, check_not_negative, check_rate, require
 from regard.nn.core import Site
 from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
@@ -32,10 +32,16 @@ class AdaptiveTable(TableSpec):
 
     def check(self) -> None:
         for name, numbers in (("parts", self.parts), ("divisors", self.divisors)):
-            if len(numbers) < 2 or min(numbers) < 1:
-                raise SpecError(name, f"needs a positive number for each of two or more clusters, not {list(numbers)}")
-        if len(self.parts) != len(self.divisors):
-            raise SpecError("divisors", f"needs one for each of {len(self.parts)} clusters, not {len(self.divisors)}")
+            require(
+                len(numbers) >= 2 and min(numbers) >= 1,
+                name,
+                f"needs a positive number for each of two or more clusters, not {list(numbers)}",
+            )
+        require(
+            len(self.parts) == len(self.divisors),
+            "divisors",
+            f"needs one for each of {len(self.parts)} clusters, not {len(self.divisors)}",
+        )
 
     def cuts(self, vocab: int) -> list[int]:
         """Where each cluster begins, and the end: at least one id in each."""
@@ -46,8 +52,9 @@ class AdaptiveTable(TableSpec):
         return cuts
 
     def build(self, vocab: int, width: int, site: Site) -> Table:
-        if vocab < len(self.parts):
-            raise site.error("parts", f"{vocab} ids are too few for {len(self.parts)} clusters; choose fewer")
+        site.require(
+            vocab >= len(self.parts), "parts", f"{vocab} ids are too few for {len(self.parts)} clusters; choose fewer"
+        )
         return AdaptiveTableModule(self, vocab, width, site)
 
 
@@ -119,8 +126,9 @@ class AdaptiveSoftmax(HeadSpec):
         if not isinstance(table, AdaptiveTable):
             raise SpecError("head", f"an adaptive softmax reads an adaptive table, not {table.kind!r}; set that, too")
         tails = len(table.parts) - 1
-        if tails != self.tails:
-            raise SpecError("head.tails", f"is {self.tails}, but the table has {tails} clusters after the first")
+        require(
+            tails == self.tails, "head.tails", f"is {self.tails}, but the table has {tails} clusters after the first"
+        )
 
     def build(self, vocab: int, site: Site) -> Head:  # noqa: ARG002
         return AdaptiveSoftmaxModule(self, site)
