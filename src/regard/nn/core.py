@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError, join
-from regard.nn.checks import require
 from regard.nn.mask import Context
 from regard.nn.state import Rows, State
 
@@ -62,7 +61,8 @@ class Site:
 
     def require(self, condition: bool, name: str, message: str) -> None:
         """Raise a SpecError about field `name` of the part built here, unless the condition holds."""
-        require(condition, join(self.path, name), message)
+        if not condition:
+            raise self.error(name, message)
 
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
         """A projection from d_in to the concatenation of `widths`, each part drawn by its role.

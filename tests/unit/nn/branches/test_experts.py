@@ -360,8 +360,8 @@ def test_a_pattern_of_the_base_stays(name: str) -> None:
     base = replace(base, encoder=replace(base.encoder, pattern=(block, replace(block, residual=PreNorm()), block)))
     model: Any = apply(name, base)
     for layer in range(12):
-        assert model.encoder.block(layer).residual == base.encoder.block(layer).residual
-        assert isinstance(model.encoder.block(layer).branches[-1], FeedForward) is ((layer + 1) % 4 != 0)
+        assert model.encoder.block_of(layer).residual == base.encoder.block(layer).residual
+        assert isinstance(model.encoder.block_of(layer).branches[-1], FeedForward) is ((layer + 1) % 4 != 0)
 
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "switch", "product_key_memory"])

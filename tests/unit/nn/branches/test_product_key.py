@@ -140,4 +140,4 @@ def test_sizes_go_with_the_base() -> None:
     gpt: Any = apply("product_key_memory", preset("gpt2_small"))
     assert gpt.decoder.block_of(10).branches[-1] == ProductKeyMemory()
     bert: Any = apply("product_key_memory", preset("bert_base"))
-    assert bert.encoder.block(10).branches[-1] == ProductKeyMemory()
+    assert bert.encoder.block_of(10).branches[-1] == ProductKeyMemory()
