@@ -7,7 +7,7 @@ from typing import ClassVar, no_type_check
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.nn.checks import require
+from regard.errors import SpecError
 from regard.tree import Spec
 
 
@@ -31,7 +31,8 @@ class Window(AttentionPattern):
     size: int = 256
 
     def check(self) -> None:
-        require(self.size >= 1, "size", f"a window must hold at least one position, not {self.size}")
+        if self.size < 1:
+            raise SpecError("size", f"a window must hold at least one position, not {self.size}")
 
     @no_type_check  # FlexAttention traces this with one pair at a time, and could not trace a shape check
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
