@@ -1,7 +1,6 @@
 """A task whose input is not text: rows of measurements, which a classifier reads as vectors."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from regard.batch import Batch
 from regard.testing import examine, tiny
 from regard.tree import swap
 
-from .user import command, refusal
+from .command import User
 
 SIGNALS = '''
 """Classify a signal, written as `0.1,0.9 0.3,0.7 ...`: two channels at every step."""
@@ -73,39 +72,37 @@ class PatchesModule(Input):
 '''
 TRAIN = (
     "train", "--labelled", "signals.tsv", "--set", "data.objective=signals:Signals", "--set", "data.held_out=8",
-    "--set", "train.steps=8", "--set", "train.validate_every=8", "--out", "run",
+    "--set", "train.steps=4", "--set", "train.validate_every=4", "--set", "model.d_model=16", "--out", "run",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with modules and rising and falling signals."""
-    folder = tmp_path_factory.mktemp("input")
-    (folder / "signals.py").write_text(SIGNALS)
-    (folder / "patches.py").write_text(PATCHES)
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    """A user's folder with two modules and a corpus of rising and falling signals."""
+    user = User.of(tmp_path_factory.mktemp("input"), "signals", SIGNALS)
+    (user.folder / "patches.py").write_text(PATCHES)
     steps = [[f"{k / 10},{n / 50}" for k in range(4 + n % 3)] for n in range(40)]
     lines = [f"up\t{' '.join(row)}\ndown\t{' '.join(reversed(row))}\n" for row in steps]
-    (folder / "signals.tsv").write_text("".join(lines))
-    return folder
+    (user.folder / "signals.tsv").write_text("".join(lines))
+    return user
 
 
 @pytest.mark.slow
-def test_a_classifier_of_vectors_is_trained_and_used_by_the_command_line(folder: Path) -> None:
-    result = command(folder, *TRAIN, "--trust-code", "--json")
-    assert result.returncode == 0, result.stderr
-    record = json.loads((folder / "run" / "recipe.json").read_text())
+def test_classifier_of_vectors_on_the_command_line(user: User) -> None:
+    user.run(*TRAIN, "--trust-code", "--json")
+    record = json.loads((user.folder / "run" / "recipe.json").read_text())
     assert record["model"]["input"]["kind"] == "vectors"
     assert record["data"]["objective"] == {"kind": "signals:Signals", "labels": ["down", "up"], "channels": 2}
-    (folder / "in.txt").write_text("0.0,0.1 0.1,0.1 0.2,0.1\n")
-    classified = command(folder, "classify", "run", "in.txt", "--trust-code")
-    assert classified.stdout.split()[0] in ("up", "down"), classified.stderr
-    (folder / "words.txt").write_text("no signal\n")
-    assert "a signal is numbers" in refusal(folder, "classify", "run", "words.txt", "--trust-code")
-    assert "--trust-code" in refusal(folder, "classify", "run", "in.txt")
+    (user.folder / "in.txt").write_text("0.0,0.1 0.1,0.1 0.2,0.1\n")
+    assert user.run("classify", "run", "in.txt", "--trust-code").out.split()[0] in ("up", "down")
+    (user.folder / "words.txt").write_text("no signal\n")
+    assert "a signal is numbers" in user.refusal("classify", "run", "words.txt", "--trust-code")
+    assert "--trust-code" in user.refusal("classify", "run", "in.txt")
 
 
-def test_a_classifier_of_vectors_is_used_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
+def test_classifier_of_vectors_in_python(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(user.folder))
+    folder = user.folder
     changes = [word for word in TRAIN if "=" in word]
     run = regard.train(folder / "python", labelled=folder / "signals.tsv", changes=changes, trust_code=True)
     signals = ["0.0,0.1 0.1,0.1", "0.3,0.1 0.2,0.1 0.1,0.1"]
@@ -115,8 +112,8 @@ def test_a_classifier_of_vectors_is_used_from_python(folder: Path, monkeypatch: 
     assert torch.equal(batch.target, torch.tensor([[[0.0, 0.1], [0.1, 0.1]]]))
 
 
-def test_an_input_from_outside_keeps_the_laws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
+def test_input_from_outside_keeps_the_laws(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(user.folder))
     from patches import Patches  # type: ignore[reportMissingImports]
 
     spec = swap(tiny.families()["sentence_classifier"], regard.nn.input.InputSpec, lambda _: Patches())

@@ -67,7 +67,7 @@ def test_a_metric_of_ones_own_is_evaluated_and_compared(user: User) -> None:
 
 @pytest.mark.slow
 def test_a_metric_of_ones_own_is_a_column_of_an_ablation(user: User) -> None:
-    words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "16", "--seeds", "1", "--jobs", "1", "--rows", "swiglu")
+    words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "8", "--seeds", "1", "--jobs", "1", "--rows", "swiglu")
     report = json.loads(user.run(*words, "--metric", NAME, "--trust-code", "--json", "--out", "ablation").out)
     assert report["metric"] == "length_ratio"
     assert all(row["metric"]["value"] > 0 for row in report["rows"])

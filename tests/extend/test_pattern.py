@@ -1,7 +1,6 @@
 """Attention patterns that differ between layers, one of them from outside the package."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from regard.recipe.recipe import load_model
 from regard.testing import examine, tiny
 from regard.tree import replace_at, walk
 
-from .user import command, refusal
+from .command import User
 
 EVERY_OTHER = '''
 from dataclasses import dataclass
@@ -44,10 +43,10 @@ d_model = 16
 decoder.depth = 3
 [[model.decoder.pattern]]  # two local layers, then a global one
 kind = "block"
-branches = [{ kind = "self_attention", attention_pattern = "mine:EveryOther" }, "cross_attention", "feedforward"]
+branches = [{ kind = "self_attention", attention_pattern = "every_other:EveryOther" }, "cross_attention", "feedforward"]
 [[model.decoder.pattern]]
 kind = "block"
-branches = [{ kind = "self_attention", attention_pattern = "mine:EveryOther" }, "cross_attention", "feedforward"]
+branches = [{ kind = "self_attention", attention_pattern = "every_other:EveryOther" }, "cross_attention", "feedforward"]
 [[model.decoder.pattern]]
 kind = "block"
 branches = ["self_attention", "cross_attention", "feedforward"]
@@ -62,14 +61,10 @@ GLOBAL = '{kind="block", branches=["self_attention", "feedforward"]}'
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with a module, a recipe and a corpus."""
-    folder = tmp_path_factory.mktemp("pattern")
-    (folder / "mine.py").write_text(EVERY_OTHER)
-    (folder / "recipe.toml").write_text(RECIPE)
-    pairs = [f"{a} {b}\t{b} {a}" for a in ("one", "two", "red", "big", "old") for b in ("house", "dog", "cat", "sun")]
-    (folder / "pairs.tsv").write_text("\n".join(pairs * 2) + "\n")
-    return folder
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    user = User.of(tmp_path_factory.mktemp("pattern"), "every_other", EVERY_OTHER)
+    (user.folder / "recipe.toml").write_text(RECIPE)
+    return user
 
 
 def patterns(spec: Any) -> list[Any]:
@@ -78,16 +73,16 @@ def patterns(spec: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_layers_with_a_pattern_from_outside_train_and_translate(folder: Path) -> None:
+def test_layers_with_a_pattern_from_outside_train_and_translate(user: User) -> None:
     words = ("train", "recipe.toml", "--out", "run", "--json")
-    assert "'mine:EveryOther' would import code; add --trust-code" in refusal(folder, *words)
-    result = command(folder, *words, "--trust-code")
-    assert result.returncode == 0, result.stderr
-    blocks = json.loads((folder / "run" / "recipe.json").read_text())["model"]["decoder"]["pattern"]
-    assert [block["branches"][0]["attention_pattern"] for block in blocks] == [{"kind": "mine:EveryOther"}] * 2 + [None]
-    (folder / "in.txt").write_text("one house\n")
-    assert command(folder, "translate", "run", "in.txt", "--trust-code").returncode == 0
-    assert "--trust-code" in refusal(folder, "translate", "run", "in.txt")
+    assert "'every_other:EveryOther' would import code; add --trust-code" in user.refusal(*words)
+    user.run(*words, "--trust-code")
+    blocks = json.loads((user.folder / "run" / "recipe.json").read_text())["model"]["decoder"]["pattern"]
+    other = {"kind": "every_other:EveryOther"}
+    assert [block["branches"][0]["attention_pattern"] for block in blocks] == [other, other, None]
+    (user.folder / "in.txt").write_text("one house\n")
+    user.run("translate", "run", "in.txt", "--trust-code")
+    assert "--trust-code" in user.refusal("translate", "run", "in.txt")
 
 
 def test_one_edit_alternates_local_and_global_layers() -> None:
@@ -106,11 +101,11 @@ def test_one_edit_alternates_local_and_global_layers() -> None:
 
 
 def test_a_pattern_from_outside_keeps_the_laws_in_some_of_the_layers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(user.folder))
     spec = tiny.decoder_only(depth=3)
-    local = {"kind": "self_attention", "attention_pattern": "mine:EveryOther"}
+    local = {"kind": "self_attention", "attention_pattern": "every_other:EveryOther"}
     blocks = [{"kind": "block", "branches": [first, "feedforward"]} for first in (local, local, "self_attention")]
     spec = regard.catalogue.edited(spec, {"decoder.pattern": blocks}, trust_code=True)
     assert [pattern is not None for pattern in patterns(spec)] == [True, True, False]

@@ -1,14 +1,13 @@
 """A task from outside the package: denoising, trained from plain text by the command line and from Python."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import regard
 from regard.errors import SpecError
 
-from .user import command, refusal
+from .command import User
 
 DENOISING = '''
 """Denoising (Lewis et al. 2020, BART): restore a text of which words are masked."""
@@ -36,43 +35,41 @@ class Denoising(Translation):
 '''
 SMALL = (
     "--set", "model.d_model=16", "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1",
-    "--set", "data.tokenizer=bytes", "--set", "data.batching.tokens=300", "--set", "data.held_out=8",
-    "--set", "train.steps=8", "--set", "train.decode=4",
+    "--set", "data.tokenizer=bytes", "--set", "data.batching.tokens=200", "--set", "data.held_out=8",
+    "--set", "train.steps=4", "--set", "train.decode=2",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with a module and a corpus."""
-    folder = tmp_path_factory.mktemp("task")
-    (folder / "denoising.py").write_text(DENOISING)
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    user = User.of(tmp_path_factory.mktemp("task"), "denoising", DENOISING)
     lines = [f"the {a} {b} is {c}" for a in ("red", "big", "old") for b in ("house", "dog", "cat") for c in "xyz"]
-    (folder / "lines.txt").write_text("\n".join(lines * 4) + "\n")
-    return folder
+    (user.folder / "lines.txt").write_text("\n".join(lines * 4) + "\n")
+    return user
 
 
 TRAIN = ("train", "--text", "lines.txt", *SMALL, "--set", "data.objective=denoising:Denoising", "--out", "run")
 
 
 @pytest.mark.slow
-def test_a_task_is_trained_and_used_by_the_command_line(folder: Path) -> None:
-    result = command(folder, *TRAIN, "--trust-code", "--json")
-    assert result.returncode == 0, result.stderr
-    record = json.loads((folder / "run" / "recipe.json").read_text())
+def test_task_from_outside_trains_and_translates_on_the_command_line(user: User) -> None:
+    user.run(*TRAIN, "--trust-code", "--json")
+    record = json.loads((user.folder / "run" / "recipe.json").read_text())
     assert record["data"]["objective"] == {"kind": "denoising:Denoising", "share": 0.3}
     assert record["decode"]["kind"] == "beam"
     assert record["model"]["kind"] == "encoder_decoder"
-    (folder / "in.txt").write_text("the red _ is x\n")
-    assert len(command(folder, "translate", "run", "in.txt", "--trust-code").stdout.splitlines()) == 1
-    assert "--trust-code" in refusal(folder, "translate", "run", "in.txt")
+    (user.folder / "in.txt").write_text("the red _ is x\n")
+    assert len(user.run("translate", "run", "in.txt", "--trust-code").out.splitlines()) == 1
+    assert "--trust-code" in user.refusal("translate", "run", "in.txt")
 
 
-def test_a_task_is_refused_unless_its_code_is_trusted(folder: Path) -> None:
-    assert "data.objective.kind: 'denoising:Denoising' would import code; add --trust-code" in refusal(folder, *TRAIN)
+def test_task_from_outside_needs_trust_code(user: User) -> None:
+    assert "data.objective.kind: 'denoising:Denoising' would import code; add --trust-code" in user.refusal(*TRAIN)
 
 
-def test_a_task_is_trained_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
+def test_task_from_outside_trains_from_python(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(user.folder))
+    folder = user.folder
     changes = ["data.objective=denoising:Denoising", *SMALL[1::2]]
     with pytest.raises(SpecError, match="would import code"):
         regard.train(folder / "python", text=folder / "lines.txt", changes=changes)

@@ -1,10 +1,6 @@
 """A user's own variant, written outside the package: a row of an ablation and a variant of a training."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +8,9 @@ from regard.errors import SpecError
 from regard.presets import preset
 from regard.variants import apply
 
-MINE = '''
+from .command import SMALL, User
+
+MY_VARIANTS = '''
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,90 +58,64 @@ def same(model: ModelSpec) -> ModelSpec:
 
 wide = 3
 '''
-SMALL = (
-    "--set", "model.d_model=16", "--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1",
-    "--set", "data.tokenizer=bytes", "--set", "data.batching.tokens=200", "--set", "data.held_out=20",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with mine.py and a corpus."""
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "mine.py").write_text(MINE)
-    pairs = [f"{a} {b}\t{b} {a}" for a in ("one", "two", "red", "big", "old") for b in ("house", "dog", "cat", "sun")]
-    (folder / "pairs.tsv").write_text("\n".join(pairs * 8) + "\n")
-    return folder
-
-
-def regard(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it, in the folder of the user's own module."""
-    command = [sys.executable, "-P", "-m", "regard", *words]
-    environment = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
-
-
-def refusal(folder: Path, *words: str) -> str:
-    result = regard(folder, *words)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stderr
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    return User.of(tmp_path_factory.mktemp("user"), "my_variants", MY_VARIANTS)
 
 
 @pytest.mark.slow
-def test_an_ablation_has_a_row_of_ones_own(folder: Path) -> None:
-    words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "16", "--seeds", "1", "--jobs", "1", "--json")
-    result = regard(folder, *words, "--rows", "mine:cosine,swiglu", "--trust-code", "--out", "ablation")
-    assert result.returncode == 0, result.stderr
-    rows = {row["name"]: row for row in json.loads(result.stdout)["rows"]}
-    assert list(rows) == ["base", "mine:cosine", "swiglu"]
-    assert rows["mine:cosine"]["about"].startswith("Cosine attention")
-    assert rows["mine:cosine"]["parameters"] == rows["base"]["parameters"] + 4  # two scales in each of two layers
-    assert rows["mine:cosine"]["final"] is not None
+def test_variant_from_outside_is_a_row_of_an_ablation(user: User) -> None:
+    words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "8", "--seeds", "1", "--jobs", "1", "--json")
+    result = user.run(*words, "--rows", "my_variants:cosine,swiglu", "--trust-code", "--out", "ablation")
+    rows = {row["name"]: row for row in json.loads(result.out)["rows"]}
+    assert list(rows) == ["base", "my_variants:cosine", "swiglu"]
+    assert rows["my_variants:cosine"]["about"].startswith("Cosine attention")
+    assert rows["my_variants:cosine"]["parameters"] == rows["base"]["parameters"] + 4  # two scales in both layers
+    assert rows["my_variants:cosine"]["final"] is not None
 
 
 @pytest.mark.slow
-def test_a_run_with_a_variant_of_ones_own_loads_only_if_its_code_is_trusted(folder: Path) -> None:
-    words = ("train", "--tsv", "pairs.tsv", *SMALL, "--set", "train.steps=8", "--variant", "mine:cosine")
-    result = regard(folder, *words, "--trust-code", "--out", "run", "--quiet")
-    assert result.returncode == 0, result.stderr
-    assert '"mine:Unit"' in (folder / "run" / "recipe.json").read_text()
-    (folder / "in.txt").write_text("one house\n")
-    assert regard(folder, "translate", "run", "in.txt", "--trust-code").returncode == 0
-    assert "--trust-code" in refusal(folder, "translate", "run", "in.txt")
+def test_run_with_a_variant_from_outside_loads_only_with_trust_code(user: User) -> None:
+    user.train("run", 4, "--variant", "my_variants:cosine", "--quiet")
+    assert '"my_variants:Unit"' in (user.folder / "run" / "recipe.json").read_text()
+    (user.folder / "in.txt").write_text("one house\n")
+    user.run("translate", "run", "in.txt", "--trust-code")
+    assert "--trust-code" in user.refusal("translate", "run", "in.txt")
 
 
-def test_code_is_not_imported_unless_it_is_trusted(folder: Path) -> None:
-    (folder / "trap.py").write_text("open('imported', 'w')\ndef cosine(model): return model\n")
+def test_code_is_not_imported_without_trust_code(user: User) -> None:
+    (user.folder / "trap.py").write_text("open('imported', 'w')\ndef cosine(model): return model\n")
     ablate = ("ablate", "--tsv", "pairs.tsv", "--rows", "trap:cosine", "--out", "none")
-    assert "--rows: 'trap:cosine' would import code; add --trust-code" in refusal(folder, *ablate)
+    assert "--rows: 'trap:cosine' would import code; add --trust-code" in user.refusal(*ablate)
     train = ("train", "--tsv", "pairs.tsv", "--preset", "transformer_tiny", "--variant", "trap:cosine", "--out", "none")
-    assert "'trap:cosine' would import code; add --trust-code" in refusal(folder, *train)
-    assert not (folder / "imported").exists()
-    assert not (folder / "none").exists()
+    assert "'trap:cosine' would import code; add --trust-code" in user.refusal(*train)
+    assert not (user.folder / "imported").exists()
+    assert not (user.folder / "none").exists()
 
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ("mine:cosin", "has no 'cosin'; did you mean 'cosine'?"),
+        ("my_variants:cosin", "has no 'cosin'; did you mean 'cosine'?"),
         ("nowhere:cosine", "cannot import 'nowhere'"),
-        ("mine:wide", "is no function"),
-        ("mine:broken", "failed with AttributeError"),
-        ("mine:same", "changes nothing here"),
+        ("my_variants:wide", "is no function"),
+        ("my_variants:broken", "failed with AttributeError"),
+        ("my_variants:same", "changes nothing here"),
     ],
 )
-def test_a_variant_of_ones_own_that_fails_is_one_sentence(
-    folder: Path, row: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_failing_variant_from_outside_is_refused_in_one_sentence(
+    user: User, row: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(user.folder))
     with pytest.raises(SpecError) as refused:
         apply(row, preset("transformer_tiny"), trust_code=True)
     assert sentence in str(refused.value)
 
 
-def test_variants_lists_the_changes_of_ones_own(folder: Path) -> None:
-    result = regard(folder, "variants", "mine:cosine", "--trust-code", "--base", "transformer_tiny", "--json")
-    (row,) = json.loads(result.stdout)["variants"]
+def test_variants_lists_the_changes_of_a_variant_from_outside(user: User) -> None:
+    result = user.run("variants", "my_variants:cosine", "--trust-code", "--base", "transformer_tiny", "--json")
+    (row,) = json.loads(result.out)["variants"]
     assert row["group"] == "own"
     assert any("query_key_norm" in change["path"] for change in row["changes"])
