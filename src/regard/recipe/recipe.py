@@ -139,7 +139,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
         raise SpecError("fixes_rows", f"needs true or false, not {_excerpt(_fixes_rows(record))}")
 
 
-def _fixes_rows(record: Mapping[str, Any]) -> bool:
+def _fixes_rows(record: Mapping[str, Any]) -> Any:
     """Return `fixes_rows` of a record; earlier versions called it `laid`, or did not store it."""
     return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 

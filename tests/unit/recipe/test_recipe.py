@@ -497,7 +497,7 @@ def test_sizes_from_the_command_line_come_before_the_variants_of_a_file(tmp_path
 def test_depth_comes_before_variants() -> None:
     table = {"preset": "narang_small", "variants": ["product_key_memory"], "decoder": {"depth": 4}}
     model: Any = model_of(table, "model")[1]
-    found = [n for n in range(4) if "product_key_memory" in str(to_record(model.decoder.block(n), PARTS))]
+    found = [n for n in range(4) if "product_key_memory" in str(to_record(model.decoder.block_of(n), PARTS))]
     assert found == [2]
 
 

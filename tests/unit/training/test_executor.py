@@ -316,8 +316,7 @@ def test_capture_obstacles_are_named() -> None:
     assert capture_obstacle(step, True) is None
     assert "many shapes" in str(capture_obstacle(step, False))
     assert "float16" in str(capture_obstacle(replace(step, scaler=torch.amp.GradScaler("cpu", enabled=True)), True))
-    other = AdamW(learning_rate=0.1).build(step.model)
-    other.parts["sgd"] = torch.optim.SGD(step.model.parameters(), lr=0.1)
+    other = Optimizer(step.model, {"sgd": torch.optim.SGD(step.model.parameters(), lr=0.1)})
     assert "optimizer" in str(capture_obstacle(replace(step, optimizer=other), True))
 
 
