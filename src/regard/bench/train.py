@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard import fast
 from regard.batch import Batch
 from regard.bench.peers import Peer
 from regard.bench.peers.base import TrainingModel, count
@@ -96,8 +97,9 @@ def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
 
 
 def our_update(model: Model, device: torch.device) -> Update:
-    """The update of the trainer."""
-    optimizer = ADAMW.build(model.to(device))
+    """The update of the trainer, on the fast form of the model."""
+    fast.install(model.to(device), device)
+    optimizer = ADAMW.build(model)
     dtype = None if device.type == "cpu" else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     return Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None)
