@@ -20,7 +20,7 @@ from regard.errors import KernelError, nearest
 from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
 from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
-from regard.nn.attention import merge_heads, mix, once, repeat_heads, scores, visible
+from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
@@ -185,10 +185,10 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     else:
         lowered, causal = additive_or_visible(q, view, scale)
     # On a CPU a query without keys gets zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
-    empty = once(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and may_hide_all(mask) else None
+    empty = cached(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and may_hide_all(mask) else None
     if empty is not None and lowered is not None:
         cache = view.lowered if terms is None or terms.content is None else {}  # content terms belong to one layer
-        lowered = once(cache, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
+        lowered = cached(cache, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, lowered, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -198,7 +198,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
     """Bias and mask as one tensor to add to the scores: -inf at hidden keys. None if there is nothing to add."""
-    return once(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
+    return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
 def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
@@ -252,7 +252,7 @@ def reference(call: Call) -> Float[Tensor, "B H T V"]:
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
     """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, not on the CPU."""
     q, k, v, view, scale, *_ = call
-    block_mask = once(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
+    block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
     kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
@@ -261,7 +261,7 @@ def flex(call: Call) -> Float[Tensor, "B H T V"]:
 
 def _added(view: View, bias: Tensor) -> Callable[..., Tensor]:
     per_row = bias.shape[0] > 1
-    bias = once(view.lowered, ("bias", bias.dtype), bias.contiguous)
+    bias = cached(view.lowered, ("bias", bias.dtype), bias.contiguous)
 
     @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
     q, k, v, view, scale, *_ = call
     B, H, T, _ = q.shape
     mask = view.mask
-    q_ends, k_ends, hidden = once(view.shared, ("lengths", B), lambda: _lengths(view, B))
+    q_ends, k_ends, hidden = cached(view.shared, ("lengths", B), lambda: _lengths(view, B))
     far = -1 if mask.attention_pattern is None else mask.attention_pattern.size - 1  # type: ignore[reportAttributeAccessIssue]
     flat_q, flat_k, flat_v = (
         x.transpose(1, 2).flatten(0, 1) for x in (q, repeat_heads(k, H), repeat_heads(v, H))
@@ -317,7 +317,7 @@ def segments(call: Call) -> Float[Tensor, "B H T V"]:
     assert mask.q_seg is not None
     assert mask.k_seg is not None
     # Positions count along a segment: within one, their order is that of the columns.
-    layout = once(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
+    layout = cached(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
     return packed_attention.attend(q, repeat_heads(k, H), repeat_heads(v, H), layout, scale, dropout, qkv)
 
 

@@ -76,10 +76,10 @@ def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H 
 
 def visible(view: View) -> Tensor | None:
     """The visibility of every pair (b, 1, t, S), or None if nothing is hidden."""
-    return once(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
+    return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 
-def once(cache: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+def cached(cache: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """`make()`, cached on a view: the layers of a stack compute the tensor of their mask once."""
     if key not in cache:
         cache[key] = make()

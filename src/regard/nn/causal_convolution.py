@@ -1,4 +1,4 @@
-"""Taps: what a convolution reads around each position of the stream, in one pass or step by step."""
+"""Convolutions over the tokens of a sequence, causal in a decoder: of a whole sequence or step by step."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,106 +8,112 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.nn.attention import once
+from regard.nn.attention import cached
 from regard.nn.core import Site
 from regard.nn.mask import View
 from regard.nn.state import ActivationCache, ConvolutionCache
 
 
-class Taps(NamedTuple):
-    """A convolution reads positions t - before, t - before + step, .. t + after for position t."""
+class KernelExtent(NamedTuple):
+    """The output at position t depends on the inputs t - left, t - left + dilation, ..., t + right."""
 
-    before: int
-    after: int
-    step: int = 1  # the dilation
+    left: int
+    right: int
+    dilation: int = 1
 
-    def places(self) -> range:
-        """Where the taps stand, counted from the first."""
-        return range(0, self.before + self.after + 1, self.step)
+    def offsets(self) -> range:
+        """The positions of the filter taps, counted from the leftmost."""
+        return range(0, self.left + self.right + 1, self.dilation)
 
 
-def taps(width: int, site: Site, step: int = 1) -> Taps:
-    """As many taps as `width`: up to t where no later token may be read, else around t.
+def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExtent:
+    """Return the extent of a kernel: it ends at t in a causal stack and is centred on t elsewhere.
 
-    Of an even number, one more stands behind t than before it.
+    A centred kernel of even size has its additional tap on the right.
     """
     if site.causal:
-        return Taps((width - 1) * step, 0, step)
-    return Taps((width - 1) // 2 * step, width // 2 * step, step)
+        return KernelExtent((kernel_size - 1) * dilation, 0, dilation)
+    return KernelExtent((kernel_size - 1) // 2 * dilation, kernel_size // 2 * dilation, dilation)
 
 
 def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
-    """How many inputs one output of convolutions (kernel, dilation) on top of each other depends on.
+    """Return the receptive field of stacked convolutions, given as (kernel size, dilation).
 
-    1 + sum_l (k_l - 1) * d_l: 1 + L (k - 1) for L plain layers. A causal one has all but one of them in the past.
+    1 + sum_l (k_l - 1) * d_l, which is 1 + L (k - 1) for L layers without dilation.
     """
-    return 1 + sum((kernel - 1) * dilation for kernel, dilation in layers)
+    return 1 + sum((kernel_size - 1) * dilation for kernel_size, dilation in layers)
 
 
-def read(
-    x: Float[Tensor, "B T D"], taps: Taps, view: View, past: ActivationCache | None = None
+def pad_stream(
+    x: Float[Tensor, "B T D"], extent: KernelExtent, view: View, cache: ActivationCache | None = None
 ) -> Float[Tensor, "B N D"]:
-    """The stream from `before` places before its first token to `after` places behind its last; zeros are not there.
+    """Pad x with zeros on both sides, for a convolution that returns T outputs; padding tokens become zeros.
 
-    Nor is padding. In decoding, what came before is in `past`, which remembers what is new.
+    In decoding, the left side comes from `cache`, and x is added to it.
     """
-    if past is not None:
-        whole = past.append(x)
+    if cache is not None:
+        past = cache.append(x)
         first = view.mask.positions(view.T, view.S, view.device)[0][:, :1]
-        at = first + torch.arange(-taps.before, x.shape[1], device=x.device)
+        at = first + torch.arange(-extent.left, x.shape[1], device=x.device)
         row = torch.arange(x.shape[0], device=x.device)[:, None]
-        return whole[row, at.clamp(min=0)].masked_fill((at < 0)[:, :, None], 0.0)
-    # Padding stands at the end of a row, where only a tap behind a real token reads it.
-    if taps.after and view.mask.k_seg is not None:
+        return past[row, at.clamp(min=0)].masked_fill((at < 0)[:, :, None], 0.0)
+    # Padding tokens are at the end of a row, so a causal convolution of real tokens never reads them.
+    if extent.right and view.mask.k_seg is not None:
         x = x.masked_fill((view.mask.k_seg == 0)[:, :, None], 0.0)
-    return F.pad(x, (0, 0, taps.before, taps.after))
+    return F.pad(x, (0, 0, extent.left, extent.right))
 
 
-def foreign(taps: Taps, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
-    """For every tap, where it reads another segment of a packed row; None if no row is packed."""
-    return once(view.shared, ("foreign", taps), lambda: _foreign(taps, view)) if view.mask.packed else None
+def other_segments(extent: KernelExtent, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
+    """For each filter tap, the positions at which it covers another segment of a packed row; None without packing."""
+    if not view.mask.packed:
+        return None
+    return cached(view.shared, ("other_segments", extent), lambda: _other_segments(extent, view))
 
 
-def _foreign(taps: Taps, view: View) -> tuple[Tensor, ...]:
+def _other_segments(extent: KernelExtent, view: View) -> tuple[Tensor, ...]:
     own, seg = view.mask.q_seg, view.mask.k_seg
     assert own is not None
     assert seg is not None
-    seg = F.pad(seg, (taps.before, taps.after))
-    return tuple(seg[:, i : i + view.T] != own for i in taps.places())
+    seg = F.pad(seg, (extent.left, extent.right))
+    return tuple(seg[:, i : i + view.T] != own for i in extent.offsets())
 
 
-def windows(
+def windows(stream: Float[Tensor, "B N D"], extent: KernelExtent, view: View) -> Float[Tensor, "B T W"]:
+    """Concatenate the inputs under the filter taps of every position, with W = K * D; other segments are zeros."""
+    taps = [stream[:, i : i + view.T] for i in extent.offsets()]
+    others = other_segments(extent, view)
+    if others is not None:
+        taps = [tap.masked_fill(other[:, :, None], 0.0) for tap, other in zip(taps, others, strict=True)]
+    return torch.cat(taps, -1)
+
+
+def unfold(
     x: Float[Tensor, "B T D"],
-    taps: Taps,
+    extent: KernelExtent,
     view: View,
-    ring: ConvolutionCache | None = None,
+    cache: ConvolutionCache | None = None,
     counts: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T W"]:
-    """What the taps of every position read, side by side: (B, T, K * D). A convolution is a projection of this.
+    """Return the windows of x (im2col), of which a convolution is a linear projection.
 
-    Taps read zeros beyond the row and its segment. In decoding, what came before is in `ring`, which remembers the
-    `counts` (None: all) of the new ones that are real.
+    In decoding, earlier inputs come from `cache`; of the new ones it stores the first `counts` of each row (None: all).
     """
-    if ring is not None:
-        return ring.read(x, counts)
-    if not taps.before and not taps.after:
+    if cache is not None:
+        return cache.unfold(x, counts)
+    if not extent.left and not extent.right:
         return x
-    T, stream, hidden = x.shape[1], read(x, taps, view), foreign(taps, view)
-    parts = [stream[:, i : i + T] for i in taps.places()]
-    if hidden is not None:
-        parts = [part.masked_fill(there[:, :, None], 0.0) for part, there in zip(parts, hidden, strict=True)]
-    return torch.cat(parts, -1)
+    return windows(pad_stream(x, extent, view), extent, view)
 
 
 def convolve(
     stream: Float[Tensor, "B N D"],
     filters: Float[Tensor, "*r K H"],
-    foreign: tuple[Bool[Tensor, "B T"], ...] | None = None,
+    others: tuple[Bool[Tensor, "B T"], ...] | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """y_t = sum_i filter_i x_(t + i), channel by channel; the D / H channels of a head share its filter.
+    """Depthwise convolution y_t = sum_i filter_i x_(t + i); the D / H channels of a head share a filter.
 
-    Filters are the same for all positions, (K, H), or each position has its own, (B, T, K, H). Tap by tap, so that no
-    window is ever copied.
+    Filters are the same for all positions, (K, H), or differ between positions, (B, T, K, H). The sum runs tap by tap,
+    without a copy of the windows. Positions in `others` contribute zero.
     """
     K, H = filters.shape[-2:]
     T = stream.shape[1] - K + 1
@@ -115,5 +121,5 @@ def convolve(
     y = heads.new_zeros(())
     for i, weight in enumerate(filters.unbind(-2)):
         part = weight[..., None] * heads[:, i : i + T]
-        y = y + (part if foreign is None else part.masked_fill(foreign[i][:, :, None, None], 0.0))
+        y = y + (part if others is None else part.masked_fill(others[i][:, :, None, None], 0.0))
     return y.flatten(-2)

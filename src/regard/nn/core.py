@@ -48,7 +48,7 @@ class Site:
     sees_ahead: bool = False  # though causal, tokens see later ones of a prefix
     position: "Position | None" = None  # the stack's, shared by its layers
     positions: Mapping[int, "Position"] = field(default_factory=dict)  # its others, by the number of heads they are for
-    held: bool = False  # inside another branch, which takes the heads of an attention as they are
+    nested: bool = False  # inside another branch, which projects the heads of an attention itself
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":

@@ -1,4 +1,4 @@
-"""Fixup: deep residual models without norms. The rule, the linear kind and the init go together."""
+"""Fixup: deep residual models without norms, by a residual rule, a linear kind and an init that belong together."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from regard.nn.residual import Residual, ResidualBranch
 class Fixup(Residual):
     """x + s f(x + t), scalars s = 1 and t = 0 at the start; an encoder ends with (x + t) s, a decoder with x + t.
 
-    Zhang et al. 2019. Goes with FixupLinear and FixupInit: every branch then begins as 0.
+    Zhang et al. 2019. With FixupLinear and FixupInit every branch is 0 at the start.
     """
 
     kind = "fixup"
@@ -56,10 +56,10 @@ class FixupEnd(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupLinear(Linear):
-    """Feed-forward layers without biases, and (x + u) W_down' with a scalar u = 0 at the start; all else dense."""
+    """Feed-forward layers without biases, and (x + u) W_down' with a scalar u, 0 at the start; all else is dense."""
 
     kind = "fixup_linear"
-    bias: bool = True  # outside feed-forward layers; one that asks for biases has them
+    bias: bool = True  # outside feed-forward layers; a feed-forward's own `bias` overrides this
 
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
         if not widths.keys() & {"up", "gate", "down"}:
@@ -80,13 +80,13 @@ class ShiftedProjection(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupInit(Init):
-    """Zhang et al. 2019, with L residual branches in the model: W_o = W_down = 0, and what stands before them shrinks.
+    """Zhang et al. 2019: W_o = W_down = 0, and the other weights of a branch scaled by the number of branches L.
 
-    Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))); W_up: He
-    uniform times L^-1/2 (m = 2). Of a gate and W_up only the one shrinks, so that their product does. `others` draws
-    the rest: tables, heads.
+    Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))). W_up: He
+    uniform times L^-1/2 (m = 2). A gate is not scaled, because its product with W_up is. `others` initialises
+    embedding tables and heads.
 
-    Differs from Narang et al. 2021, whose cross-attention was left out by mistake.
+    Differs from Narang et al. 2021, who left out cross-attention by mistake.
     """
 
     kind = "fixup_init"
@@ -96,7 +96,7 @@ class FixupInit(Init):
         require(
             not isinstance(self.others, FixupInit | Uninitialized),
             "others",
-            f"{self.others.kind!r} draws no tables; choose xavier, fan_in or normal",
+            f"{self.others.kind!r} does not initialise tables; choose xavier, fan_in or normal",
         )
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:

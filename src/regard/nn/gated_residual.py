@@ -1,4 +1,4 @@
-"""A residual branch behind a recurrent gate."""
+"""A residual rule with the gates of a GRU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrent(Residual):
-    """x + (1 - z) y + z c with y = f(norm(x)): a GRU's gates around a branch, as Narang et al. 2021 ran theirs.
+    """x + (1 - z) y + z c with y = f(norm(x)): the gates of a GRU around a branch, in the form of Narang et al. 2021.
 
     z = sigmoid([n(x); n(y)] W_z + b_z), r = sigmoid([n(n(x)); n(n(y))] W_r + b_r),
-    c = sigmoid([n(r * x); n(y)] W_c + b_c), where n is a second norm, one for all inputs of the gates.
+    c = sigmoid([n(r * x); n(y)] W_c + b_c), where n is a second norm, shared by all inputs of the gates.
 
-    Differs from Cho et al. 2014: the candidate c is a sigmoid and no tanh, the reset gate r reads inputs that were
+    Differs from Cho et al. 2014: the candidate c has a sigmoid instead of tanh, the inputs of the reset gate r are
     normed twice, and the result is added to x instead of replacing it.
     """
 

@@ -67,9 +67,9 @@ def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
     if wanted:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
     site.require(
-        site.d_model == H * V or site.held,
+        site.d_model == H * V or site.nested,
         "output",
-        f"without it the heads must make up the stream: {H} x {V} is not d_model {site.d_model}",
+        f"without W_o the heads must add up to d_model {site.d_model}, not {H} x {V}",
     )
     return nn.Identity()
 

@@ -1,4 +1,4 @@
-"""Recurrences: cells, what they remember before the first token, and a layer that runs them over a sequence."""
+"""Recurrent layers: cells, their initial states, and a layer that runs them over a sequence."""
 
 import warnings
 from abc import abstractmethod
@@ -21,21 +21,21 @@ from regard.tree import Spec
 State = tuple[Float[Tensor, "B H"], ...]  # h alone, or h and c
 Direction = Literal["forwards", "backwards", "both"]
 
-CLOSED = 1e4  # what is added to a gate to shut it: its sigmoid is 0 or 1 exactly, in any precision
+CLOSED = 1e4  # added to the logit of a gate, whose sigmoid is then exactly 0 or 1 in any precision
 
-# cuDNN wants all weights in one piece of memory. Each has its own name in a checkpoint here, so they are put together
-# in every call, which takes as long as reading them once.
+# cuDNN requires one contiguous block of weights. Here each weight is a parameter of its own, so torch copies them in
+# every call, which takes as long as reading them.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 
 class Cell(Spec):
-    """Slot: how one token changes what a recurrence remembers."""
+    """Slot: the cell of a recurrent layer."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, d_in: int, d_hidden: int, site: Site) -> "CellModule":
-        """A cell that reads vectors of width d_in and remembers d_hidden numbers, or twice as many."""
+        """Build a cell with inputs of width d_in and hidden states of width d_hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Elman(Cell):
 
 @dataclass(frozen=True, slots=True)
 class GRU(Cell):
-    """Cho et al. 2014 in cuDNN's and torch's form, which resets after the product and not before.
+    """Cho et al. 2014 in the form of cuDNN and torch, with the reset gate after the matrix product.
 
     r = sigmoid(W_xr x + W_hr h + b_r), z = sigmoid(W_xz x + W_hz h + b_z),
     n = tanh(W_xn x + b_xn + r * (W_hn h + b_hn)), h' = (1 - z) n + z h.
@@ -69,7 +69,7 @@ class LSTM(Cell):
 
     i, f, g, o = W_x x + W_h h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
-    `forget_bias` is what f's part of b starts at: at 1 a fresh cell remembers (Jozefowicz et al. 2015); torch's is 0.
+    `forget_bias` is the initial bias of f; 1 after Jozefowicz et al. 2015, while torch has 0.
     """
 
     kind = "lstm"
@@ -82,7 +82,7 @@ class LSTM(Cell):
 class CellModule(nn.Module):
     """Abstract: a cell, for one token (`step`) or for a whole sequence (`forward`)."""
 
-    parts: ClassVar[int] = 1  # vectors that are remembered; the first is h, what others see
+    parts: ClassVar[int] = 1  # vectors in a state; the first is h, the output
 
     def __init__(self, gates: int, d_in: int, d_hidden: int, site: Site, hidden_bias: bool | None = False) -> None:
         super().__init__()
@@ -92,53 +92,56 @@ class CellModule(nn.Module):
 
     @abstractmethod
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
-        """What is remembered after one more token: the formula."""
+        """Return the state after one more token, by the formula."""
 
     @abstractmethod
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """All tokens by one of torch's kernels (cuDNN, oneDNN, or a loop in C++)."""
+        """Run all tokens through a fused kernel of torch."""
 
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """h after every token, and what is remembered after the last of `lengths` (None: of all).
+        """Return h after every token, and the state after the last of `lengths` (None: of all).
 
-        In the precision of the weights, also where autocast has less: an error in the state is carried from token to
-        token, and cuDNN knows no bfloat16 here.
+        Computed in the precision of the weights even under autocast: rounding errors in the state accumulate, and
+        cuDNN has no bfloat16 here.
         """
-        given, precise = x.dtype, next(self.parameters()).dtype
+        input_dtype, precise = x.dtype, next(self.parameters()).dtype
         with full_precision(x.device):
             x, state = x.to(precise), tuple(part.to(precise) for part in state)
             if x.shape[1] > 1 and is_plain(self.input) and is_plain(self.hidden):
                 y, last = self.fused(x, state, self._weights(), lengths)
             else:
                 y, last = self._looped(x, state, lengths)
-        return y.to(given), last
+        return y.to(input_dtype), last
 
     def _looped(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        seen = []
+        outputs = []
         for t, token in enumerate(x.unbind(1)):
             new = self.step(token, state)
-            seen.append(new[0])
+            outputs.append(new[0])
             if lengths is not None:
-                going = (t < lengths)[:, None]
-                new = tuple(torch.where(going, after, before) for after, before in zip(new, state, strict=True))
+                real = (t < lengths)[:, None]
+                new = tuple(torch.where(real, after, before) for after, before in zip(new, state, strict=True))
             state = new
-        return torch.stack(seen, 1), state
+        return torch.stack(outputs, 1), state
 
     def _weights(self) -> list[Tensor]:
-        """W_x, W_h and their biases; a bias that is not there is zero."""
-        maps: list[Any] = [self.input, self.hidden]
-        zeros = [one.weight.new_zeros(one.weight.shape[0]) if one.bias is None else one.bias for one in maps]
-        return [*(one.weight for one in maps), *zeros]
+        """W_x, W_h and their biases; a missing bias is zero."""
+        linears: list[Any] = [self.input, self.hidden]
+        biases = [
+            linear.weight.new_zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias
+            for linear in linears
+        ]
+        return [*(linear.weight for linear in linears), *biases]
 
 
 class HiddenStateCell(CellModule):
-    """Abstract: a cell that remembers nothing but what it shows."""
+    """Abstract: a cell whose state is h alone."""
 
     kernel: Callable[..., tuple[Tensor, Tensor]]
 
@@ -164,9 +167,9 @@ class GRUModule(HiddenStateCell):
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         (h,) = state
-        read, kept = self.input(x).chunk(3, -1), self.hidden(h).chunk(3, -1)
-        reset, update = (read[0] + kept[0]).sigmoid(), (read[1] + kept[1]).sigmoid()
-        new = (read[2] + reset * kept[2]).tanh()
+        from_x, from_h = self.input(x).chunk(3, -1), self.hidden(h).chunk(3, -1)
+        reset, update = (from_x[0] + from_h[0]).sigmoid(), (from_x[1] + from_h[1]).sigmoid()
+        new = (from_x[2] + reset * from_h[2]).tanh()
         return (new + update * (h - new),)
 
 
@@ -180,20 +183,20 @@ class LSTMModule(CellModule):
             with torch.no_grad():
                 bias[d_hidden : 2 * d_hidden] = forget_bias
         elif forget_bias:
-            raise site.error("forget_bias", "the model's linear slot gives no biases; set it to 0")
+            raise site.error("forget_bias", "the model's linear slot has no biases; set it to 0")
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         h, c = state
-        enter, keep, new, show = (self.input(x) + self.hidden(h)).chunk(4, -1)
-        c = keep.sigmoid() * c + enter.sigmoid() * new.tanh()
-        return show.sigmoid() * c.tanh(), c
+        i, f, g, o = (self.input(x) + self.hidden(h)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
 
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
         if lengths is not None:
-            # Kernels return c after the last column alone. So one more input says which tokens are padding, and those
-            # shut the input gate and open the forget gate: c stays what it was, to the last bit.
+            # Kernels return c after the last column only. An additional input channel marks padding, which closes the
+            # input gate and opens the forget gate, so that c does not change.
             padding = lengths[:, None] <= torch.arange(x.shape[1], device=x.device)
             x = torch.cat((x, padding[:, :, None].to(x.dtype)), -1)
             gates = x.new_tensor([-CLOSED, CLOSED, 0.0, 0.0]).repeat_interleave(self.d_hidden)
@@ -204,25 +207,25 @@ class LSTMModule(CellModule):
 
 
 def at_last(y: Float[Tensor, "B T H"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B H"]:
-    """What stands at the last real token of every row."""
+    """Return the output at the last real token of every row."""
     if lengths is None:
         return y[:, -1]
     return y.gather(1, (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, y.shape[2])).squeeze(1)
 
 
 class Start(Spec):
-    """Slot: what a recurrence remembers before the first token."""
+    """Slot: the initial state of a recurrence."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, parts: int, d_hidden: int, site: Site) -> "StartModule":
-        """So many vectors of this width."""
+        """Build an initial state of `parts` vectors of width d_hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroStart(Start):
-    """Nothing: zeros."""
+    """An initial state of zeros."""
 
     kind = "zero_start"
 
@@ -232,7 +235,7 @@ class ZeroStart(Start):
 
 @dataclass(frozen=True, slots=True)
 class LearnedStart(Start):
-    """The same learned vectors for every text."""
+    """A learned initial state, the same for every text."""
 
     kind = "learned_start"
 
@@ -245,7 +248,7 @@ class StartModule(nn.Module):
 
     @abstractmethod
     def forward(self, rows: int, like: Tensor) -> State:
-        """The state of so many rows, of the type and on the device of `like`."""
+        """Return the initial state of `rows` rows, with the dtype and device of `like`."""
 
 
 class ZeroStartModule(StartModule):
@@ -267,50 +270,55 @@ class LearnedStartModule(StartModule):
 
 
 class Layer(nn.Module):
-    """A recurrence over a sequence: forwards, backwards, or both side by side (Schuster and Paliwal 1997).
+    """A recurrent layer: forward, backward, or bidirectional (Schuster and Paliwal 1997).
 
-    Backwards begins at the last real token of each row, so padding is never read before anything else.
+    The backward direction starts at the last real token of each row, so that padding comes last in both.
     """
 
     def __init__(self, cell: Cell, d_in: int, d_hidden: int, direction: Direction, start: Start, site: Site) -> None:
         super().__init__()
-        self.ways = ("forwards", "backwards") if direction == "both" else (direction,)
-        self.width = len(self.ways) * d_hidden
-        self.cells = nn.ModuleList([cell.build(d_in, d_hidden, site.inside("cell")) for _ in self.ways])
+        self.directions = ("forwards", "backwards") if direction == "both" else (direction,)
+        self.width = len(self.directions) * d_hidden
+        self.cells = nn.ModuleList([cell.build(d_in, d_hidden, site.inside("cell")) for _ in self.directions])
         self.parts: int = self.cells[0].parts  # type: ignore[reportAttributeAccessIssue]
-        self.starts = nn.ModuleList([start.build(self.parts, d_hidden, site.inside("start")) for _ in self.ways])
+        self.starts = nn.ModuleList([start.build(self.parts, d_hidden, site.inside("start")) for _ in self.directions])
 
-    def begin(self, rows: int, way: int = 0) -> State:
-        """What is remembered before the first token."""
-        return self.starts[way](rows, next(self.cells[way].parameters()))
+    def initial_state(self, rows: int, direction: int = 0) -> State:
+        """Return the state of one direction before the first token."""
+        return self.starts[direction](rows, next(self.cells[direction].parameters()))
 
     def forward(
         self, x: Float[Tensor, "B T I"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T W"], State]:
-        """The states after every token, and those after the last one; ways side by side."""
-        seen, last = [], []
-        for i, way in enumerate(self.ways):
-            back = way == "backwards"
-            y, state = self.cells[i](turned(x, lengths) if back else x, self.begin(x.shape[0], i), lengths)
-            seen.append(turned(y, lengths) if back else y)
+        """Return the hidden states after every token and the last states, with the directions concatenated."""
+        outputs, last = [], []
+        for i, direction in enumerate(self.directions):
+            turn = reverse if direction == "backwards" else unchanged
+            y, state = self.cells[i](turn(x, lengths), self.initial_state(x.shape[0], i), lengths)
+            outputs.append(turn(y, lengths))
             last.append(state)
-        if len(seen) == 1:
-            return seen[0], last[0]
-        return torch.cat(seen, -1), tuple(torch.cat(part, -1) for part in zip(*last, strict=True))
+        if len(outputs) == 1:
+            return outputs[0], last[0]
+        return torch.cat(outputs, -1), tuple(torch.cat(part, -1) for part in zip(*last, strict=True))
 
     def start(self, rows: Rows) -> RecurrentState:
-        """The state of a decoding, forwards."""
-        return RecurrentState(rows, self.begin(rows.lengths.shape[0]))
+        """Return the state at the start of a decoding."""
+        return RecurrentState(rows, self.initial_state(rows.lengths.shape[0]))
 
     def advance(self, x: Float[Tensor, "B T I"], hidden: RecurrentState) -> Float[Tensor, "B T W"]:
-        """The states after every new token of a decoding, which is remembered."""
+        """Return the hidden states after every new token of a decoding, and store the last state."""
         y, last = self.cells[0](x, hidden.parts, hidden.rows.real if x.shape[1] > 1 else None)
         hidden.write(last)
         return y
 
 
-def turned(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-    """Every row from its last real token to its first; padding stays where it is."""
+def unchanged(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:  # noqa: ARG001
+    """Return x itself, as the forward direction reads it."""
+    return x
+
+
+def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
+    """Reverse the real tokens of every row; padding stays at the end."""
     if lengths is None:
         return x.flip(1)
     place = torch.arange(x.shape[1], device=x.device)
@@ -320,7 +328,7 @@ def turned(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Floa
 
 
 def real_lengths(mask: Mask) -> Int[Tensor, " B"] | None:
-    """How many tokens of each row are real (None: all). Texts that share a row would leak into each other."""
+    """Return the number of real tokens of each row (None: all), and refuse packed rows."""
     if mask.packed:
         raise DataError("packed: a recurrence would carry its state from one text of a row into the next; pad instead")
     return None if mask.k_seg is None else (mask.k_seg != 0).sum(1)

@@ -1,4 +1,4 @@
-"""ReZero: every branch begins silent."""
+"""ReZero: residual branches scaled by a learned scalar that starts at 0."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class ReZero(Residual):
-    """x + alpha f(norm(x)), one learned scalar alpha per branch that starts at 0. Bachlechner et al. 2021.
+    """x + alpha f(norm(x)), with a learned scalar alpha per branch, 0 at the start. Bachlechner et al. 2021.
 
-    The model begins as the identity on its embeddings. With a norm, one more closes the stream.
+    A new model is the identity on its embeddings. If branches have a norm, the stack ends with one too.
     """
 
     kind = "rezero"

@@ -1,4 +1,4 @@
-"""Decode state: what a branch remembers between steps. State belongs to a call of a block, never to a module."""
+"""Decode states: the caches of branches between the steps of a decoding, one for each call of a block."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -8,53 +8,53 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.nn.checks import check_count
 from regard.nn.mask import Mask, View
 
 
 @dataclass(slots=True)
 class Rows:
-    """How far each row of one decoding has been read; shared by all its states.
+    """The number of tokens read so far in each row of a decoding; all its states share this object.
 
     `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` decoding always
-    looks at the first `window` places, so that every step has the same shapes and can be captured as a CUDA graph.
+    attends to the first `window` positions, so that every step has the same shapes and can be captured as a CUDA graph.
     """
 
     lengths: Int[Tensor, " B"]
     max_len: int
     beams: int = 1  # rows of each source
     bound: int = 0
-    uniform: bool = True  # every row is exactly at `bound`
+    uniform: bool = True  # the length of every row is `bound`
     static: bool = False
-    window: int | None = None  # of a static decoding; None: all of max_len
-    counted: bool = False  # by the owner of `lengths`
-    real: Int[Tensor, " B"] | None = None  # how many of the tokens that are read now are no padding; None: all
+    window: int | None = None  # of a static decoding; None: max_len
+    counted: bool = False  # the search that owns `lengths` updates them
+    real: Int[Tensor, " B"] | None = None  # number of tokens in the current step that are not padding; None: all
 
     @staticmethod
     def start(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> "Rows":
-        """Rows that have read nothing yet, `beams` for each source."""
-        for name, number in (("beams", beams), ("max_len", max_len)):
-            if number < 1:
-                raise SpecError(name, f"must be at least 1, not {number}")
+        """Return empty rows, `beams` for each source."""
+        check_count("beams", beams)
+        check_count("max_len", max_len)
         lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
-        """Begin to read T tokens, `counts` of them real in each row (None: all). Refuse what there is no room for."""
+        """Check that there is room for T more tokens, `counts` of which are real in each row (None: all)."""
         if self.bound + T > self.max_len:
             raise SpecError("max_len", f"{self.bound} + {T} tokens do not fit in a decoding of {self.max_len}")
         self.real = counts
 
     def reach(self, T: int) -> int:
-        """How many key positions exist once T more tokens are read."""
+        """Return the number of key positions after T more tokens."""
         return (self.window or self.max_len) if self.static else self.bound + T
 
     def positions(self, T: int) -> Int[Tensor, "B T"]:
-        """Where the next T tokens of each row go."""
+        """Return the positions of the next T tokens of each row."""
         first = self.lengths[:, None]
         return first if T == 1 else first + torch.arange(T, device=self.lengths.device)
 
     def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
-        """What the next T tokens see of the past and of themselves."""
+        """Return the causal mask of the next T tokens over all tokens so far; a prefix is visible to all its tokens."""
         S = self.reach(T)
         shared = None
         if prefix is not None:
@@ -64,11 +64,11 @@ class Rows:
         return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
 
     def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
-        """The view of the next T tokens."""
+        """Return the view of the next T tokens."""
         return View(self.mask(T, prefix), T, self.reach(T), self.lengths.device)
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Note that T tokens were read, of which `counts` per row were real (None: all)."""
+        """Add T tokens to the lengths, of which `counts` per row were real (None: all)."""
         if self.counted:
             return
         self.lengths += T if counts is None else counts
@@ -76,62 +76,59 @@ class Rows:
         self.uniform = self.uniform and counts is None
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Row i continues what row parent[i] has read."""
+        """Make row i a continuation of row parent[i]."""
         if not self.counted:
             self.lengths.copy_(self.lengths.index_select(0, parent))
 
     def restart(self, rows: Int[Tensor, " n"]) -> None:
-        """These rows have read nothing yet; what their caches hold is written over before it is looked at."""
+        """Set the lengths of these rows to 0; old entries of their caches are overwritten before they are visible."""
         self.lengths.index_fill_(0, rows, 0)
 
     def follow(self, read: Int[Tensor, "b k"]) -> None:
-        """From now on `read` is how much the beams of every source of a static decoding have read.
-
-        Its owner counts, so that nothing has to be done here from step to step.
-        """
+        """Use `read` as the lengths of a static decoding; the search that owns this tensor updates it at each step."""
         self.counted, self.lengths = True, read.view(-1)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Only these rows go on, in this order."""
+        """Keep only these rows, in this order."""
         self.lengths = self.lengths.index_select(0, rows)
 
 
 @runtime_checkable
 class State(Protocol):
-    """What a branch keeps between steps of one decoding."""
+    """The state of a branch between the steps of a decoding."""
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Row i continues row parent[i]."""
+        """Make row i a continuation of row parent[i]."""
         ...
 
 
 @runtime_checkable
 class Droppable(State, Protocol):
-    """A state that can also forget rows. One that cannot is carried through to the end of its decoding."""
+    """A state that can drop rows before its decoding ends."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
-        """Only these rows go on, in this order; they are the beams of these sources."""
+        """Keep only these rows, in this order; they are the beams of these sources."""
         ...
 
 
 @runtime_checkable
 class Refillable(State, Protocol):
-    """A state whose sources can give up their place to others in the middle of a decoding."""
+    """A state in which sources can be replaced by new ones during a decoding (continuous batching)."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Source at[i] is from now on source of[i] of `fresh`, the same state of a decoding that has read nothing."""
+        """Replace source at[i] by source of[i] of `fresh`, the same state in a new decoding."""
         ...
 
 
 class Rewritten:
-    """A cache that holds nothing of a source before its first step: written over, never looked at before that."""
+    """A cache without entries before the first step: when a source is replaced, old entries are hidden by `Rows`."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Nothing to do: `Rows` knows that nothing has been read."""
+        """Do nothing: the lengths in `Rows` are 0, so that no old entry is visible."""
 
 
 class KVCache(Rewritten):
-    """Keys and values of self-attention, written in place at each row's own length."""
+    """Key-value cache of self-attention, written in place at the length of each row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -140,7 +137,7 @@ class KVCache(Rewritten):
         self.row: Tensor | None = None
 
     def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values; return all that may be looked at so far."""
+        """Store new keys and values; return all so far."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
@@ -161,11 +158,11 @@ class KVCache(Rewritten):
         if self.keys is None or self.values is None:
             return
         live = self.rows.reach(0)
-        for cache in (self.keys, self.values):  # in place: a captured graph keeps its addresses
+        for cache in (self.keys, self.values):  # in place, as a CUDA graph needs fixed addresses
             cache[:, :, :live] = cache[:, :, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """The rows move to the front of the storage, of which only that part is used from now on."""
+        """Move the kept rows to the front of the storage and shorten it to them."""
         if self.keys is None or self.values is None:
             return
         n, live = rows.shape[0], self.rows.reach(0)
@@ -175,14 +172,14 @@ class KVCache(Rewritten):
 
 
 class ActivationCache(Rewritten):
-    """The stream of a branch that reads its own past, written in place at each row's own length: convolutions."""
+    """All inputs of a convolution so far, written in place at the length of each row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.x: Tensor | None = None
 
     def append(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
-        """Store what is new; return all so far, by position. What lies beyond a row's length is not to be read."""
+        """Store new inputs; return all so far, by position. Entries beyond the length of a row are undefined."""
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.rows.max_len, x.shape[2])
         T = x.shape[1]
@@ -199,7 +196,7 @@ class ActivationCache(Rewritten):
             self.x[:, :live] = self.x[:, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """The rows move to the front of the storage, of which only that part is used from now on."""
+        """Move the kept rows to the front of the storage and shorten it to them."""
         if self.x is not None:
             n, live = rows.shape[0], self.rows.reach(0)
             self.x[:n, :live] = self.x[:, :live].index_select(0, rows)
@@ -207,46 +204,45 @@ class ActivationCache(Rewritten):
 
 
 class ConvolutionCache(Rewritten):
-    """The last `size` = (taps - 1) * step inputs of a causal convolution; that of position p lies in place p mod size.
+    """Ring buffer of the last `size` = (kernel size - 1) * dilation inputs of a causal convolution.
 
-    However long the text, a layer keeps no more than its next output can read. Rows may stand at different lengths.
+    The input of position p is stored at p mod size. Rows may have different lengths.
     """
 
-    def __init__(self, rows: Rows, size: int, step: int) -> None:
-        self.rows, self.size, self.step = rows, size, step
+    def __init__(self, rows: Rows, size: int, dilation: int) -> None:
+        self.rows, self.size, self.dilation = rows, size, dilation
         self.x: Tensor | None = None  # (B, size, D)
 
-    def read(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-        """What the taps of each new input read, oldest first and side by side; zeros where a row had not begun.
+    def unfold(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
+        """Return the window of each new input, oldest first; it is zero before the start of a row.
 
-        Of the new ones, the first `counts` (None: all) of each row are remembered: what is no token would take the
-        place of one that is still needed.
+        Store the first `counts` of the new inputs of each row (None: all): padding must not overwrite real inputs.
         """
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])
         if x.shape[1] > 1 or counts is not None:
-            return self._several(self.x, x, counts)
+            return self._unfold_many(self.x, x, counts)
         if self.rows.static or not self.rows.uniform:
-            return self._one_each(self.x, x)
+            return self._unfold_ragged(self.x, x)
         at = self.rows.bound
-        seen = [self.x[:, (at - back) % self.size] for back in range(self.size, 0, -self.step)]
-        window = torch.cat((*seen, x[:, 0]), -1)
-        self.x[:, at % self.size] = x[:, 0]  # in the place of the oldest, which the window has a copy of
+        past = [self.x[:, (at - back) % self.size] for back in range(self.size, 0, -self.dilation)]
+        window = torch.cat((*past, x[:, 0]), -1)
+        self.x[:, at % self.size] = x[:, 0]  # overwrites the oldest input, which `window` has copied
         return window[:, None]
 
-    def _one_each(self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 W"]:
-        """One input for every row, wherever it stands; nothing here depends on numbers that only a device knows."""
+    def _unfold_ragged(self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 W"]:
+        """Unfold one input per row, for rows of different lengths, without a device sync."""
         row, first = torch.arange(x.shape[0], device=x.device)[:, None], self.rows.lengths[:, None]
-        back = torch.arange(self.size, 0, -self.step, device=x.device)
-        seen = ring[row, (first - back) % self.size].masked_fill((first < back)[:, :, None], 0.0)
-        window = torch.cat((seen, x), 1).flatten(1)
+        back = torch.arange(self.size, 0, -self.dilation, device=x.device)
+        past = ring[row, (first - back) % self.size].masked_fill((first < back)[:, :, None], 0.0)
+        window = torch.cat((past, x), 1).flatten(1)
         ring[row, first % self.size] = x
         return window[:, None]
 
-    def _several(
+    def _unfold_many(
         self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T W"]:
-        """Many inputs at once: the ring is unrolled, and wound up again around each row's last real input."""
+        """Unfold T inputs: order the ring buffer by position, then refill it up to each row's last real input."""
         T = x.shape[1]
         row, place = torch.arange(x.shape[0], device=x.device)[:, None], torch.arange(self.size, device=x.device)
         first = self.rows.lengths[:, None]
@@ -254,47 +250,47 @@ class ConvolutionCache(Rewritten):
         whole = torch.cat((before, x), 1)  # positions first - size .. first + T - 1
         real = torch.full_like(first, T) if counts is None else counts[:, None]
         ring.copy_(whole[row, real + (place - first - real) % self.size])
-        return torch.cat([whole[:, i : i + T] for i in range(0, self.size + 1, self.step)], -1)
+        return torch.cat([whole[:, i : i + T] for i in range(0, self.size + 1, self.dilation)], -1)
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        if self.x is not None:  # in place: a captured graph keeps its addresses
+        if self.x is not None:  # in place, as a CUDA graph needs fixed addresses
             self.x.copy_(self.x.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Only these rows go on."""
+        """Keep only these rows."""
         if self.x is not None:
             self.x = self.x.index_select(0, rows)
 
 
 @dataclass(slots=True)
 class StaticKV:
-    """Keys and values of a memory. The beams of a source row share them, so reordering beams changes nothing."""
+    """Keys and values of a memory; the beams of a source share them."""
 
     keys: Float[Tensor, "b G S K"]
     values: Float[Tensor, "b G S V"]
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Nothing to do: a beam's parent has the same source."""
+        """Do nothing: a beam and its parent have the same source."""
 
     def put(self, fresh: "StaticKV", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Some sources of another memory take the place of some of these."""
+        """Replace some sources by those of another memory."""
         self.keys.index_copy_(0, at, fresh.keys.index_select(0, of))
         self.values.index_copy_(0, at, fresh.values.index_select(0, of))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Only these sources are looked at from now on."""
+        """Keep only these sources."""
         self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
 
 
 class RecurrentState:
-    """The state of a recurrence: one vector of each row, or two (h and c of an LSTM), however much was read."""
+    """The hidden state of a recurrence: one vector per row, or two (h and c of an LSTM)."""
 
     def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
         self.rows = rows
         self.parts = tuple(part.clone() for part in parts)
 
     def write(self, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
-        """What is remembered from now on, in place. A row that has read nothing but padding remembers what it did."""
+        """Replace the state in place, except in rows that read only padding."""
         real = self.rows.real
         for old, new in zip(self.parts, parts, strict=True):
             old.copy_(new if real is None else torch.where(real[:, None] > 0, new, old))
@@ -304,11 +300,11 @@ class RecurrentState:
             part.copy_(part.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Only these rows are remembered from now on."""
+        """Keep only these rows."""
         self.parts = tuple(part.index_select(0, rows) for part in self.parts)
 
     def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """All beams of some sources begin as those of another decoding did."""
+        """Replace the states of all beams of some sources."""
         beams = (-1, self.rows.beams)
-        for mine, its in zip(self.parts, fresh.parts, strict=True):
-            mine.unflatten(0, beams).index_copy_(0, at, its.unflatten(0, beams).index_select(0, of))
+        for own, new in zip(self.parts, fresh.parts, strict=True):
+            own.unflatten(0, beams).index_copy_(0, at, new.unflatten(0, beams).index_select(0, of))

@@ -136,7 +136,7 @@ def test_others_draw_the_rest(others: Init, role: Role, site: MakeSite) -> None:
 
 def test_others_must_draw() -> None:
     for others in (FixupInit(), Uninitialized()):
-        with pytest.raises(SpecError, match=r"^others: '\w+' draws no tables"):
+        with pytest.raises(SpecError, match=r"^others: '\w+' does not initialise tables"):
             FixupInit(others)
 
 

@@ -16,7 +16,7 @@ from regard.models.build import check_vocab
 from regard.models.decoding import Decoding
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
-from regard.nn.causal_convolution import receptive_field, taps, windows
+from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
@@ -234,7 +234,7 @@ class ByteNetBlock(nn.Module):
     def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:
         super().__init__()
         d, inner = site.d_model, site.d_model // 2
-        self.taps, self.dropout = taps(spec.kernel, site, dilation), nn.Dropout(site.dropout)
+        self.extent, self.dropout = kernel_extent(spec.kernel, site, dilation), nn.Dropout(site.dropout)
         self.norms = nn.ModuleList(spec.norm.build(site.inside("norm"), width) for width in (d, inner, inner))
         self.narrow = site.linear(d, {"up": inner})
         self.convolution = site.linear(spec.kernel * inner, {"other": inner})
@@ -242,7 +242,7 @@ class ByteNetBlock(nn.Module):
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
         """The last inputs of the convolution; a kernel of 1 needs none."""
-        return ConvolutionCache(rows, self.taps.before, self.taps.step) if self.taps.before else None
+        return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
         self,
@@ -253,6 +253,6 @@ class ByteNetBlock(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         first, second, third = self.norms
         y = self.narrow(first(x).relu())
-        y = self.convolution(windows(second(y).relu(), self.taps, view, ring, counts))
+        y = self.convolution(unfold(second(y).relu(), self.extent, view, ring, counts))
         y = self.widen(third(y).relu())
         return x + self.dropout(y)

@@ -18,7 +18,7 @@ from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend
-from regard.nn.causal_convolution import receptive_field, taps, windows
+from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
@@ -225,7 +225,7 @@ class ConvS2SBlock(nn.Module):
 
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
         super().__init__()
-        self.taps = taps(kernel, site)
+        self.extent = kernel_extent(kernel, site)
         self.convolution = site.linear(kernel * d_in, {"up": width, "gate": width})
         bare = replace(site, dropout=0.0)
         self.match = None if d_in == width else bare.linear(d_in, {"other": width})
@@ -240,7 +240,7 @@ class ConvS2SBlock(nn.Module):
     ) -> Float[Tensor, "B T W"]:
         """GLU(conv(drop(h)))."""
         h = self.dropout(h)
-        return F.glu(self.convolution(windows(h, self.taps, view, ring, counts)), -1)
+        return F.glu(self.convolution(unfold(h, self.extent, view, ring, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
         """(y + h) sqrt(1/2), where h has the width of y."""
@@ -259,7 +259,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
         """The last inputs of the convolution; a kernel of 1 needs none."""
-        return ConvolutionCache(rows, self.taps.before, self.taps.step) if self.taps.before else None
+        return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Branch slot."""
+"""Branch slot: the residual branches of a block."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -11,10 +11,10 @@ class BranchSpec(Spec):
     """Slot: describes a branch."""
 
     __slots__ = ()
-    attends: ClassVar[bool] = False  # by scores to other tokens of x: a stack's position and pattern apply to it
-    packs: ClassVar[bool] = True  # works on packed rows without mixing their segments
-    ordered: ClassVar[bool] = False  # depends on the order of tokens by itself: convolution, recurrence
+    attends: ClassVar[bool] = False  # self-attention: the stack's position and attention pattern apply to it
+    packs: ClassVar[bool] = True  # keeps the segments of packed rows apart
+    ordered: ClassVar[bool] = False  # depends on the order of tokens without a position: convolution, recurrence
 
     @abstractmethod
     def build(self, site: Site) -> Branch:
-        """The branch at this site."""
+        """Build the branch at this site."""

@@ -1,4 +1,4 @@
-"""Lightweight and dynamic convolutions in the place of self-attention."""
+"""Lightweight and dynamic convolutions, which replace self-attention."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
-from regard.nn.causal_convolution import convolve, foreign, read, taps
+from regard.nn.causal_convolution import convolve, kernel_extent, other_segments, pad_stream
 from regard.nn.checks import MOST_HEADS, MOST_TAPS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
@@ -18,11 +18,11 @@ from regard.nn.state import ActivationCache, Rows
 
 @dataclass(frozen=True, slots=True)
 class LightConv(BranchSpec):
-    """Lightweight convolution as Narang et al. 2021 ran it: every channel has a filter of its own, the same everywhere.
+    """Lightweight convolution of Narang et al. 2021: one filter per channel, the same at every position.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c, and then two projections in a row:
-    (y W_p + p) W_o + o. The taps i are around t, or up to t where no later token may be read. `SharedLightConv` is
-    the paper's.
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c, followed by two projections,
+    (y W_p + p) W_o + o. The filter is centred on t, or ends at t in a causal stack. `SharedLightConv` is the form of
+    the paper.
     """
 
     kind = "light_conv"
@@ -41,9 +41,9 @@ class LightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class DynamicConv(BranchSpec):
-    """Dynamic convolution as Narang et al. 2021 ran it: a position predicts the filter of every channel from its own g.
+    """Dynamic convolution of Narang et al. 2021: `LightConv` with filters predicted for every channel and position.
 
-    As `LightConv`, but k_t = g_t W_k + b_k with W_k from d to `width` * d. `SharedDynamicConv` is the paper's.
+    k_t = g_t W_k + b_k, with W_k from d to `width` * d. `SharedDynamicConv` is the form of the paper.
     """
 
     kind = "dynamic_conv"
@@ -61,21 +61,21 @@ class DynamicConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedLightConv(BranchSpec):
-    """Wu et al. 2019, LightConv: the d / heads channels of a head share a filter, the same at every position.
+    """LightConv of Wu et al. 2019: the d / heads channels of a head share a filter, the same at every position.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), y W_o + o. Filters are dropped at the
-    rate of attention weights, in whose place they stand (DropConnect).
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), y W_o + o. DropConnect zeroes filter
+    weights with the attention dropout probability.
     """
 
     kind = "shared_light_conv"
     ordered = True
     width: int = 7
     heads: int | None = None  # None: the model's
-    bias: bool | None = None  # None: as the model's linear slot says
+    bias: bool | None = None  # None: as in the model's linear slot
 
     def check(self) -> None:
         _check_width(self.width)
-        _check_heads(self.heads)
+        check_count("heads", self.heads, MOST_HEADS)
 
     def build(self, site: Site) -> Branch:
         filters = LearnedFilters(self.width, _heads(self.heads, site), site)
@@ -84,17 +84,17 @@ class SharedLightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedDynamicConv(BranchSpec):
-    """Wu et al. 2019, DynamicConv: as `SharedLightConv`, but every position predicts its filters, k_t = g_t W_k."""
+    """DynamicConv of Wu et al. 2019: `SharedLightConv` with filters predicted at each position, k_t = g_t W_k."""
 
     kind = "shared_dynamic_conv"
     ordered = True
     width: int = 7
     heads: int | None = None  # None: the model's
-    bias: bool | None = None  # None: as the model's linear slot says
+    bias: bool | None = None  # None: as in the model's linear slot
 
     def check(self) -> None:
         _check_width(self.width)
-        _check_heads(self.heads)
+        check_count("heads", self.heads, MOST_HEADS)
 
     def build(self, site: Site) -> Branch:
         filters = PredictedFilters(self.width, _heads(self.heads, site), False, site)
@@ -102,15 +102,8 @@ class SharedDynamicConv(BranchSpec):
 
 
 def _check_width(width: int) -> None:
-    require(
-        width > 0 and width % 2 == 1, "width", f"must be odd, so that as many taps stand on either side, not {width}"
-    )
+    require(width > 0 and width % 2 == 1, "width", f"must be odd, so that the filter is symmetric, not {width}")
     check_count("width", width, MOST_TAPS)
-
-
-def _check_heads(heads: int | None) -> None:
-    if heads is not None:
-        check_count("heads", heads, MOST_HEADS)
 
 
 def _heads(heads: int | None, site: Site) -> int:
@@ -126,11 +119,11 @@ def _output(bias: bool | None, site: Site) -> nn.Module:
 
 
 class ConvolutionModule(Branch):
-    """A gate, a convolution with filters that sum to one, and what is to be done with its result."""
+    """A gated linear unit, a depthwise convolution with softmax-normalised filters, and an output module."""
 
     def __init__(self, width: int, bias: bool | None, filters: nn.Module, output: nn.Module, site: Site) -> None:
         super().__init__()
-        self.taps = taps(width, site)
+        self.extent = kernel_extent(width, site)
         self.gated = site.linear(site.d_model, {"value": site.d_model, "gate": site.d_model}, bias=bias)
         self.filters = filters
         self.output = output
@@ -141,17 +134,17 @@ class ConvolutionModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         g = F.glu(self.gated(x), -1)
         weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
-        if self.training and self.dropout.p > 0.0:  # a filter that is the same everywhere is dropped anew everywhere
+        if self.training and self.dropout.p > 0.0:  # shared filters get a dropout mask of their own at every position
             weights = self.dropout(weights.expand(*g.shape[:2], -1, -1))
-        stream = read(g, self.taps, ctx.own, state)
-        return self.output(convolve(stream, weights, foreign(self.taps, ctx.own)))
+        stream = pad_stream(g, self.extent, ctx.own, state)
+        return self.output(convolve(stream, weights, other_segments(self.extent, ctx.own)))
 
     def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
         return ActivationCache(rows)
 
 
 class LearnedFilters(nn.Module):
-    """Filters that are learned as they are."""
+    """Filters that are parameters."""
 
     def __init__(self, width: int, heads: int, site: Site) -> None:
         super().__init__()
@@ -162,7 +155,7 @@ class LearnedFilters(nn.Module):
 
 
 class PredictedFilters(nn.Module):
-    """Filters that every position predicts for itself."""
+    """Filters predicted from each position's input by a linear projection."""
 
     def __init__(self, width: int, heads: int, bias: bool, site: Site) -> None:
         super().__init__()
@@ -174,7 +167,7 @@ class PredictedFilters(nn.Module):
 
 
 class TwoProjections(nn.Module):
-    """(y + c) W_p W_o: the convolution's own bias and pointwise projection, and the output's."""
+    """(y + c) W_p W_o: the bias and pointwise projection of the convolution, then the output projection."""
 
     def __init__(self, bias: bool, site: Site) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from regard.nn.state import Rows, StaticKV
 class CrossAttention(BranchSpec):
     """Attention to the encoder's output (the memory): queries from x, keys and values from the memory.
 
-    It has no positions, and its keys and values are computed once per decoding.
+    It has no position terms. In decoding, keys and values are computed once.
     """
 
     kind = "cross_attention"
@@ -84,7 +84,7 @@ class CrossAttentionModule(Branch):
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
-        """The memory as keys and values."""
+        """Project the memory to keys and values."""
         assert ctx.memory is not None
         k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
         return self.key_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)

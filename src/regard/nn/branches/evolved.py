@@ -1,4 +1,4 @@
-"""The branches that evolution found: So et al. 2019, "The Evolved Transformer"."""
+"""The branches of So et al. 2019, "The Evolved Transformer"."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
-from regard.nn.causal_convolution import Taps, convolve, foreign, read, taps
+from regard.nn.causal_convolution import KernelExtent, convolve, kernel_extent, other_segments, pad_stream, windows
 from regard.nn.core import Branch, Role, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
@@ -18,10 +18,10 @@ from regard.nn.state import ActivationCache, Rows
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear(BranchSpec):
-    """(x W + b) * sigmoid(x V + c), as wide as the stream: a gate alone (Dauphin et al. 2017)."""
+    """Gated linear unit (x W + b) * sigmoid(x V + c) of the model's width. Dauphin et al. 2017."""
 
     kind = "gated_linear"
-    bias: bool | None = None  # None: as the model's linear slot says
+    bias: bool | None = None  # None: as in the model's linear slot
 
     def build(self, site: Site) -> Branch:
         return GatedLinearModule(self.bias, site)
@@ -38,11 +38,11 @@ class GatedLinearModule(Branch):
 
 @dataclass(frozen=True, slots=True)
 class EvolvedEncoderConv(BranchSpec):
-    """The convolutions of an evolved encoder block: narrow results fill the first channels, the rest are zeros.
+    """The convolutions of an Evolved Transformer encoder block; narrow outputs are padded with zero channels.
 
     h = norm(relu(x W) + [relu(conv_3(x)), 0]), with W from d to 4 d and the convolution from d to d / 2;
-    y = [separable_9(h), 0], from 4 d to d / 2. A separable convolution is one filter with a bias per channel, then a
-    projection with a bias.
+    y = [separable_9(h), 0], from 4 d to d / 2. A separable convolution is a depthwise convolution and a pointwise
+    projection, both with biases.
     """
 
     kind = "evolved_encoder_conv"
@@ -56,7 +56,7 @@ class EvolvedEncoderConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class EvolvedDecoderConv(BranchSpec):
-    """The convolutions of an evolved decoder block: a narrow result fills the first channels, the rest are zeros.
+    """The convolutions of an Evolved Transformer decoder block; narrow outputs are padded with zero channels.
 
     h = norm(relu(separable_11(x)) + [separable_7(x), 0]), from d to 2 d and to d / 2; y = separable_7(h), from 2 d
     to d.
@@ -71,12 +71,12 @@ class EvolvedDecoderConv(BranchSpec):
 
 
 def _half(site: Site) -> int:
-    site.require(site.d_model >= 2, "kind", "half of the stream is convolved, so d_model must be at least 2")
+    site.require(site.d_model >= 2, "kind", "one convolution has d_model / 2 channels, so d_model must be at least 2")
     return site.d_model // 2
 
 
 class TwoConvolutions(Branch):
-    """Abstract: convolves the stream, then what came of it, and remembers both."""
+    """Abstract: two convolutions in sequence. Its decode state holds the inputs of both."""
 
     def start(self, rows: Rows, ctx: Context) -> tuple[ActivationCache, ActivationCache]:  # noqa: ARG002
         return ActivationCache(rows), ActivationCache(rows)
@@ -86,7 +86,7 @@ class EvolvedEncoderConvModule(TwoConvolutions):
     def __init__(self, spec: EvolvedEncoderConv, site: Site) -> None:
         super().__init__()
         D, half = site.d_model, _half(site)
-        self.first, self.second = taps(3, site), taps(9, site)
+        self.first, self.second = kernel_extent(3, site), kernel_extent(9, site)
         self.left = site.linear(D, {"up": 4 * D}, bias=spec.bias)
         self.right = site.linear(3 * D, {"up": half}, bias=spec.bias)
         self.norm = spec.norm.build(site.inside("norm"), 4 * D)
@@ -97,16 +97,12 @@ class EvolvedEncoderConvModule(TwoConvolutions):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
-        before, after = (None, None) if state is None else state
+        outer, inner = (None, None) if state is None else state
         left = self.dropout(F.relu(self.left(x)))
-        stream, T = read(x, self.first, ctx.own, before), x.shape[1]
-        near = [stream[:, i : i + T] for i in range(3)]
-        others = foreign(self.first, ctx.own)
-        if others is not None:
-            near = [tap.masked_fill(other[:, :, None], 0.0) for tap, other in zip(near, others, strict=True)]
-        right = self.dropout(F.relu(self.right(torch.cat(near, -1))))
+        window = windows(pad_stream(x, self.first, ctx.own, outer), self.first, ctx.own)
+        right = self.dropout(F.relu(self.right(window)))
         h = self.norm(left + F.pad(right, (0, self.rest[0])))
-        y = self.output(read(h, self.second, ctx.own, after), foreign(self.second, ctx.own))
+        y = self.output(pad_stream(h, self.second, ctx.own, inner), other_segments(self.second, ctx.own))
         return F.pad(y, (0, self.rest[1]))
 
 
@@ -114,7 +110,7 @@ class EvolvedDecoderConvModule(TwoConvolutions):
     def __init__(self, spec: EvolvedDecoderConv, site: Site) -> None:
         super().__init__()
         D, half = site.d_model, _half(site)
-        self.wide, self.narrow = taps(11, site), taps(7, site)
+        self.wide, self.narrow = kernel_extent(11, site), kernel_extent(7, site)
         self.left = SeparableConvolution(D, 11, "up", 2 * D, site)
         self.right = SeparableConvolution(D, 7, "up", half, site)
         self.norm = spec.norm.build(site.inside("norm"), 2 * D)
@@ -125,21 +121,21 @@ class EvolvedDecoderConvModule(TwoConvolutions):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[ActivationCache, ActivationCache] | None = None
     ) -> Float[Tensor, "B T D"]:
-        before, after = (None, None) if state is None else state
-        stream = read(x, self.wide, ctx.own, before)
-        left = self.dropout(F.relu(self.left(stream, foreign(self.wide, ctx.own))))
-        right = self.right(_within(stream, self.wide, self.narrow), foreign(self.narrow, ctx.own))
+        outer, inner = (None, None) if state is None else state
+        stream = pad_stream(x, self.wide, ctx.own, outer)
+        left = self.dropout(F.relu(self.left(stream, other_segments(self.wide, ctx.own))))
+        right = self.right(_within(stream, self.wide, self.narrow), other_segments(self.narrow, ctx.own))
         h = self.norm(left + F.pad(self.dropout(right), (0, self.rest)))
-        return self.output(read(h, self.narrow, ctx.own, after), foreign(self.narrow, ctx.own))
+        return self.output(pad_stream(h, self.narrow, ctx.own, inner), other_segments(self.narrow, ctx.own))
 
 
-def _within(stream: Float[Tensor, "B N D"], wide: Taps, narrow: Taps) -> Float[Tensor, "B n D"]:
-    """What narrower taps read of a stream that was read for wider ones."""
-    return stream[:, wide.before - narrow.before : stream.shape[1] - (wide.after - narrow.after)]
+def _within(stream: Float[Tensor, "B N D"], wide: KernelExtent, narrow: KernelExtent) -> Float[Tensor, "B n D"]:
+    """Crop a stream that was padded for a wider kernel to the padding of a narrower one."""
+    return stream[:, wide.left - narrow.left : stream.shape[1] - (wide.right - narrow.right)]
 
 
 class SeparableConvolution(nn.Module):
-    """A filter and a bias for every channel, then a projection with a bias."""
+    """A depthwise convolution and a pointwise projection, both with biases."""
 
     def __init__(self, d_in: int, width: int, role: Role, d_out: int, site: Site) -> None:
         super().__init__()
@@ -148,6 +144,6 @@ class SeparableConvolution(nn.Module):
         self.pointwise = site.linear(d_in, {role: d_out}, bias=True)
 
     def forward(
-        self, stream: Float[Tensor, "B N W"], foreign: tuple[Bool[Tensor, "B T"], ...] | None
+        self, stream: Float[Tensor, "B N W"], others: tuple[Bool[Tensor, "B T"], ...] | None
     ) -> Float[Tensor, "B T E"]:
-        return self.pointwise(convolve(stream, self.filters.T, foreign) + self.bias)
+        return self.pointwise(convolve(stream, self.filters.T, others) + self.bias)

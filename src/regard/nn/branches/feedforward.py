@@ -21,7 +21,7 @@ class FeedForward(BranchSpec):
     d_hidden: int | None = None  # None: 4 * d_model
     activation: Activation = "relu"
     gated: bool = False
-    bias: bool | None = None  # None: as the model's linear slot says
+    bias: bool | None = None  # None: as in the model's linear slot
 
     def check(self) -> None:
         check_count("d_hidden", self.d_hidden)

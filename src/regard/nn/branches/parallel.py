@@ -1,6 +1,8 @@
-"""Branches side by side."""
+"""Parallel branches."""
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from jaxtyping import Float
@@ -15,7 +17,7 @@ from regard.nn.state import Rows
 
 @dataclass(frozen=True, slots=True)
 class Parallel(BranchSpec):
-    """f_1(x) + f_2(x) + ...: several branches read the same input, and their sum is one branch.
+    """f_1(x) + f_2(x) + ...: the sum of several branches of the same input.
 
     Attention and feed-forward in GPT-J (Wang and Komatsuzaki 2021) and PaLM (Chowdhery et al. 2022); self- and
     cross-attention in the Evolved Transformer (So et al. 2019).
@@ -39,11 +41,9 @@ class ParallelModule(Branch):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
     ) -> Float[Tensor, "B T D"]:
-        read = [branch(x, ctx, None if state is None else state[i]) for i, branch in enumerate(self.branches)]
-        y = read[0]
-        for other in read[1:]:
-            y = y + other
-        return y
+        states = [None] * len(self.branches) if state is None else state
+        outputs = (branch(x, ctx, own) for branch, own in zip(self.branches, states, strict=True))
+        return reduce(operator.add, outputs)
 
     def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
         return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]

@@ -1,4 +1,4 @@
-"""Product-key memory: a large table of values, read by the best of n * n keys."""
+"""Product-key memory: a large table of values, indexed by the best of n * n keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +19,12 @@ from regard.nn.precision import full_precision, widen
 class ProductKeyMemory(BranchSpec):
     """Lample et al. 2019: y = sum over heads and their `knn` best keys of softmax(scores) V[i * keys + j].
 
-    A query (x W + b, halved, LayerNorm over each half) scores key (i, j) by q_1 k_1i + q_2 k_2j. The best of all
-    keys^2 sums are among the sums of the best of each half, so only knn^2 are looked at, and nothing is missed.
-    As Narang et al. ran it: LayerNorm for the paper's BatchNorm, which would mix tokens; 4 heads, keys of 128.
-    Keys are drawn as keys and values as embeddings: width^-1/2 in most inits, as the authors of the method do, and 1
-    in T5's, as Narang et al. did.
+    A query x W + b is split into two halves, each normalised by LayerNorm, and scores key (i, j) by
+    q_1 k_1i + q_2 k_2j. The best of all keys^2 sums are among the sums of the `knn` best of each half, so only knn^2
+    sums are computed. The init slot initialises values as embeddings: standard deviation width^-1/2 in most inits, as
+    in the paper, and 1 in T5's, as in Narang et al. 2021.
+
+    Differs from the paper, as in Narang et al. 2021: LayerNorm instead of BatchNorm, which would mix tokens.
     """
 
     kind = "product_key_memory"
@@ -35,10 +36,9 @@ class ProductKeyMemory(BranchSpec):
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("keys", MOST_CHANNELS), ("knn", MOST_CHANNELS)):
             check_count(name, getattr(self, name), most)
-        require(self.d_key >= 2 and self.d_key % 2 == 0, "d_key", f"must be even, for two halves, not {self.d_key}")
-        require(
-            self.knn <= self.keys, "knn", f"{self.knn} of {self.keys} keys cannot be found; choose at most {self.keys}"
-        )
+        even = self.d_key >= 2 and self.d_key % 2 == 0
+        require(even, "d_key", f"must be even, to be split into two halves, not {self.d_key}")
+        require(self.knn <= self.keys, "knn", f"{self.knn} exceeds the number of keys; choose at most {self.keys}")
 
     def build(self, site: Site) -> Branch:
         return ProductKeyMemoryModule(self, site)
@@ -50,24 +50,24 @@ class ProductKeyMemoryModule(Branch):
         H, n, half = spec.heads, spec.keys, spec.d_key // 2
         self.query = site.linear(site.d_model, {"query": H * spec.d_key}, bias=True)
         self.norm = LayerNorm(eps=1e-6).build(site, half)
-        drawn = [site.parameter(n, half, role="key").detach() for _ in range(2 * H)]
-        self.keys = nn.Parameter(torch.stack(drawn).unflatten(0, (H, 2)))
+        keys = [site.parameter(n, half, role="key").detach() for _ in range(2 * H)]
+        self.keys = nn.Parameter(torch.stack(keys).unflatten(0, (H, 2)))
         self.memory = site.parameter(n * n, site.d_model, role="embedding")
         self.heads, self.knn = H, spec.knn
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         query = self.norm(self.query(x).flatten(0, 1).unflatten(-1, (self.heads, 2, -1)))
-        with full_precision(x.device):  # close calls decide what is read
+        with full_precision(x.device):  # rounding would change which keys are the best
             scores = torch.einsum("nhck,hcik->nhci", widen(query), widen(self.keys))
         best, index = product_top(scores, self.knn)
         weights = best.softmax(-1).to(self.memory.dtype).flatten(1)
-        # One sum over heads and keys, without the values laid out side by side.
-        read = nn.functional.embedding_bag(index.flatten(1), self.memory, per_sample_weights=weights, mode="sum")
-        return read.view_as(x)
+        # Sums over heads and keys at once, without gathering the values.
+        y = nn.functional.embedding_bag(index.flatten(1), self.memory, per_sample_weights=weights, mode="sum")
+        return y.view_as(x)
 
 
 def product_top(scores: Float[Tensor, "N H 2 n"], knn: int) -> tuple[Float[Tensor, "N H k"], Int[Tensor, "N H k"]]:
-    """The `knn` highest of all n^2 sums of a score of each half, and which pairs (i, j) they are, as i * n + j."""
+    """Return the `knn` highest of the n^2 sums of one score of each half, and their pairs (i, j) as i * n + j."""
     n = scores.shape[-1]
     best, index = scores.topk(knn, -1)
     sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).flatten(-2)

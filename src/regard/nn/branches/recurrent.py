@@ -1,4 +1,4 @@
-"""A recurrence as a branch: RNN language models and classifiers are stacks of it."""
+"""A recurrent layer as a branch, for RNN language models and classifiers."""
 
 from dataclasses import dataclass
 
@@ -15,40 +15,40 @@ from regard.nn.state import RecurrentState, Rows
 
 @dataclass(frozen=True, slots=True)
 class Recurrence(BranchSpec):
-    """h_t = cell(x_t, h_(t-1)), and through W_o where asked for; or both ways, [forwards; backwards].
+    """h_t = cell(x_t, h_(t-1)), optionally bidirectional, [forward; backward], and projected by W_o.
 
-    With `no_residual` a stack of these is a plain RNN, with the other rules a residual one.
+    With the residual rule `no_residual` a stack of these is a plain RNN, with any other rule a residual RNN.
     """
 
     kind = "recurrence"
     packs = False
     ordered = True
     cell: Cell = LSTM()
-    d_hidden: int | None = None  # of each direction; None: what makes up the stream
+    d_hidden: int | None = None  # of each direction; None: d_model divided by the number of directions
     bidirectional: bool = False
     start: Start = ZeroStart()
-    output: bool = False  # W_o; without it the states are the stream themselves
+    output: bool = False  # W_o
 
     def check(self) -> None:
         check_count("d_hidden", self.d_hidden)
 
     def build(self, site: Site) -> Branch:
-        ways = 2 if self.bidirectional else 1
+        directions = 1 + self.bidirectional
         site.require(
             not (self.bidirectional and site.causal),
             "bidirectional",
-            "backwards it would read what is yet to be said; use it in an encoder",
+            "a causal stack must not read later tokens; use it in an encoder",
         )
         site.require(
-            self.d_hidden is not None or site.d_model % ways == 0,
+            self.d_hidden is not None or site.d_model % directions == 0,
             "d_hidden",
-            f"two directions cannot share d_model {site.d_model} evenly; say how wide",
+            f"two directions cannot share d_model {site.d_model} evenly; set d_hidden",
         )
-        d_hidden = self.d_hidden or site.d_model // ways
+        d_hidden = self.d_hidden or site.d_model // directions
         site.require(
-            self.output or ways * d_hidden == site.d_model,
+            self.output or directions * d_hidden == site.d_model,
             "output",
-            f"without it the states must make up the stream: {ways} x {d_hidden} is not d_model {site.d_model}",
+            f"without W_o the states must be d_model {site.d_model} wide, not {directions} x {d_hidden}",
         )
         return RecurrenceModule(self, d_hidden, site)
 
@@ -65,9 +65,9 @@ class RecurrenceModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         if state is not None:
             y = self.layer.advance(x, state)
-        else:  # padding stands behind all that is real, where only who reads backwards meets it first
+        else:  # padding is at the end of a row and affects the backward direction alone
             lengths = real_lengths(ctx.own.mask)
-            y, _ = self.layer(x, lengths if len(self.layer.ways) > 1 else None)
+            y, _ = self.layer(x, lengths if len(self.layer.directions) > 1 else None)
         return y if self.output is None else self.output(y)
 
     def start(self, rows: Rows, ctx: Context) -> RecurrentState:  # noqa: ARG002

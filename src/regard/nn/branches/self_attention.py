@@ -79,14 +79,14 @@ class SelfAttentionModule(Branch):
     def split(
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
-        """Queries, keys and values of every head, with their positions."""
+        """Split the fused projection into the queries, keys and values of every head, and apply positions to them."""
         q, k, v = map(view.shift, qkv.split_with_sizes(self.widths, -1))
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))
         k = view.rotate(self.key_norm(split_heads(k, self.kv_heads)))
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """The stack's view, with this layer's own pattern and position where it has them."""
+        """Return the stack's view with this layer's own attention pattern and position, if any."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

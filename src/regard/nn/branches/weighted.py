@@ -1,4 +1,4 @@
-"""The Weighted Transformer: every head goes through a feed-forward and has a weight."""
+"""The Weighted Transformer (Ahmed et al. 2017): every head passes a feed-forward layer and has a learned weight."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regard.nn.state import Rows, State
 
 @runtime_checkable
 class Unprojected(Heads, Protocol):
-    """An attention that can leave its heads side by side."""
+    """An attention whose output projection can be left out."""
 
     @property
     def output(self) -> bool: ...
@@ -29,8 +29,8 @@ class Unprojected(Heads, Protocol):
 class Weighted(BranchSpec):
     """sum_i alpha_i FFN(kappa_i head_i W_i): attention and feed-forward in one branch.
 
-    Ahmed et al. 2017 as Narang et al. 2021 ran it: the heads share the feed-forward, kappa and alpha are free numbers
-    that start in U(0, 1). `attention` gives the heads and has no output projection of its own.
+    The form of Narang et al. 2021: the heads share the feed-forward, and kappa and alpha are unconstrained and start
+    in U(0, 1). `attention` computes the heads and must not have an output projection.
     """
 
     kind = "weighted"
@@ -46,10 +46,10 @@ class Weighted(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class WeightedSimplex(BranchSpec):
-    """sum_i alpha_i FFN_i(kappa_i head_i W_i) with kappa, alpha >= 0 and sum 1: the paper's own (Ahmed et al. 2017).
+    """sum_i alpha_i FFN_i(kappa_i head_i W_i) with kappa, alpha >= 0 and sum 1: the form of Ahmed et al. 2017.
 
-    Each head has a feed-forward of this description; the paper divides the usual hidden width among them. A softmax
-    keeps kappa and alpha where they belong; they start equal.
+    Each head has a feed-forward of its own; the paper divides the usual hidden width among them. kappa and alpha are
+    softmaxes of parameters that start at 0.
     """
 
     kind = "weighted_simplex"
@@ -69,19 +69,19 @@ def _check(spec: Weighted | WeightedSimplex) -> None:
     require(not spec.attention.output, "attention.output", "each head is projected on its own here; set it to false")
     require(
         spec.feedforward.kind == "feedforward", "feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}"
-    )  # the heads pass as more rows, which only a map of single tokens allows
+    )  # heads are more rows: no branch may mix tokens
 
 
 class WeightedHeads(Branch):
-    """Abstract: the heads of an attention, each projected to the stream. Its state is the attention's."""
+    """Abstract: the heads of an attention, each projected to d_model. The decode state is that of the attention."""
 
     def __init__(self, spec: Weighted | WeightedSimplex, site: Site) -> None:
         super().__init__()
         assert isinstance(spec.attention, Heads)
         inner, _ = attention_site(spec.attention, site.inside("attention"))
         self.heads = inner.heads
-        self.attention = spec.attention.build(site.inside("attention", held=True))
-        # No branch ends with it, so it is drawn as what stands before an end: Fixup would else begin with two zeros.
+        self.attention = spec.attention.build(site.inside("attention", nested=True))
+        # Initialised as a value projection: as an output projection, Fixup would set it and W_down to zero.
         self.output = site.parameter(site.d_model, inner.heads * inner.d_value, role="value")
 
     @abstractmethod
@@ -90,7 +90,7 @@ class WeightedHeads(Branch):
 
     @abstractmethod
     def transform(self, branches: Float[Tensor, "B H T D"], ctx: Context) -> Float[Tensor, "B H T D"]:
-        """The feed-forward of every branch."""
+        """Apply the feed-forward to the projected heads."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         kappa, alpha = self.weights()

@@ -9,7 +9,7 @@ from regard.nn.checks import check_count
 from regard.nn.core import Site
 from regard.nn.embedding import Sinusoidal
 from regard.nn.mask import View
-from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms, places
+from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms, positions_of
 from regard.nn.terms import Terms
 
 
@@ -68,5 +68,5 @@ class InjectedModule(PositionTerms):
         self.table = table
 
     def forward(self, view: View) -> Terms:
-        at = places(view)
+        at = positions_of(view)
         return Terms(offset=self.table(at.q, at.bound))

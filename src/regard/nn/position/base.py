@@ -15,7 +15,7 @@ from regard.tree import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Positions:
     """Where the queries and keys of a view are."""
 
     q: Int[Tensor, "#b T"]
@@ -76,9 +76,9 @@ class AdditiveTable(nn.Module):
         """The vectors of `positions`, all of which are below the host-side number `bound`."""
 
 
-def places(view: View) -> Places:
+def positions_of(view: View) -> Positions:
     """Where the queries and keys of this view are."""
-    return Places(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
+    return Positions(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
 
 
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:

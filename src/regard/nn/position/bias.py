@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.position.base import Position, PositionTerms, positions_of
 from regard.nn.terms import Terms
 
 
@@ -35,7 +35,7 @@ class DistanceBiasModule(PositionTerms):
         self.weight = site.parameter(site.heads, 2 * max_distance + 1, role="position")
 
     def forward(self, view: View) -> Terms:
-        index = places(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        index = positions_of(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
         return Terms(bias=_by_head(self.weight, index))
 
 
@@ -82,7 +82,7 @@ class T5BiasModule(PositionTerms):
         self.weight = site.parameter(site.heads, spec.buckets, role="position")
 
     def forward(self, view: View) -> Terms:
-        return Terms(bias=_by_head(self.weight, self.spec.bucket(places(view).distances(), self.causal)))
+        return Terms(bias=_by_head(self.weight, self.spec.bucket(positions_of(view).distances(), self.causal)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ALiBiModule(PositionTerms):
         self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
 
     def forward(self, view: View) -> Terms:
-        distance = places(view).distances().abs()[:, None]  # (b, 1, T, S)
+        distance = positions_of(view).distances().abs()[:, None]  # (b, 1, T, S)
         return Terms(bias=-self.slopes[:, None, None] * distance)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.nn.checks import check_above
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.position.base import Position, PositionTerms, positions_of
 from regard.nn.terms import Terms
 
 
@@ -47,7 +47,7 @@ class RotaryModule(PositionTerms):
 
     def forward(self, view: View) -> Terms:
         frequencies = self.bits.view(self.dtype)
-        angles = places(view).q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
+        angles = positions_of(view).q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
         angles = torch.cat((angles, angles), -1)
         return Terms(rotation=partial(rotate, cos=angles.cos(), sin=angles.sin()))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.nn.checks import check_count
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.position.base import Position, PositionTerms, places
+from regard.nn.position.base import Position, PositionTerms, positions_of
 from regard.nn.terms import Terms
 
 
@@ -43,7 +43,7 @@ class ShawModule(PositionTerms):
         self.values: nn.Parameter | None = site.parameter(rows, site.d_value, role="position") if spec.values else None
 
     def forward(self, view: View) -> Terms:
-        index = places(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        index = positions_of(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
         rows = self.keys.shape[0]
 
         def content(q: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, S), never T x S x K

@@ -16,7 +16,7 @@ from regard.data.objectives import Translation
 from regard.errors import DataError, SpecError
 from regard.models.baselines.bytenet import ByteNet
 from regard.models.build import build
-from regard.nn.causal_convolution import windows
+from regard.nn.causal_convolution import unfold
 from regard.nn.mask import Mask, View
 from regard.planner.fit import packs
 from regard.testing import tiny
@@ -124,7 +124,7 @@ def test_the_decoders_convolution_is_torchs(shaken: Shaken) -> None:
     h = torch.randn(2, 9, 8, dtype=torch.float64)
     weight = block.convolution.weight.view(8, 3, 8).transpose(1, 2)
     left = F.conv1d(F.pad(h.transpose(1, 2), (4, 0)), weight, block.convolution.bias, dilation=2).transpose(1, 2)
-    ours = block.convolution(windows(h, block.taps, View(Mask(causal=True), 9, 9, h.device)))
+    ours = block.convolution(unfold(h, block.extent, View(Mask(causal=True), 9, 9, h.device)))
     torch.testing.assert_close(ours, left, rtol=0, atol=1e-12)
 
 

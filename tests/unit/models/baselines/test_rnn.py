@@ -63,16 +63,16 @@ def read(model: Any, words: list[Tensor]) -> tuple[list[Tensor], list[list[Tenso
     """The encoder, layer by layer, direction by direction, token by token."""
     last = []
     for layer, added in zip(model.encoder.layers, model.encoder.added, strict=True):
-        ways, ends = [], []
-        for way, module in zip(layer.ways, layer.cells, strict=True):
+        outputs, ends = [], []
+        for direction, module in zip(layer.directions, layer.cells, strict=True):
             state, seen = zeros(module), {}
-            order = range(len(words)) if way == "forwards" else reversed(range(len(words)))
+            order = range(len(words)) if direction == "forwards" else reversed(range(len(words)))
             for t in order:
                 state = cell(module, words[t], state)
                 seen[t] = state[0]
-            ways.append([seen[t] for t in range(len(words))])
+            outputs.append([seen[t] for t in range(len(words))])
             ends.append(state)
-        out = [torch.cat(parts) for parts in zip(*ways, strict=True)]
+        out = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
         words = [new + old for new, old in zip(out, words, strict=True)] if added else out
         last.append([torch.cat(parts) for parts in zip(*ends, strict=True)])
     return words, last

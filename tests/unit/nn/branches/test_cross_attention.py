@@ -124,7 +124,7 @@ def test_an_encoder_to_look_at_is_needed(site: MakeSite) -> None:
 
 
 def test_without_w_o_the_heads_make_up_the_stream(site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=r"^output: .* 3 x 5 is not d_model 12"):
+    with pytest.raises(SpecError, match=r"^output: .* d_model 12, not 3 x 5"):
         CrossAttention(output=False, d_value=5).build(site())
 
 

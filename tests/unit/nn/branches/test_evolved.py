@@ -182,5 +182,5 @@ def test_dropout_in_training_only(spec: BranchSpec, site: MakeSite) -> None:
 
 @pytest.mark.parametrize("spec", [EvolvedEncoderConv(), EvolvedDecoderConv()], ids=repr)
 def test_a_stream_that_cannot_be_halved_is_refused(spec: BranchSpec, site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=r"^kind: half of the stream is convolved"):
+    with pytest.raises(SpecError, match=r"^kind: one convolution has d_model / 2 channels"):
         spec.build(site(d_model=1))

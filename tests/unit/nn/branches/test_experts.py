@@ -360,7 +360,7 @@ def test_a_pattern_of_the_base_stays(name: str) -> None:
     base = replace(base, encoder=replace(base.encoder, pattern=(block, replace(block, residual=PreNorm()), block)))
     model: Any = apply(name, base)
     for layer in range(12):
-        assert model.encoder.block_of(layer).residual == base.encoder.block(layer).residual
+        assert model.encoder.block_of(layer).residual == base.encoder.block_of(layer).residual
         assert isinstance(model.encoder.block_of(layer).branches[-1], FeedForward) is ((layer + 1) % 4 != 0)
 
 

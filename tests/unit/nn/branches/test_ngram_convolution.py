@@ -128,7 +128,7 @@ def test_filters_are_dropped_in_training_only(site: MakeSite) -> None:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"widths": ()}, "widths: must name at least one width"),
+        ({"widths": ()}, "widths: needs at least one width"),
         ({"widths": (3, 0)}, r"widths\[1\]: must be at least 1, not 0"),
         ({"filters": 0}, "filters: must be at least 1, not 0"),
     ],
@@ -139,7 +139,7 @@ def test_impossible_sizes_are_refused(fields: dict[str, Any], error: str) -> Non
 
 
 def test_filters_must_fit_the_stream(site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=r"^here\.output: .* 3 x 5 is not d_model 12"):
+    with pytest.raises(SpecError, match=r"^here\.output: .* d_model 12, not 3 x 5"):
         NGramConvolution(filters=5, output=False).build(site(path="here"))
     with pytest.raises(SpecError, match=r"^here\.filters: 13 widths cannot share d_model 12"):
         NGramConvolution(tuple(range(1, 14))).build(site(path="here"))

@@ -111,9 +111,9 @@ def test_values_are_a_table_to_the_optimizer() -> None:
         (lambda: ProductKeyMemory(heads=0), "heads: must be at least 1, not 0"),
         (lambda: ProductKeyMemory(keys=0), "keys: must be at least 1, not 0"),
         (lambda: ProductKeyMemory(knn=0), "knn: must be at least 1, not 0"),
-        (lambda: ProductKeyMemory(d_key=7), "d_key: must be even, for two halves, not 7"),
-        (lambda: ProductKeyMemory(d_key=0), "d_key: must be even, for two halves, not 0"),
-        (lambda: ProductKeyMemory(keys=31), "knn: 32 of 31 keys cannot be found; choose at most 31"),
+        (lambda: ProductKeyMemory(d_key=7), "d_key: must be even, to be split into two halves, not 7"),
+        (lambda: ProductKeyMemory(d_key=0), "d_key: must be even, to be split into two halves, not 0"),
+        (lambda: ProductKeyMemory(keys=31), "knn: 32 exceeds the number of keys; choose at most 31"),
     ],
 )
 def test_errors(wrong: Callable[[], Any], sentence: str) -> None:

@@ -43,9 +43,9 @@ def test_an_elman_branch_by_formula(site: MakeSite) -> None:
 @pytest.mark.parametrize(
     ("spec", "sizes", "sentence"),
     [
-        (Recurrence(bidirectional=True), {"causal": True}, r"^bidirectional: backwards it would read what is yet"),
+        (Recurrence(bidirectional=True), {"causal": True}, r"^bidirectional: a causal stack must not read later"),
         (Recurrence(bidirectional=True), {"causal": False, "d_model": 9}, "^d_hidden: two directions cannot share"),
-        (Recurrence(d_hidden=3), {}, "^output: without it the states must make up the stream: 1 x 3 is not d_model"),
+        (Recurrence(d_hidden=3), {}, "^output: without W_o the states must be d_model"),
     ],
 )
 def test_what_cannot_be_is_refused(spec: Recurrence, sizes: dict[str, Any], sentence: str, site: MakeSite) -> None:

@@ -156,7 +156,7 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
         (SelfAttention(d_value=6), {"position": Shaw()}, "d_value", "6 differs from the stack's 4"),
         (SelfAttention(kv_heads=1), {"position": Injected()}, "kv_heads", "1 differs from the stack's 3"),
         (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "treats queries and keys alike"),
-        (SelfAttention(output=False, d_value=5), {}, "output", "3 x 5 is not d_model 12"),
+        (SelfAttention(output=False, d_value=5), {}, "output", "d_model 12, not 3 x 5"),
     ],
 )
 def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, words: str, site: MakeSite) -> None:

@@ -1,24 +1,24 @@
 import torch
 
 from regard.nn.mask import Mask, View
-from regard.nn.position.base import Places, places
+from regard.nn.position.base import Positions, positions_of
 
 CPU = torch.device("cpu")
 
 
 def test_distance_is_key_minus_query() -> None:
     q, k = torch.tensor([[4, 7]]), torch.tensor([[0, 5, 9]])
-    assert Places(q, k, 10).distances().tolist() == [[[-4, 1, 5], [-7, -2, 2]]]
+    assert Positions(q, k, 10).distances().tolist() == [[[-4, 1, 5], [-7, -2, 2]]]
 
 
 def test_distances_of_rows_with_places_of_their_own() -> None:
     q, k = torch.tensor([[4], [1]]), torch.tensor([[0, 1, 2, 3, 4]])
-    assert Places(q, k, 5).distances().tolist() == [[[-4, -3, -2, -1, 0]], [[-1, 0, 1, 2, 3]]]
+    assert Positions(q, k, 5).distances().tolist() == [[[-4, -3, -2, -1, 0]], [[-1, 0, 1, 2, 3]]]
 
 
 def test_places_of_a_view() -> None:
-    found = places(View(Mask(start=3), 2, 5, CPU))
-    assert (found.q.tolist(), found.k.tolist(), found.bound) == ([[3, 4]], [[0, 1, 2, 3, 4]], 5)
+    positions = positions_of(View(Mask(start=3), 2, 5, CPU))
+    assert (positions.q.tolist(), positions.k.tolist(), positions.bound) == ([[3, 4]], [[0, 1, 2, 3, 4]], 5)
     within = torch.tensor([[0, 1, 0, 1, 2]])
-    found = places(View(Mask(q_pos=within, k_pos=within, packed=True, longest=3), 5, 5, CPU))
-    assert (found.q.tolist(), found.k.tolist(), found.bound) == (within.tolist(), within.tolist(), 3)
+    positions = positions_of(View(Mask(q_pos=within, k_pos=within, packed=True, longest=3), 5, 5, CPU))
+    assert (positions.q.tolist(), positions.k.tolist(), positions.bound) == (within.tolist(), within.tolist(), 3)
