@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.checks import check_count
 from regard.nn.mask import Mask, View
 
 
@@ -33,8 +32,9 @@ class Rows:
     @staticmethod
     def start(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> "Rows":
         """Return empty rows, `beams` for each source."""
-        check_count("beams", beams)
-        check_count("max_len", max_len)
+        for name, number in (("beams", beams), ("max_len", max_len)):
+            if number < 1:
+                raise SpecError(name, f"must be at least 1, not {number}")
         lengths = torch.zeros(sources * beams, dtype=torch.int64, device=device)
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
