@@ -34,7 +34,7 @@ LAYERS = (
     ("aliases", "errors", "files", "processes", "tree", "batch"),
     ("nn",),
     ("models",),
-    ("catalogue", "presets", "variants"),
+    ("catalogue", "presets", "variants", "weights"),
     ("decoding",),
     ("fast",),
     ("training",),

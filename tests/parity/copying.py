@@ -1,4 +1,4 @@
-"""Their weights into our modules, and the few other things that the files of this folder share."""
+"""Copied weights, and what else the files of this folder share."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from regard.models.base import Generator
 from regard.models.decoding import Decoding
+from regard.weights import Input, cat, copy_from, transpose
 
 
 def randomise(module: nn.Module, scale: float = 0.2, seed: int = 0) -> None:
-    """Move every weight away from where it starts, so that no bias is zero and no gain is one."""
+    """Add noise to every parameter, so that no bias is zero and no gain is one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -19,58 +20,41 @@ def randomise(module: nn.Module, scale: float = 0.2, seed: int = 0) -> None:
 
 
 def size(module: nn.Module) -> int:
-    """How many numbers it learns; shared ones count once."""
+    """The number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-def load(
-    ours: nn.Module,
-    theirs: nn.Module,
-    modules: Mapping[str, str | tuple[str, ...]],
-    given: Mapping[str, Tensor] | None = None,
-    extra: int = 0,
-) -> None:
-    """Copy weights: `modules` names ours and the one or more of theirs that it fuses, `given` is ready to use.
-
-    Every weight of ours must be given and none of theirs may be left over, but for `extra` numbers.
-    """
-    source, state = theirs.state_dict(), dict(given or {})
-    for to, names in modules.items():
-        parts = (names,) if isinstance(names, str) else names
-        for kind in ("weight", "bias"):
-            if f"{parts[0]}.{kind}" in source:
-                state[f"{to}.{kind}"] = torch.cat([source[f"{part}.{kind}"] for part in parts])
-    ours.load_state_dict(state)
+def copy_all(ours: nn.Module, theirs: nn.Module, mapping: Mapping[str, Input], extra: int = 0) -> None:
+    """Copy all learned weights; both have as many numbers, but for `extra`."""
+    frozen = [name for name, parameter in theirs.named_parameters() if not parameter.requires_grad]
+    copy_from(ours, mapping, theirs, unused=frozen)
     assert size(ours) + extra == size(theirs)
 
 
-def t5_names(
-    theirs: nn.Module, blocks: Mapping[str, int]
-) -> tuple[dict[str, str | tuple[str, ...]], dict[str, Tensor]]:
-    """For `load`: where the first `blocks` of each stack of Hugging Face's T5 go, and its tables of positions."""
-    names: dict[str, str | tuple[str, ...]] = {}
-    state, given = theirs.state_dict(), {}
-    for side, depth in blocks.items():
-        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        given[f"{side}.position.weight"] = state[bias].T
-        names[f"{side}.end"] = f"{side}.final_layer_norm"
-        last = 1 if side == "encoder" else 2
-        for i in range(depth):
-            our, their = f"{side}.blocks.{i}.branches", f"{side}.block.{i}.layer"
-            names |= {f"{our}.{n}.norm": f"{their}.{n}.layer_norm" for n in range(last + 1)}
-            names[f"{our}.0.branch.qkv"] = tuple(f"{their}.0.SelfAttention.{x}" for x in "qkv")
-            names[f"{our}.0.branch.output"] = f"{their}.0.SelfAttention.o"
-            if side == "decoder":
-                names[f"{our}.1.branch.query"] = f"{their}.1.EncDecAttention.q"
-                names[f"{our}.1.branch.kv"] = tuple(f"{their}.1.EncDecAttention.{x}" for x in "kv")
-                names[f"{our}.1.branch.output"] = f"{their}.1.EncDecAttention.o"
-            dense = f"{their}.{last}.DenseReluDense"
-            if f"{dense}.wi_0.weight" in state:
-                names[f"{our}.{last}.branch.gate_up"] = (f"{dense}.wi_0", f"{dense}.wi_1")
-            else:
-                names[f"{our}.{last}.branch.up"] = f"{dense}.wi"
-            names[f"{our}.{last}.branch.down"] = f"{dense}.wo"
-    return names, given
+def t5(gated: bool = False) -> dict[str, Input]:
+    """The mapping for both stacks of Hugging Face's T5, without the tables."""
+    mapping: dict[str, Input] = {}
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        our, their = f"{side}.blocks.*.branches", f"{side}.block.*.layer"
+        mapping |= {
+            f"{side}.position": transpose(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"),
+            f"{side}.end": f"{side}.final_layer_norm",
+            f"{our}.*.norm": f"{their}.*.layer_norm",
+            f"{our}.0.branch.qkv": cat(*(f"{their}.0.SelfAttention.{x}" for x in "qkv")),
+            f"{our}.0.branch.output": f"{their}.0.SelfAttention.o",
+            f"{our}.{last}.branch.down": f"{their}.{last}.DenseReluDense.wo",
+        }
+        dense = f"{their}.{last}.DenseReluDense.wi"
+        mapping |= (
+            {f"{our}.{last}.branch.gate": f"{dense}_0", f"{our}.{last}.branch.up": f"{dense}_1"}
+            if gated
+            else {f"{our}.{last}.branch.up": dense}
+        )
+    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    return mapping | {
+        f"decoder.blocks.*.branches.1.branch.{name}": f"decoder.block.*.layer.1.EncDecAttention.{x}"
+        for name, x in names.items()
+    }
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9, real: Tensor | None = None) -> None:
@@ -89,11 +73,11 @@ def greedy(
     eos: int | None = None,
     pad: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest token that the row has not read yet, `pad` after `eos`: ids (B, T) and log p (B, T, V).
+    """Greedy decoding without repetition, `pad` after `eos`: ids (B, T) and log p (B, T, V).
 
-    Models with random weights like to repeat one token for ever; without repetition every step sees something new.
+    A model with random weights would repeat one token forever.
     """
-    said, scores = [], []
+    outputs, scores = [], []
     done = torch.zeros(read.shape[0], dtype=torch.bool)
     old: Tensor | None = None
     with torch.no_grad():
@@ -103,8 +87,8 @@ def greedy(
             for row in range(read.shape[0]):
                 old[row, read[row] if seg is None else read[row][seg[row] != 0]] = True
             ids = log_probs.masked_fill(old, -torch.inf).argmax(-1).masked_fill(done, pad)
-            said.append(ids)
+            outputs.append(ids)
             scores.append(log_probs)
             done = done | (ids == eos) if eos is not None else done
             read, seg = ids[:, None], None
-    return torch.stack(said, 1), torch.stack(scores, 1)
+    return torch.stack(outputs, 1), torch.stack(scores, 1)

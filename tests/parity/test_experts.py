@@ -1,6 +1,7 @@
 """Hugging Face: the sparse layer of Switch Transformers, and the top-2 router of NLLB; PyPI mixture-of-experts."""
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.mask import Context, Mask, View
 from regard.nn.stacks.plain import Plain
 from regard.testing import tiny
+from regard.weights import Input, computed, copy_from, transpose
 
 D, F, E, B, T = 12, 10, 4, 3, 18
 
@@ -51,10 +53,11 @@ def test_switch(training: bool) -> None:
     )
     theirs: Any = SwitchTransformersSparseMLP(config).double().train(training)
     theirs.router.dtype = torch.float64  # their configuration knows no more than float32
-    theirs.router.classifier.weight.data = branch.router.data.clone()
+    mapping: dict[str, Input] = {"router.classifier.weight": "router"}
     for e in range(E):
-        expert = theirs.experts[f"expert_{e}"]
-        expert.wi.weight.data, expert.wo.weight.data = branch.up.data[e].clone(), branch.down.data[e].clone()
+        mapping[f"experts.expert_{e}.wi.weight"] = computed(itemgetter(e), "up")
+        mapping[f"experts.expert_{e}.wo.weight"] = computed(itemgetter(e), "down")
+    copy_from(theirs, mapping, branch)
     x = torch.randn(B, T, D)
     mine, wanted = branch(x, context()), theirs(x)
     torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
@@ -88,7 +91,7 @@ def test_top_2(training: bool, padded: bool) -> None:
     )
     theirs = NllbMoeTop2Router(config).double().train(training)
     theirs.dtype = torch.float64
-    theirs.classifier.weight.data = branch.router.data.clone()
+    copy_from(theirs, {"classifier.weight": branch.router})
     seg = torch.ones(B, T, dtype=torch.int64)
     if padded:
         seg[1, 5:] = seg[2, 11:] = 0
@@ -118,8 +121,8 @@ def test_mixture_of_experts(training: bool, monkeypatch: pytest.MonkeyPatch) -> 
     every: dict[str, Any] = {"second_policy_train": "all", "second_policy_eval": "all"}
     room: dict[str, Any] = {"capacity_factor_train": 0.9, "capacity_factor_eval": float(E)}
     theirs: Any = MoE(D, E, F, **every, **room).double().train(training)
-    theirs.gate.w_gating.data = branch.router.data.T.clone()
-    theirs.experts.w1.data, theirs.experts.w2.data = (w.data.mT.clone() for w in (branch.up, branch.down))
+    mapping = {"gate.w_gating": "router", "experts.w1": "up", "experts.w2": "down"}
+    copy_from(theirs, {name: transpose(ours) for name, ours in mapping.items()}, branch)
     x, losses = torch.randn(B, T, D), []
     mine = branch(x, replace(context(), losses=losses))
     wanted, loss = theirs(x)

@@ -27,8 +27,10 @@ from regard.nn.residual import PreNorm
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.tree import get_at
+from regard.weights import Input, cat, computed, transpose
 
-from .copying import close, greedy, load, randomise, size, t5_names
+from . import copying
+from .copying import close, copy_all, greedy, randomise, size
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
 V, D, H, HIDDEN, STEPS = 53, 24, 4, 40, 9
@@ -123,29 +125,27 @@ def marian_spec(shared: bool = True, scaled: bool = True, activation: str = "rel
 def marian_model(theirs: Any, spec: ModelSpec, shared: bool = True) -> EncoderDecoderModel:
     ours = build(spec)
     assert isinstance(ours, EncoderDecoderModel)
-    names: dict[str, str | tuple[str, ...]] = {"tables.tables.source": "model.encoder.embed_tokens"}
+    mapping: dict[str, Input] = {
+        "tables.tables.source": "model.encoder.embed_tokens",
+        "head.bias": computed(lambda bias: bias[0], "final_logits_bias"),
+    }
     if not shared:
-        names["tables.tables.target"] = "model.decoder.embed_tokens"
-    for side, depth in (("encoder", 2), ("decoder", 3)):
-        for i in range(depth):
-            our, their = f"{side}.blocks.{i}.branches", f"model.{side}.layers.{i}"
-            attention = f"{their}.self_attn"
-            names[f"{our}.0.branch.qkv"] = tuple(f"{attention}.{x}_proj" for x in "qkv")
-            names[f"{our}.0.branch.output"] = f"{attention}.out_proj"
-            names[f"{our}.0.norm"] = f"{their}.self_attn_layer_norm"
-            last = 1 if side == "encoder" else 2
-            if side == "decoder":
-                attention = f"{their}.encoder_attn"
-                names[f"{our}.1.branch.query"] = f"{attention}.q_proj"
-                names[f"{our}.1.branch.kv"] = tuple(f"{attention}.{x}_proj" for x in "kv")
-                names[f"{our}.1.branch.output"] = f"{attention}.out_proj"
-                names[f"{our}.1.norm"] = f"{their}.encoder_attn_layer_norm"
-            names[f"{our}.{last}.branch.up"] = f"{their}.fc1"
-            names[f"{our}.{last}.branch.down"] = f"{their}.fc2"
-            names[f"{our}.{last}.norm"] = f"{their}.final_layer_norm"
-    # Their bias of the logits is a buffer, so it is missing in their count.
-    theirs.register_parameter("counted", nn.Parameter(theirs.final_logits_bias))
-    load(ours, theirs, names, {"head.bias": theirs.final_logits_bias[0]})
+        mapping["tables.tables.target"] = "model.decoder.embed_tokens"
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        our, their = f"{side}.blocks.*.branches", f"model.{side}.layers.*"
+        mapping |= {
+            f"{our}.0.branch.qkv": cat(*(f"{their}.self_attn.{x}_proj" for x in "qkv")),
+            f"{our}.0.branch.output": f"{their}.self_attn.out_proj",
+            f"{our}.0.norm": f"{their}.self_attn_layer_norm",
+            f"{our}.{last}.branch.up": f"{their}.fc1",
+            f"{our}.{last}.branch.down": f"{their}.fc2",
+            f"{our}.{last}.norm": f"{their}.final_layer_norm",
+        }
+    cross = "model.decoder.layers.*.encoder_attn"
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+    mapping |= {f"decoder.blocks.*.branches.1.branch.{name}": f"{cross}.{x}" for name, x in names.items()}
+    mapping["decoder.blocks.*.branches.1.norm"] = f"{cross}_layer_norm"
+    copy_all(ours, theirs, mapping, extra=-theirs.final_logits_bias.numel())  # a buffer there, a parameter here
     return ours.eval()
 
 
@@ -223,8 +223,7 @@ def t5(gated: bool = False) -> tuple[Any, EncoderDecoderModel]:
     )
     ours = build(spec)
     assert isinstance(ours, EncoderDecoderModel)
-    names, given = t5_names(theirs, {"encoder": 3, "decoder": 2})
-    load(ours, theirs, {"tables.tables.source": "shared", **names}, given)
+    copy_all(ours, theirs, {"tables.tables.source": "shared"} | copying.t5(gated))
     return theirs, ours.eval()
 
 
@@ -294,26 +293,28 @@ def bert(kind: Any, task: Spec | None, **options: Any) -> tuple[Any, nn.Module]:
     )
     ours = build(spec)
     base = "" if kind is hub.BertModel else "bert."
-    names: dict[str, str | tuple[str, ...]] = {
+    our, their = "encoder.stack.blocks.*.branches", f"{base}encoder.layer.*"
+    mapping: dict[str, Input] = {
         "encoder.tables.tables.source": f"{base}embeddings.word_embeddings",
         "encoder.inputs.inputs.source.position": f"{base}embeddings.position_embeddings",
+        "encoder.inputs.inputs.source.types": f"{base}embeddings.token_type_embeddings.weight",
         "encoder.inputs.inputs.source.norm": f"{base}embeddings.LayerNorm",
+        f"{our}.0.branch.qkv": cat(*(f"{their}.attention.self.{x}" for x in ("query", "key", "value"))),
+        f"{our}.0.branch.output": f"{their}.attention.output.dense",
+        f"{our}.0.norm": f"{their}.attention.output.LayerNorm",
+        f"{our}.1.branch.up": f"{their}.intermediate.dense",
+        f"{our}.1.branch.down": f"{their}.output.dense",
+        f"{our}.1.norm": f"{their}.output.LayerNorm",
+    }
+    heads: dict[str, Input] = {
         "pool.pooler": f"{base}pooler.dense",
         "classes": "classifier",
         "transform": "cls.predictions.transform.dense",
         "norm": "cls.predictions.transform.LayerNorm",
         "head": "cls.predictions",
     }
-    for i in range(3):
-        our, their = f"encoder.stack.blocks.{i}.branches", f"{base}encoder.layer.{i}"
-        names[f"{our}.0.branch.qkv"] = tuple(f"{their}.attention.self.{x}" for x in ("query", "key", "value"))
-        names[f"{our}.0.branch.output"] = f"{their}.attention.output.dense"
-        names[f"{our}.0.norm"] = f"{their}.attention.output.LayerNorm"
-        names[f"{our}.1.branch.up"] = f"{their}.intermediate.dense"
-        names[f"{our}.1.branch.down"] = f"{their}.output.dense"
-        names[f"{our}.1.norm"] = f"{their}.output.LayerNorm"
-    types = theirs.state_dict()[f"{base}embeddings.token_type_embeddings.weight"]
-    load(ours, theirs, names, {"encoder.inputs.inputs.source.types": types})
+    modules = dict(ours.named_modules())
+    copy_all(ours, theirs, mapping | {name: head for name, head in heads.items() if name in modules})
     return theirs, ours.eval()
 
 
@@ -398,26 +399,19 @@ def gpt2() -> tuple[Any, DecoderOnlyModel]:
     )
     ours = build(spec)
     assert isinstance(ours, DecoderOnlyModel)
-    names: dict[str, str | tuple[str, ...]] = {
+    our, their = "decoder.blocks.*.branches", "transformer.h.*"
+    mapping = {
         "tables.tables.target": "transformer.wte",
         "inputs.inputs.target.position": "transformer.wpe",
         "decoder.end": "transformer.ln_f",
+        f"{our}.0.norm": f"{their}.ln_1",
+        f"{our}.0.branch.qkv": transpose(f"{their}.attn.c_attn"),
+        f"{our}.0.branch.output": transpose(f"{their}.attn.c_proj"),
+        f"{our}.1.norm": f"{their}.ln_2",
+        f"{our}.1.branch.up": transpose(f"{their}.mlp.c_fc"),
+        f"{our}.1.branch.down": transpose(f"{their}.mlp.c_proj"),
     }
-    state, given = theirs.state_dict(), {}
-    for i in range(3):
-        our, their = f"decoder.blocks.{i}.branches", f"transformer.h.{i}"
-        names |= {f"{our}.0.norm": f"{their}.ln_1", f"{our}.1.norm": f"{their}.ln_2"}
-        # Their projections are written x W: transposed.
-        projections = {
-            "0.branch.qkv": "attn.c_attn",
-            "0.branch.output": "attn.c_proj",
-            "1.branch.up": "mlp.c_fc",
-            "1.branch.down": "mlp.c_proj",
-        }
-        for to, name in projections.items():
-            given[f"{our}.{to}.weight"] = state[f"{their}.{name}.weight"].T
-            given[f"{our}.{to}.bias"] = state[f"{their}.{name}.bias"]
-    load(ours, theirs, names, given)
+    copy_all(ours, theirs, mapping)
     return theirs, ours.eval()
 
 
@@ -450,20 +444,21 @@ def llama() -> tuple[Any, DecoderOnlyModel]:
     )
     ours = build(spec)
     assert isinstance(ours, DecoderOnlyModel)
-    names: dict[str, str | tuple[str, ...]] = {
+    our, their = "decoder.blocks.*.branches", "model.layers.*"
+    mapping = {
         "tables.tables.target": "model.embed_tokens",
         "tables.tables.output": "lm_head",
         "decoder.end": "model.norm",
+        f"{our}.0.branch.query": f"{their}.self_attn.q_proj",
+        f"{our}.0.branch.key": f"{their}.self_attn.k_proj",
+        f"{our}.0.branch.value": f"{their}.self_attn.v_proj",
+        f"{our}.0.branch.output": f"{their}.self_attn.o_proj",
+        f"{our}.0.norm": f"{their}.input_layernorm",
+        f"{our}.1.branch.gate_up": cat(f"{their}.mlp.gate_proj", f"{their}.mlp.up_proj"),
+        f"{our}.1.branch.down": f"{their}.mlp.down_proj",
+        f"{our}.1.norm": f"{their}.post_attention_layernorm",
     }
-    for i in range(3):
-        our, their = f"decoder.blocks.{i}.branches", f"model.layers.{i}"
-        names[f"{our}.0.branch.qkv"] = tuple(f"{their}.self_attn.{x}_proj" for x in "qkv")
-        names[f"{our}.0.branch.output"] = f"{their}.self_attn.o_proj"
-        names[f"{our}.0.norm"] = f"{their}.input_layernorm"
-        names[f"{our}.1.branch.gate_up"] = (f"{their}.mlp.gate_proj", f"{their}.mlp.up_proj")
-        names[f"{our}.1.branch.down"] = f"{their}.mlp.down_proj"
-        names[f"{our}.1.norm"] = f"{their}.post_attention_layernorm"
-    load(ours, theirs, names)
+    copy_all(ours, theirs, mapping)
     return theirs, ours.eval()
 
 

@@ -11,7 +11,7 @@ from regard.models.decoder_only import DecoderOnlyModel
 from regard.nn.linear import Dense
 from regard.variants import apply
 
-from .copying import close, greedy, load, randomise
+from .copying import close, copy_all, greedy, randomise
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
 V, D, H = 53, 24, 4
@@ -53,16 +53,17 @@ def model(theirs: Any) -> DecoderOnlyModel:
     )
     ours = build(replace(spec, decoder=replace(spec.decoder, pattern=(block,))))
     assert isinstance(ours, DecoderOnlyModel)
-    names: dict[str, str | tuple[str, ...]] = {"tables.tables.target": "transformer.word_embeddings"}
-    for i in range(2):
-        our, their = f"decoder.blocks.{i}.branches.0", f"transformer.h.{i}"
-        names[f"{our}.norm"] = f"{their}.input_layernorm"
-        names[f"{our}.branch.branches.0.qkv"] = f"{their}.self_attention.query_key_value"
-        names[f"{our}.branch.branches.0.output"] = f"{their}.self_attention.dense"
-        names[f"{our}.branch.branches.1.up"] = f"{their}.mlp.dense_h_to_4h"
-        names[f"{our}.branch.branches.1.down"] = f"{their}.mlp.dense_4h_to_h"
-    names["decoder.end"] = "transformer.ln_f"
-    load(ours, theirs, names)
+    our, their = "decoder.blocks.*.branches.0", "transformer.h.*"
+    mapping = {
+        "tables.tables.target": "transformer.word_embeddings",
+        f"{our}.norm": f"{their}.input_layernorm",
+        f"{our}.branch.branches.0.qkv": f"{their}.self_attention.query_key_value",
+        f"{our}.branch.branches.0.output": f"{their}.self_attention.dense",
+        f"{our}.branch.branches.1.up": f"{their}.mlp.dense_h_to_4h",
+        f"{our}.branch.branches.1.down": f"{their}.mlp.dense_4h_to_h",
+        "decoder.end": "transformer.ln_f",
+    }
+    copy_all(ours, theirs, mapping)
     return ours.eval()
 
 

@@ -20,8 +20,10 @@ from regard.nn.position.bias import T5Bias
 from regard.nn.stacks.funnel import halved
 from regard.testing import tiny
 from regard.variants import VARIANTS, apply
+from regard.weights import Input, cat, computed
 
-from .copying import close, load, randomise, t5_names
+from . import copying
+from .copying import close, copy_all, randomise
 from .test_huggingface import EPS, sentences, widths
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
@@ -120,17 +122,18 @@ def described(name: str) -> ModelSpec:
 
 
 def copied(ours: nn.Module, theirs: Any, peer: Peer) -> None:
-    names, given = t5_names(theirs, {side: 1 if side in peer.shared else peer.depth for side in STACKS})
+    mapping = copying.t5(peer.activation.startswith("gated"))
     kept = {"source": "shared", "target": "decoder.embed_tokens", "output": "lm_head"}
-    names |= {f"tables.tables.{owner}": kept[owner] for owner in set(peer.tables)}
+    mapping |= {f"tables.tables.{owner}": kept[owner] for owner in set(peer.tables)}
     extra = 0
     if peer.narrow:  # theirs is the product of ours
-        del names["tables.tables.source"]
         weight, projection = torch.randn(V, NARROW) * 0.5, torch.randn(D, NARROW) * 0.5
         theirs.shared.weight.data.copy_(weight @ projection.T)
-        given |= {"tables.tables.source.weight": weight, "tables.tables.source.projection": projection}
+        del mapping["tables.tables.source"]
+        mapping["tables.tables.source.weight"] = computed(lambda _: weight, "shared.weight")
+        mapping["tables.tables.source.projection"] = projection
         extra = V * D - (V + D) * NARROW
-    load(ours, theirs, names, given, extra)
+    copy_all(ours, theirs, mapping, extra)
 
 
 def test_every_row_with_a_peer_is_here() -> None:
@@ -193,25 +196,26 @@ def test_albert(depth: int) -> None:
     ours = build(apply("block_sharing_factorised_shared", base)).eval()
     assert isinstance(ours, PooledModel)
     their, our = "encoder.albert_layer_groups.0.albert_layers.0", "encoder.stack.blocks.0.branches"
-    names: dict[str, str | tuple[str, ...]] = {
-        "encoder.tables.tables.source": "embeddings.word_embeddings",
+    mapping: dict[str, Input] = {
+        "encoder.tables.tables.source.weight": "embeddings.word_embeddings.weight",
+        "encoder.tables.tables.source.projection": "encoder.embedding_hidden_mapping_in.weight",
+        # Narrow positions, the one type of token and the bias of the projection are wide positions.
+        "encoder.inputs.inputs.source.position.weight": computed(
+            lambda positions, types, weight, bias: (positions + types[0]) @ weight.T + bias,
+            "embeddings.position_embeddings.weight",
+            "embeddings.token_type_embeddings.weight",
+            "encoder.embedding_hidden_mapping_in.weight",
+            "encoder.embedding_hidden_mapping_in.bias",
+        ),
         "pool.pooler": "pooler",
-        f"{our}.0.branch.qkv": tuple(f"{their}.attention.{x}" for x in ("query", "key", "value")),
+        f"{our}.0.branch.qkv": cat(*(f"{their}.attention.{x}" for x in ("query", "key", "value"))),
         f"{our}.0.branch.output": f"{their}.attention.dense",
         f"{our}.0.norm": f"{their}.attention.LayerNorm",
         f"{our}.1.branch.up": f"{their}.ffn",
         f"{our}.1.branch.down": f"{their}.ffn_output",
         f"{our}.1.norm": f"{their}.full_layer_layer_norm",
     }
-    # Narrow positions, the one type of token and the bias of the projection are wide positions.
-    projection, extra = theirs.encoder.embedding_hidden_mapping_in, theirs.embeddings.token_type_embeddings.weight[0]
-    given = {
-        "encoder.tables.tables.source.projection": projection.weight,
-        "encoder.inputs.inputs.source.position.weight": projection(
-            theirs.embeddings.position_embeddings.weight + extra
-        ),
-    }
-    load(ours, theirs, names, given, 20 * NARROW + 2 * NARROW + D - 20 * D)
+    copy_all(ours, theirs, mapping, 20 * NARROW + 2 * NARROW + D - 20 * D)
     ids, seg = sentences([12, 5, 1, 20])
     expected = theirs(ids, attention_mask=seg)
     batch = Batch(ids, target_seg=seg)

@@ -13,6 +13,7 @@ from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.mask import Context, Mask, View
 from regard.nn.stacks.plain import Plain
 from regard.testing import tiny
+from regard.weights import copy_from
 
 from .copying import close, randomise
 
@@ -41,7 +42,7 @@ def test_output_and_gradients(heads: int, keys: int, knn: int) -> None:
         }
 
     weights = dict(theirs.named_parameters())
-    ours.load_state_dict(moved(weights) | {"query.bias": torch.zeros(2 * heads * HALF)})
+    copy_from(ours, moved(weights) | {"query.bias": torch.zeros(2 * heads * HALF)})
     x, probe = torch.randn(B, T, D), torch.randn(B, T, D)
     mine, wanted = ours(x, Context(View(Mask(), T, T, torch.device("cpu")))), theirs(x)
     close(mine, wanted)

@@ -14,6 +14,7 @@ from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.testing import tiny
 from regard.variants import apply
+from regard.weights import Input, copy_from, rows
 
 from .copying import close, randomise
 
@@ -24,22 +25,20 @@ SOURCE = pad([[1] * 5, [1] * 8, [1] * 2])[1]
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def copied(block: nn.Module, theirs: nn.Module) -> None:
-    """Every weight of theirs, and its scalar into each of ours."""
-    source, state = theirs.state_dict(), {}
-    last = len(block.branches) - 1  # type: ignore[reportArgumentType]
-    for n in range(last + 1):
-        state[f"branches.{n}.alpha"] = source["resweight"]
-    for kind in ("weight", "bias"):
-        state[f"branches.0.branch.qkv.{kind}"] = source[f"self_attn.in_proj_{kind}"]
-        state[f"branches.0.branch.output.{kind}"] = source[f"self_attn.out_proj.{kind}"]
-        state[f"branches.{last}.branch.up.{kind}"] = source[f"linear1.{kind}"]
-        state[f"branches.{last}.branch.down.{kind}"] = source[f"linear2.{kind}"]
-        if last == 2:
-            query, kv = source[f"multihead_attn.in_proj_{kind}"].split((D, 2 * D))
-            state[f"branches.1.branch.query.{kind}"], state[f"branches.1.branch.kv.{kind}"] = query, kv
-            state[f"branches.1.branch.output.{kind}"] = source[f"multihead_attn.out_proj.{kind}"]
-    block.load_state_dict(state)
+def mapping(last: int) -> dict[str, Input]:
+    """Every weight of theirs, and its scalar for each branch of ours; `last` is the number of the feed-forward."""
+    names: dict[str, Input] = {
+        "branches.*.alpha": "resweight",
+        "branches.0.branch.qkv": "self_attn.in_proj_{}",
+        "branches.0.branch.output": "self_attn.out_proj",
+        f"branches.{last}.branch.up": "linear1",
+        f"branches.{last}.branch.down": "linear2",
+    }
+    if last == 2:
+        names["branches.1.branch.query"] = rows("multihead_attn.in_proj_{}", 0, D)
+        names["branches.1.branch.kv"] = rows("multihead_attn.in_proj_{}", D)
+        names["branches.1.branch.output"] = "multihead_attn.out_proj"
+    return names
 
 
 def test_encoder_and_decoder() -> None:
@@ -49,10 +48,10 @@ def test_encoder_and_decoder() -> None:
     encoder, decoder = (
         nn.ModuleList(kind(D, H, HIDDEN, dropout=0.0).double() for _ in range(2)).eval() for kind in kinds
     )
-    for stack, peers, seed in ((ours.encoder, encoder, 1), (ours.decoder, decoder, 2)):
-        randomise(peers, seed=seed)
+    for stack, peers, last in ((ours.encoder, encoder, 1), (ours.decoder, decoder, 2)):
+        randomise(peers, seed=last)
         for block, peer in zip(stack.blocks, peers, strict=True):  # type: ignore[reportArgumentType]
-            copied(block, peer)
+            copy_from(block, mapping(last), peer)
     source, target = torch.randn(3, S, D), torch.randn(3, T, D)
 
     def theirs(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,9 @@ from regard.nn.stacks.plain import Plain
 from regard.nn.vocab import base
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings
+from regard.weights import Input, rows
 
-from .copying import close, load, randomise
+from .copying import close, copy_all, randomise
 
 pytestmark = pytest.mark.usefixtures("float64")
 D, H, HIDDEN, T, S = 24, 4, 40, 6, 7
@@ -78,8 +79,7 @@ def test_self_attention(bias: bool, padded: bool, causal: bool, kernel: str) -> 
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True)
     randomise(theirs)
     ours = SelfAttention().build(site(bias))
-    given = {"qkv.weight": theirs.in_proj_weight} | ({"qkv.bias": theirs.in_proj_bias} if bias else {})
-    load(ours, theirs, {"output": "out_proj"}, given)
+    copy_all(ours, theirs, {"qkv": "in_proj_{}", "output": "out_proj"})
     x = stream(T, 1)
     hidden = {
         "key_padding_mask": TARGET == 0 if padded else None,
@@ -99,11 +99,7 @@ def test_cross_attention(bias: bool, padded: bool, kernel: str) -> None:
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True)
     randomise(theirs)
     ours = CrossAttention().build(site(bias))
-    given: dict[str, Tensor] = {}
-    for kind in ("weight", "bias") if bias else ("weight",):
-        fused = getattr(theirs, f"in_proj_{kind}")
-        given |= {f"query.{kind}": fused[:D], f"kv.{kind}": fused[D:]}
-    load(ours, theirs, {"output": "out_proj"}, given)
+    copy_all(ours, theirs, {"query": rows("in_proj_{}", 0, D), "kv": rows("in_proj_{}", D), "output": "out_proj"})
     x, memory = stream(T, 1), stream(S, 2)
     expected, _ = theirs(x, memory, memory, key_padding_mask=SOURCE == 0 if padded else None, need_weights=False)
     looked_at = view(T, SOURCE if padded else S)
@@ -117,39 +113,27 @@ def test_attention_weights_in_a_trace() -> None:
     theirs = nn.MultiheadAttention(D, H, batch_first=True)
     randomise(theirs)
     ours = SelfAttention().build(site())
-    load(ours, theirs, {"output": "out_proj"}, {"qkv.weight": theirs.in_proj_weight, "qkv.bias": theirs.in_proj_bias})
+    copy_all(ours, theirs, {"qkv": "in_proj_{}", "output": "out_proj"})
     x, trace = stream(T, 1), Trace()
     _, expected = theirs(x, x, x, key_padding_mask=TARGET == 0, average_attn_weights=False)
     ours(x, Context(view(T, TARGET), trace=trace))
     close(trace.weights["decoder.self"][0], expected)
 
 
-def branches(blocks: int, decoder: bool, at: str = "", prefix: str = "") -> dict[str, str]:
-    """Our names for the output projections, norms and feed-forwards of torch's layers."""
-    names: dict[str, str] = {}
-    last = 2 if decoder else 1
-    for i in range(blocks):
-        our, their = f"{at}blocks.{i}.branches", f"{prefix}layers.{i}"
-        names[f"{our}.0.branch.output"] = f"{their}.self_attn.out_proj"
-        if decoder:
-            names[f"{our}.1.branch.output"] = f"{their}.multihead_attn.out_proj"
-        names[f"{our}.{last}.branch.up"] = f"{their}.linear1"
-        names[f"{our}.{last}.branch.down"] = f"{their}.linear2"
-        names |= {f"{our}.{n}.norm": f"{their}.norm{n + 1}" for n in range(last + 1)}
-    return names
-
-
-def projections(theirs: nn.Module, blocks: int, decoder: bool, at: str = "", prefix: str = "") -> dict[str, Tensor]:
-    """Our fused projections of torch's layers."""
-    state, given = theirs.state_dict(), {}
-    for i in range(blocks):
-        our, their = f"{at}blocks.{i}.branches", f"{prefix}layers.{i}"
-        for kind in ("weight", "bias"):
-            given[f"{our}.0.branch.qkv.{kind}"] = state[f"{their}.self_attn.in_proj_{kind}"]
-            if decoder:
-                fused = state[f"{their}.multihead_attn.in_proj_{kind}"]
-                given |= {f"{our}.1.branch.query.{kind}": fused[:D], f"{our}.1.branch.kv.{kind}": fused[D:]}
-    return given
+def layers(decoder: bool, at: str = "", prefix: str = "") -> dict[str, Input]:
+    """The mapping for all layers of one side."""
+    our, their, last = f"{at}blocks.*.branches", f"{prefix}layers.*", 2 if decoder else 1
+    mapping: dict[str, Input] = {
+        f"{our}.0.branch.qkv": f"{their}.self_attn.in_proj_{{}}",
+        f"{our}.0.branch.output": f"{their}.self_attn.out_proj",
+        f"{our}.{last}.branch.up": f"{their}.linear1",
+        f"{our}.{last}.branch.down": f"{their}.linear2",
+    } | {f"{our}.{n}.norm": f"{their}.norm{n + 1}" for n in range(last + 1)}
+    if decoder:
+        mapping[f"{our}.1.branch.query"] = rows(f"{their}.multihead_attn.in_proj_{{}}", 0, D)
+        mapping[f"{our}.1.branch.kv"] = rows(f"{their}.multihead_attn.in_proj_{{}}", D)
+        mapping[f"{our}.1.branch.output"] = f"{their}.multihead_attn.out_proj"
+    return mapping
 
 
 def model(first: bool, activation: Activation, depths: tuple[int, int]) -> EncoderDecoderModel:
@@ -192,7 +176,7 @@ def test_encoder_layer(first: bool, activation: Activation) -> None:
     randomise(theirs)
     stack = model(first, activation, (1, 1)).encoder
     stack.end = nn.Identity()  # a lone layer has no norm after it
-    load(stack, theirs, branches(1, decoder=False), projections(theirs, 1, decoder=False))
+    copy_all(stack, theirs, layers(decoder=False))
     x = stream(S, 1)
     expected = layer(x, src_key_padding_mask=SOURCE == 0)
     same(stack(x, Context(view(S, SOURCE))).x, expected, [x], SOURCE)
@@ -205,7 +189,7 @@ def test_decoder_layer(first: bool, activation: Activation) -> None:
     randomise(theirs)
     stack = model(first, activation, (1, 1)).decoder
     stack.end = nn.Identity()
-    load(stack, theirs, branches(1, decoder=True), projections(theirs, 1, decoder=True))
+    copy_all(stack, theirs, layers(decoder=True))
     x, memory = stream(T, 1), stream(S, 2)
     expected = layer(
         x,
@@ -225,8 +209,7 @@ def test_encoder(first: bool, activation: Activation) -> None:
     theirs = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False).eval()
     randomise(theirs)
     stack = model(first, activation, (3, 1)).encoder
-    names = branches(3, decoder=False) | ({"end": "norm"} if first else {})
-    load(stack, theirs, names, projections(theirs, 3, decoder=False))
+    copy_all(stack, theirs, layers(decoder=False) | ({"end": "norm"} if first else {}))
     x = stream(S, 1)
     expected = theirs(x, src_key_padding_mask=SOURCE == 0)
     same(stack(x, Context(view(S, SOURCE))).x, expected, [x], SOURCE)
@@ -253,13 +236,9 @@ def test_transformer(first: bool, activation: Activation) -> None:
     randomise(theirs)
     built = model(first, activation, depths)
     ours = nn.ModuleDict({"encoder": built.encoder, "decoder": built.decoder})
-    names: dict[str, str] = {}
-    given: dict[str, Tensor] = {}
-    for side, depth, decoder in (("encoder", depths[0], False), ("decoder", depths[1], True)):
-        names |= branches(depth, decoder, f"{side}.", f"whole.{side}.")
-        names |= {f"{side}.end": f"whole.{side}.norm"} if first else {}
-        given |= projections(theirs, depth, decoder, f"{side}.", f"whole.{side}.")
-    load(ours, theirs, names, given)
+    mapping = layers(False, "encoder.", "whole.encoder.") | layers(True, "decoder.", "whole.decoder.")
+    ends: dict[str, Input] = {f"{side}.end": f"whole.{side}.norm" for side in ("encoder", "decoder")}
+    copy_all(ours, theirs, mapping | ends if first else mapping)
     source, target = stream(S, 1), stream(T, 2)
     expected = theirs.whole(
         source,
@@ -294,7 +273,7 @@ def test_rms_norm() -> None:
     theirs = nn.RMSNorm(D, eps=0.1)
     randomise(theirs)
     ours = RMSNorm(eps=0.1).build(site())
-    load(ours, theirs, {}, {"weight": theirs.weight})
+    copy_all(ours, theirs, {"weight": "weight"})
     x = 0.5 * stream(T, 1)
     same(ours(x), theirs(x), [x])
 

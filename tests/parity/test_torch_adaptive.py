@@ -8,6 +8,7 @@ from regard import EncoderDecoder
 from regard.models.build import site_of
 from regard.nn.init import Normal
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
+from regard.weights import Input, copy_from, rows, transpose
 
 from .copying import close, randomise
 
@@ -22,13 +23,12 @@ def test_adaptive_softmax() -> None:
     spec = EncoderDecoder(d_model=D, heads=4)
     site = site_of(spec, Normal(), "decoder", causal=True, depths=(1, 1), branches=5)
     head, table = AdaptiveSoftmax(tails=2).build(V, site), AdaptiveTable(SIZES, (1, 2, 4)).build(V, D, site)
-    weights = theirs.state_dict()
-    head.load_state_dict({"tails": weights["head.weight"][SIZES[0] :]})
-    vectors = {"clusters.0.weight": weights["head.weight"][: SIZES[0]]}
+    copy_from(head, {"tails": rows("head.weight", SIZES[0])}, theirs, unused=("head.*", "tail.*"))
+    mapping: dict[str, Input] = {"clusters.0.weight": rows("head.weight", 0, SIZES[0])}
     for tail in (0, 1):
-        vectors[f"clusters.{tail + 1}.weight"] = weights[f"tail.{tail}.1.weight"]
-        vectors[f"clusters.{tail + 1}.projection"] = weights[f"tail.{tail}.0.weight"].T
-    table.load_state_dict(vectors)
+        mapping[f"clusters.{tail + 1}.weight"] = f"tail.{tail}.1.weight"
+        mapping[f"clusters.{tail + 1}.projection"] = transpose(f"tail.{tail}.0.weight")
+    copy_from(table, mapping, theirs)
 
     generator = torch.Generator().manual_seed(3)
     h = torch.randn(N, D, generator=generator).requires_grad_()

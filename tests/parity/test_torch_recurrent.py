@@ -13,6 +13,7 @@ from regard.nn.init import Xavier
 from regard.nn.linear import Dense
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, Layer, LearnedStart, ZeroStart
 from regard.nn.state import RecurrentState, Rows
+from regard.weights import Input, copy_from, total
 
 B, T, D, H = 4, 7, 5, 6
 LENGTHS = torch.tensor([3, 7, 1, 5])
@@ -30,15 +31,15 @@ def site(bias: bool = True) -> Site:
 
 
 def copied(theirs: Any, layer: int, cell: Any, suffix: str = "") -> None:
-    """torch's weights of one layer and direction; where the cell has one bias, the sum of torch's two."""
-    state = {name: getattr(theirs, f"{name}_l{layer}{suffix}").detach() for name in ("weight_ih", "weight_hh")}
-    b_x, b_h = (getattr(theirs, f"{name}_l{layer}{suffix}").detach() for name in ("bias_ih", "bias_hh"))
-    with torch.no_grad():
-        cell.input.weight.copy_(state["weight_ih"])
-        cell.hidden.weight.copy_(state["weight_hh"])
-        cell.input.bias.copy_(b_x if cell.hidden.bias is not None else b_x + b_h)
-        if cell.hidden.bias is not None:
-            cell.hidden.bias.copy_(b_h)
+    """Copy torch's weights of one layer and direction; where the cell has one bias, the sum of torch's two."""
+    mapping: dict[str, Input] = {"input.weight": "weight_ih", "hidden.weight": "weight_hh"}
+    if cell.hidden.bias is None:
+        mapping["input.bias"] = total("bias_ih", "bias_hh")
+    else:
+        mapping |= {"input.bias": "bias_ih", "hidden.bias": "bias_hh"}
+    end = f"_l{layer}{suffix}"
+    weights = {name.removesuffix(end): weight for name, weight in theirs.state_dict().items() if name.endswith(end)}
+    copy_from(cell, mapping, weights)
 
 
 def stack(cell: Cell, theirs: Any, depth: int, both: bool) -> list[Layer]:
@@ -112,13 +113,9 @@ def test_a_learned_start_is_where_every_row_begins() -> None:
     layer: Any = Layer(LSTM(), D, H, "both", LearnedStart(), site()).double()
     x = torch.randn(B, T, D, dtype=torch.float64)
     reference = nn.LSTM(D, H, batch_first=True, bidirectional=True).double()
+    for cell, suffix in zip(layer.cells, ("", "_reverse"), strict=True):
+        copied(reference, 0, cell, suffix)
     with torch.no_grad():
-        for i, suffix in enumerate(("", "_reverse")):
-            cell = layer.cells[i]
-            getattr(reference, f"weight_ih_l0{suffix}").copy_(cell.input.weight)
-            getattr(reference, f"weight_hh_l0{suffix}").copy_(cell.hidden.weight)
-            getattr(reference, f"bias_ih_l0{suffix}").copy_(cell.input.bias)
-            getattr(reference, f"bias_hh_l0{suffix}").zero_()
         starts = torch.stack([start.state for start in layer.starts])  # (ways, parts, H)
         h, c = (starts[:, part, None].expand(-1, B, -1).contiguous() for part in range(2))
         wanted, _ = reference(x, (h, c))

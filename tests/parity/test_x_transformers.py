@@ -32,6 +32,7 @@ from regard.nn.sandwich import Sandwich
 from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
+from regard.weights import Input, Source, computed, copy_from, rows
 
 from .copying import close, randomise
 
@@ -163,42 +164,43 @@ def peer(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     return theirs
 
 
-def converted(case: Case, theirs: nn.Module) -> dict[str, Tensor]:
+def mapping(case: Case) -> dict[str, Input]:
     """Their weights under our names."""
-    source = {name: weight.detach() for name, weight in theirs.named_parameters()}
     # They turn neighbouring channels, we those half a head apart.
     halves = torch.arange(K).view(-1, 2).T.flatten() if isinstance(case.position, Rotary) else torch.arange(K)
     # Query heads that share a key-value head stand next to each other here, and are spread out there.
     order = torch.arange(case.heads).view(-1, case.kv_heads or case.heads).T.flatten()
-    state: dict[str, Tensor] = {}
+    factor = math.sqrt(D) if isinstance(case.norm, ScaleNorm) else 1.0
+    gain = "g" if isinstance(case.norm, ScaleNorm | RMSNorm) else "gamma"
+    names: dict[str, Input] = {}
 
     def norm(to: str, name: str) -> None:
-        gain = source.pop(f"{name}.g" if f"{name}.g" in source else f"{name}.gamma") + 1
-        state[f"{to}.weight"] = gain * math.sqrt(D) if isinstance(case.norm, ScaleNorm) else gain
+        names[f"{to}.weight"] = computed(lambda weight: (weight + 1) * factor, f"{name}.{gain}")
 
-    def turned(name: str) -> Tensor:
-        return source.pop(name).unflatten(0, (-1, K))[:, halves]
+    def turned(name: str, heads: Tensor) -> Source:
+        return computed(lambda weight: weight.unflatten(0, (-1, K))[heads][:, halves].flatten(0, 1), name)
 
-    def attention(to: str, name: str, cross: bool) -> None:
-        q, k = turned(f"{name}.to_q.weight")[order].flatten(0, 1), turned(f"{name}.to_k.weight").flatten(0, 1)
-        v = source.pop(f"{name}.to_v.weight")
-        if cross:
-            state[f"{to}.query.weight"], state[f"{to}.kv.weight"] = q, torch.cat((k, v))
-        else:
-            state[f"{to}.qkv.weight"] = torch.cat((q, k, v))
-        state[f"{to}.output.weight"] = source.pop(f"{name}.to_out.weight").unflatten(1, (-1, K))[:, order].flatten(1)
-        for ours, their in (("query_norm", "q_rmsnorm"), ("key_norm", "k_rmsnorm")):
-            if f"{name}.{their}.gamma" in source:
-                state[f"{to}.{ours}.weight"] = source.pop(f"{name}.{their}.gamma")[0, 0, halves] + 1
+    def attention(to: str, name: str) -> None:
+        names[f"{to}.query.weight"] = turned(f"{name}.to_q.weight", order)
+        names[f"{to}.key.weight"] = turned(f"{name}.to_k.weight", torch.arange(case.kv_heads or case.heads))
+        names[f"{to}.value.weight"] = f"{name}.to_v.weight"
+        names[f"{to}.output.weight"] = computed(
+            lambda weight: weight.unflatten(1, (-1, K))[:, order].flatten(1), f"{name}.to_out.weight"
+        )
+        if not isinstance(case.query_key_norm, NoNorm):
+            for ours, their in (("query_norm", "q_rmsnorm"), ("key_norm", "k_rmsnorm")):
+                names[f"{to}.{ours}.weight"] = computed(lambda g: g[0, 0, halves] + 1, f"{name}.{their}.gamma")
 
     def feedforward(to: str, name: str) -> None:
-        for kind in ("weight", "bias"):
-            if case.feedforward.gated:
-                up, gate = source.pop(f"{name}.ff.0.proj.{kind}").chunk(2)
-                state[f"{to}.gate_up.{kind}"] = torch.cat((gate, up))
-            else:
-                state[f"{to}.up.{kind}"] = source.pop(f"{name}.ff.0.0.{kind}")
-            state[f"{to}.down.{kind}"] = source.pop(f"{name}.ff.2.{kind}")
+        if case.feedforward.gated:
+            half = case.feedforward.d_hidden or 0
+            names[f"{to}.up"], names[f"{to}.gate"] = (
+                rows(f"{name}.ff.0.proj", 0, half),
+                rows(f"{name}.ff.0.proj", half),
+            )
+        else:
+            names[f"{to}.up"] = f"{name}.ff.0.0"
+        names[f"{to}.down"] = f"{name}.ff.2"
 
     size = 3 if case.cross else 2
     for n in range(size * (case.unique or case.depth)):
@@ -209,13 +211,13 @@ def converted(case: Case, theirs: nn.Module) -> dict[str, Tensor]:
         if n % size == size - 1:
             feedforward(f"{to}.branch", f"{name}.1")
         else:
-            attention(f"{to}.branch", f"{name}.1", cross=n % size == 1)
+            attention(f"{to}.branch", f"{name}.1")
     if case.residual is not PostNorm:
         norm("end", "final_norm")
     if isinstance(case.position, T5Bias):
-        state["position.weight"] = source.pop("rel_pos.relative_attention_bias.weight").T * math.sqrt(K)
-    assert not source, "every weight of theirs must have found its place"
-    return state
+        table = "rel_pos.relative_attention_bias.weight"
+        names["position.weight"] = computed(lambda bias: bias.T * math.sqrt(K), table)
+    return names
 
 
 @pytest.mark.usefixtures("float64")
@@ -224,7 +226,7 @@ def converted(case: Case, theirs: nn.Module) -> dict[str, Tensor]:
 def test_stack(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
     theirs, ours = peer(case, monkeypatch), case.build()
-    ours.load_state_dict(converted(case, theirs))
+    copy_from(ours, mapping(case), theirs)
     generator = torch.Generator().manual_seed(1)
     x, memory = (torch.randn(3, length, D, generator=generator) for length in (T, S))
     looked_at = {"context": memory, "context_mask": SOURCE == 1} if case.cross else {}

@@ -69,7 +69,9 @@ class Site:
 
         Every projection in the package is made here, so a linear kind (Fixup, LoRA) or an init is one edit of the spec.
         """
-        return self.linear_.build(d_in, widths, bias, self)
+        projection = self.linear_.build(d_in, widths, bias, self)
+        projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights
+        return projection
 
     def parameter(self, *shape: int, role: Role) -> nn.Parameter:
         """A weight of this shape, drawn by its role."""

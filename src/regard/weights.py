@@ -1,0 +1,256 @@
+"""Copy weights from another model into one of regard, and out of it; docs/weights.md lists the parameter names."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import DataError
+from regard.models.embedding import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor computed from other tensors, which are given by name, as tensors, or as sources in turn."""
+
+    inputs: tuple["str | Tensor | Source", ...]
+    function: Callable[..., Tensor]
+
+
+Input = str | Tensor | Source
+
+
+def cat(*inputs: Input, dim: int = 0) -> Source:
+    """Concatenate tensors, along rows by default: `cat("q_proj", "k_proj", "v_proj")`."""
+    return Source(inputs, lambda *tensors: torch.cat(tensors, dim))
+
+
+def transpose(source: Input) -> Source:
+    """Transpose a matrix, such as the weight of GPT-2's `Conv1D`; leave a bias as it is."""
+    return Source((source,), lambda tensor: tensor.mT if tensor.dim() > 1 else tensor)
+
+
+def rows(source: Input, start: int, stop: int | None = None) -> Source:
+    """Take the rows from `start` to `stop` of a fused weight or bias: `rows("in_proj_{}", 0, 512)`."""
+    return Source((source,), lambda tensor: tensor[start:stop])
+
+
+def gates(source: Input, order: str, to: str = "ifgo") -> Source:
+    """Reorder the gates of a recurrence, equal blocks of rows: `gates("kernel", "igfo")`.
+
+    `order` has one letter for each gate of the source, `to` the same letters in the order of regard: `ifgo` for an
+    LSTM, `rzn` for a GRU.
+    """
+    if sorted(order) != sorted(to) or len(set(order)) < len(order):
+        raise DataError(f"gates: {order!r} and {to!r} must hold the same letters, one for each gate")
+
+    def reordered(tensor: Tensor) -> Tensor:
+        if tensor.shape[0] % len(order):
+            raise DataError(f"gates: {tensor.shape[0]} rows cannot be divided into {len(order)} gates")
+        blocks = tensor.chunk(len(order))
+        return torch.cat([blocks[order.index(gate)] for gate in to])
+
+    return Source((source,), reordered)
+
+
+def total(*inputs: Input) -> Source:
+    """Add tensors: an LSTM of torch has two biases, one of regard their sum."""
+    return Source(inputs, lambda *tensors: torch.stack(tensors).sum(0))
+
+
+def computed(function: Callable[..., Tensor], *inputs: Input) -> Source:
+    """Apply any function: `computed(lambda gain: gain + 1, "norm.gamma")`."""
+    return Source(inputs, function)
+
+
+def unfused(model: nn.Module) -> dict[str, Tensor]:
+    """Return all weights by name, with a name for each part of a fused projection.
+
+    The rows of `branch.qkv.weight` are `branch.query.weight`, `branch.key.weight` and `branch.value.weight`; those of
+    `gate_up` are `gate` and `up`. The tensors share memory with the model, and a tied tensor has one name.
+    """
+    names = _names(model)
+    return {name: tensor.detach() for name, (tensor, parts) in names.items() if parts == (name,)}
+
+
+def copy_from(
+    model: nn.Module,
+    mapping: Mapping[str, Input],
+    source: nn.Module | Mapping[str, Tensor] | None = None,
+    unused: Collection[str] = (),
+) -> None:
+    """Copy weights into `model`, which keeps its dtypes and its device.
+
+    `mapping` maps parameter names of `model` to names of `source` (a module or a state dict), to tensors, or to what
+    `cat`, `transpose`, `rows`, `gates`, `total` and `computed` return. In names,
+
+    - `query.weight`, `key.weight` and `value.weight` may stand for `qkv.weight`, as in `unfused`;
+    - a module stands for its own parameters: `{"norm": "ln_1"}` copies `ln_1.weight` to `norm.weight` and `ln_1.bias`
+      to `norm.bias`, and `in_proj_{}` stands for `in_proj_weight` and `in_proj_bias`;
+    - `*` stands for every number: `{"blocks.*.norm": "layers.*.ln_1"}`.
+
+    Every weight of `model` must be mapped, and every weight of `source` used, except buffers of a module and names that
+    match a pattern of `unused`. All of this is checked before anything is copied.
+    """
+    names = _names(model)
+    tensors = source.state_dict(keep_vars=True) if isinstance(source, nn.Module) else source or {}
+    used: set[tuple[int, int]] = set()
+    mapped: dict[str, str] = {}  # each part -> the name that maps it
+    values: dict[str, Tensor] = {}
+    for name, wanted, rename in _expanded(model, mapping, names):
+        for part in names[name][1]:
+            if part in mapped:
+                raise DataError(f"{name}: mapped twice, also as {mapped[part]}; keep one of the two")
+            mapped[part] = name
+        values[name] = _value(name, wanted, rename, tensors, used)
+        _check_shape(name, names[name][0], values[name])
+    missing = [part for _, parts in names.values() for part in parts if part not in mapped]
+    if missing:
+        shape, others = tuple(names[missing[0]][0].shape), len(set(missing)) - 1
+        more = f", nor from {others} others" if others else ""
+        raise DataError(f"{missing[0]}: nothing is mapped to this parameter of shape {shape}{more}; map every one")
+    _check_used(source, tensors, used, unused)
+    with torch.no_grad():
+        for name, value in values.items():
+            names[name][0].copy_(value)
+
+
+Names = dict[str, tuple[Tensor, tuple[str, ...]]]
+
+
+def _names(model: nn.Module) -> Names:
+    """Every name of a weight, with the tensor or the rows that it names, and the names of its parts.
+
+    A whole weight that is not fused has one part, itself. Another name of a tied weight has the parts of the first.
+    """
+    names: Names = {}
+    first: dict[int, str] = {}
+    widths = {name: getattr(module, "row_widths", {}) for name, module in model.named_modules()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        owner = first.setdefault(id(tensor), name)
+        if owner != name:
+            names[name] = names[owner]
+            continue
+        fused = _fused(name, widths)
+        if len(widths.get(fused, {})) < 2 or tensor.shape[:1] != (sum(widths[fused].values()),):
+            names[name] = (tensor, (name,))
+            continue
+        prefix, suffix = fused.rpartition(".")[0], name.removeprefix(fused)
+        parts = {f"{prefix}.{role}{suffix}".removeprefix("."): rows for role, rows in widths[fused].items()}
+        names[name] = (tensor, tuple(parts))
+        for part, piece in zip(parts, tensor.split(list(parts.values())), strict=True):
+            names[part] = (piece, (part,))
+    return names
+
+
+def _fused(name: str, widths: Mapping[str, object]) -> str:
+    """The nearest module around a parameter that is a projection; "" if there is none."""
+    while name and not widths.get(name):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _nearest(name: str, names: Iterable[str], otherwise: str) -> str:
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+Rename = Callable[[str], str]
+
+
+def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> Iterator[tuple[str, Input, Rename]]:
+    """The entries of a mapping for single weights: modules and `*` are replaced by the names that they stand for."""
+    for key, wanted in mapping.items():
+        pattern = re.compile(re.escape(key).replace(r"\*", r"(\d+)"))
+        matched = False
+        for name in names:
+            module, _, leaf = name.rpartition(".")
+            whole = pattern.fullmatch(name)
+            match = whole or pattern.fullmatch(module)
+            if match:
+                matched = True
+                yield name, wanted, partial(_renamed, numbers=match.groups(), leaf=leaf, append=whole is None)
+        if not matched:
+            raise DataError(f"{key}: this model has no such weight or module; {_hint(model, key)}")
+
+
+def _renamed(name: str, numbers: tuple[str, ...], leaf: str, append: bool) -> str:
+    """A name of the source, with the numbers of layers in place of `*` and the last part of our name."""
+    for number in numbers:
+        name = name.replace("*", number, 1)
+    if "{}" in name:
+        return name.replace("{}", leaf)
+    return f"{name}.{leaf}" if append else name
+
+
+def _hint(model: nn.Module, key: str) -> str:
+    """The remedy for an unknown name: the owner of a tied table, or the nearest name."""
+    for name, module in model.named_modules():
+        use = key.removeprefix(f"{name}.tables.").partition(".")[0]
+        owner = module.owner.get(use) if isinstance(module, Tables) else None
+        if owner is not None and owner != use:
+            return f"the table is tied, so map {name}.tables.{owner} instead"
+    return _nearest(key, _names(model), "`unfused` returns all names")
+
+
+def _value(
+    name: str, wanted: Input, rename: Rename, tensors: Mapping[str, Tensor], used: set[tuple[int, int]]
+) -> Tensor:
+    """The tensor for one weight."""
+    if isinstance(wanted, Tensor):
+        return wanted.detach()
+    if isinstance(wanted, Source):
+        inputs = [_value(name, each, rename, tensors, used) for each in wanted.inputs]
+        try:
+            return wanted.function(*inputs)
+        except (RuntimeError, IndexError) as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+            message = str(error).splitlines()[0]
+            raise DataError(f"{name}: cannot be computed from tensors of shape {shapes}: {message}") from None
+    renamed = rename(wanted)
+    if renamed not in tensors:
+        raise DataError(
+            f"{name}: the source has no tensor {renamed!r}; {_nearest(renamed, tensors, 'correct the mapping')}"
+        )
+    used.add(_identity(tensors[renamed]))
+    return tensors[renamed].detach()
+
+
+def _check_shape(name: str, target: Tensor, value: Tensor) -> None:
+    if target.shape != value.shape:
+        raise DataError(
+            f"{name}: the parameter has the shape {tuple(target.shape)}, the tensor mapped to it {tuple(value.shape)}; "
+            "transpose, slice or concatenate it in the mapping"
+        )
+    if target.is_meta:
+        raise DataError(f"{name}: a model on the device 'meta' holds no weights; build it on another device")
+
+
+def _check_used(
+    source: nn.Module | Mapping[str, Tensor] | None,
+    tensors: Mapping[str, Tensor],
+    used: set[tuple[int, int]],
+    unused: Collection[str],
+) -> None:
+    learned = dict(source.named_parameters()) if isinstance(source, nn.Module) else tensors
+    left = [
+        name
+        for name, tensor in learned.items()
+        if _identity(tensor) not in used and not any(fnmatchcase(name, pattern) for pattern in unused)
+    ]
+    if left:
+        more = f", and {len(left) - 1} others" if len(left) > 1 else ""
+        raise DataError(
+            f"{left[0]}: the mapping leaves out this tensor of the source, of shape {tuple(learned[left[0]].shape)}"
+            f"{more}; map it or list it in `unused`"
+        )
+
+
+def _identity(tensor: Tensor) -> tuple[int, int]:
+    """Equal for tensors that are tied."""
+    return tensor.data_ptr() or id(tensor), tensor.numel()
