@@ -10,7 +10,7 @@ from regard.presets import PRESETS, preset
 from regard.recipe import recipe
 from regard.testing import LAWS
 from regard.tree import Spec, hints
-from regard.variants import chosen, described
+from regard.variants import described, select
 
 PAGE = Path(__file__).with_name("catalogue.md")
 
@@ -65,7 +65,7 @@ def catalogue() -> str:
         "|--:|---|---|---|---|--:|---|---|",
     ]
     base = preset("narang_base")
-    for name in chosen():
+    for name in select():
         row = described(name, base)
         cells = [
             "" if row["row"] is None else str(row["row"]),

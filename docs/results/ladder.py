@@ -16,7 +16,7 @@ from typing import Any
 from regard.ablation.console import AblationConsole
 from regard.ablation.experiment import Settings
 from regard.ablation.ladder import Ladder, ladder, rates
-from regard.ablation.runner import Resources
+from regard.ablation.parallel import Resources
 from regard.errors import RegardError
 from regard.runs.request import request_from_options
 

@@ -116,7 +116,7 @@ def test_what_is_done_is_not_repeated_even_elsewhere(corpus: dict[str, str], str
     (out / "results.jsonl").write_bytes((straight / "results.jsonl").read_bytes())
     said = regard(*ablation(corpus, out, *ROWS))
     assert said.returncode == 0, said.stderr
-    assert "5 runs, 5 of them made before" in said.stderr
+    assert "5 runs, 5 of them finished before" in said.stderr
     assert table(out) == table(straight)
     assert not list((out / "runs").iterdir())
 
@@ -174,7 +174,7 @@ def test_other_tasks_rates_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("--seeds", "0"), "--seeds: must be at least 1"),
         (("--rows", "post_norm", "--variant", "post_norm"), "changes nothing"),
         (("--rows", "gelu,post_norm", "--base", "transformer_tiny"), "'post_norm' does not apply here"),
-        (("--match", "size"), "--match: unknown way 'size'"),
+        (("--match", "size"), "--match: unknown value 'size'"),
         (("--time", "5s"), "give one of them"),
         (("--time", "5x"), "--time: '5x' is not a time"),
         (("--set", "train.validate_every=3"), "train.validate_every: is not used here"),
@@ -207,5 +207,5 @@ def test_rows_that_need_what_the_task_lacks(tmp_path: Path) -> None:
 
 def test_the_folder_must_be_an_ablation(corpus: dict[str, str], tmp_path: Path) -> None:
     write(tmp_path / "letter", ["dear"])
-    assert "holds something else" in complaint(*ablation(corpus, tmp_path, "--rows", "gelu"))
+    assert "is not the folder of an ablation" in complaint(*ablation(corpus, tmp_path, "--rows", "gelu"))
     assert "--out" in complaint("ablate", "--rows", "gelu")

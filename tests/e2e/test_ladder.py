@@ -9,7 +9,7 @@ import pytest
 from regard.ablation import plan
 from regard.ablation.experiment import Settings
 from regard.ablation.ladder import ladder, rates
-from regard.ablation.runner import Resources
+from regard.ablation.parallel import Resources
 from regard.errors import SpecError
 from regard.runs.request import request_from_options
 
@@ -62,7 +62,7 @@ def test_what_is_done_is_not_repeated_and_seconds_are_every_rungs_own(corpus: di
     assert [row["steps"] for row in json.loads(said.stdout)["rows"]] == [16, 16, 16]
     said = regard(*climb(corpus, straight, "--rungs", "no_norm", "--seconds", "0.2", "--seeds", "1"))
     assert said.returncode == 0, said.stderr
-    assert "what no_norm makes in 0.2 s" in said.stderr
+    assert "steps in 0.2 s" in said.stderr
     found = json.loads((straight / "ladder.json").read_text())
     assert (found["seconds"], found["steps"]) == (0.2, None)
     assert all(row["seconds"] > 0 for row in found["rows"])
@@ -83,7 +83,7 @@ def test_rates_are_found_on_one_text_and_used_on_another(
     climbed = ladder(wanted, tmp_path / "runs", "no_norm", known, Resources("cpu", 1))
     made = [json.loads(line) for line in (tmp_path / "runs" / "results.jsonl").read_text().splitlines()]
     assert {one["row"]: one["factor"] for one in made} == {"no_norm": 2.0, "transformer": 1.0}
-    assert "rate x 2" in climbed.rungs[0].note
+    assert "learning rate x 2" in climbed.rungs[0].note
     for wrong in (replace(known, search_rates=True), replace(known, rates={"no_nrm": 2.0})):
         with pytest.raises(SpecError, match="rates"):
             ladder(wanted, tmp_path / "runs", "no_norm", wrong, Resources("cpu", 1))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.ablation import work
+from regard.ablation import single_run
 from regard.decoding.beam import Beam
 from regard.errors import DataError
 from regard.planner import threads
@@ -52,7 +52,7 @@ def translated() -> None:
 
 def called() -> None:
     with ProcessPool([{}]) as pool:
-        future = pool.submit(work.run, {"folder": "x"}, on_event=lambda _: None)
+        future = pool.submit(single_run.run, {"folder": "x"}, on_event=lambda _: None)
         with pytest.raises(WorkerDiedError, match="ended with code 7"):
             future.result()
 

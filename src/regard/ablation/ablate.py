@@ -7,9 +7,9 @@ from typing import Any
 from regard.ablation import demo
 from regard.ablation.console import AblationConsole
 from regard.ablation.experiment import Settings, run_ablation
+from regard.ablation.parallel import Resources
 from regard.ablation.plan import check_changes
 from regard.ablation.report import Report
-from regard.ablation.runner import Resources
 from regard.recipe.recipe import RecipeRequest
 from regard.runs.options import seconds, several
 from regard.runs.request import check_request, request_from_options

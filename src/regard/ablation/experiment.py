@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.ablation import plan
+from regard.ablation.parallel import Resources, Runner, Watch
 from regard.ablation.plan import Job, Text
-from regard.ablation.report import Report, report
+from regard.ablation.report import Report, build_report
 from regard.ablation.results import DONE, Results
-from regard.ablation.rows import MATCHES, Row, Rows, chosen
-from regard.ablation.runner import Resources, Runner, Watch
+from regard.ablation.rows import MATCHES, Row, RowBuilder, select_rows
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import metric_for
 from regard.files import LOCK, clear, held
@@ -27,7 +27,7 @@ from regard.training.checkpoint import read_json, write_json
 from regard.variants import variant
 
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
-LONG = 10**9  # steps of a run that is stopped by time
+LONG = 10**9  # steps of a run that is limited by time
 PROBE = 8.0  # seconds of a measurement of training speed
 
 
@@ -38,14 +38,14 @@ class Settings:
     rows: str = "all"
     seeds: int = 3
     steps: int | None = None  # None: those of the recipe, or chosen from the corpus size
-    seconds: float | None = None  # instead of steps: as many as the base makes in this time
+    seconds: float | None = None  # instead of steps: the training time of a run of the base
     match: str = "none"  # one of MATCHES
     search_rates: bool = False
     metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
     max_time: float | None = None
-    each: bool = False  # every row makes as many steps as it can in `seconds`
+    each: bool = False  # `seconds` is the training time of every row, not of the base alone
     base_seeds: int | None = None  # None: three times the seeds of a row
-    texts: bool = False  # translations of the validation text are kept
+    texts: bool = False  # keep the translations of the validation text
     rates: Mapping[str, float] = field(default_factory=dict)  # known factors of the learning rates of rows
 
     def check(self) -> None:
@@ -57,10 +57,10 @@ class Settings:
         if self.steps is not None and self.seconds is not None:
             raise SpecError("--time", "sets the number of steps, and so does --steps; give one of them")
         if self.search_rates and self.rates:
-            raise SpecError("rates", "are given, but search_rates would search them; give one of the two")
+            raise SpecError("rates", "cannot be combined with search_rates, which searches them; give one of the two")
         if self.match not in MATCHES:
-            raise SpecError("--match", f"unknown way {self.match!r}; {nearest(self.match, MATCHES)}")
-        chosen(self.rows)
+            raise SpecError("--match", f"unknown value {self.match!r}; {nearest(self.match, MATCHES)}")
+        select_rows(self.rows)
 
 
 def run_ablation(
@@ -74,20 +74,20 @@ def run_ablation(
 
     `request` may be a function; it is called once the folder exists.
     """
-    names, named = chosen(settings.rows)
+    names, named = select_rows(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
-    with begun(request, out, settings, machine, watch) as (text, recipe):
-        rows = Rows(recipe, text.data, settings.match, machine.trust_code)
-        planned = rows.rows(names, named)
-        experiment = Experiment(Path(out), settings, machine, watch, text, recipe, rows.vanilla, planned)
+    with open_ablation(request, out, settings, machine, watch) as (text, recipe):
+        builder = RowBuilder(recipe, text.data, settings.match, machine.trust_code)
+        rows = builder.rows(names, named)
+        experiment = Experiment(Path(out), settings, machine, watch, text, recipe, builder.base, rows)
         table = experiment.run()
-        table.save(Path(out), experiment.say)
+        table.save(Path(out), experiment.report)
         return table
 
 
 @contextmanager
-def begun(
+def open_ablation(
     request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     settings: Settings,
@@ -98,27 +98,23 @@ def begun(
     settings.check()
     choose_device(machine.device)  # refuse a missing device before anything is written
     folder = Path(out)
-    _check_folder(folder)  # write nothing, not even a lock, to a folder of something else
+    _check_folder(folder)  # before a lock is written to it
     with held(folder, lambda: _check_folder(folder), _writes), _runs(folder):
-        recipe = request() if callable(request) else request
+        user_request = request() if callable(request) else request
 
-        def say(sentence: str) -> None:
-            watch({"event": "say", "sentence": sentence})
+        def report(sentence: str) -> None:
+            watch({"event": "message", "text": sentence})
 
-        if unused := plan.unused(recipe):
-            say(unused)
-        text = plan.tokenised(recipe, folder / "data", say)
-        # Rows are not packed by default: those that cannot be packed would be trained on other batches than the base.
-        yield (
-            text,
-            resolve(
-                _request(recipe, settings), text.data, choose_device(machine.device), say, packs=False, attention=True
-            ),
-        )
+        if unused := plan.unused(user_request):
+            report(unused)
+        text = plan.tokenised(user_request, folder / "data", report)
+        device = choose_device(machine.device)
+        # Batches are not packed by default: models that do not support it would be trained on other batches.
+        yield text, resolve(_request(user_request, settings), text.data, device, report, packs=False, attention=True)
 
 
 def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
-    """Return the request of a base whose runs are trained to their end, without early stopping."""
+    """Return the request with the steps of the settings, without early stopping."""
     steps = settings.steps or (None if settings.seconds is not None else request.train.steps)
     # AdamW is the default of all rows: Muon would train a row differently if fewer of its parameters are matrices.
     optimizer = request.train.optimizer or adamw(request.data.objective)
@@ -133,7 +129,7 @@ def _check_folder(folder: Path) -> None:
     if folder.exists() and (
         not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
     ):
-        raise DataError(f"{folder} holds something else than an ablation; choose another folder with --out")
+        raise DataError(f"{folder} is not the folder of an ablation; choose another one with --out")
 
 
 def _writes(name: str) -> bool:
@@ -181,7 +177,7 @@ class Experiment:
                 raise SpecError("rates", f"{name!r} is not a row of this ablation; {nearest(name, names)}")
         for row in rows:
             if row.left_out:
-                self.say(f"{row.name} is left out: {row.left_out}")
+                self.report(f"{row.name} is left out: {row.left_out}")
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
 
     def run(self) -> Report:
@@ -195,14 +191,15 @@ class Experiment:
             ready = [row for row in left if not settings.search_rates or row.name in rates]
             self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
             if complete:
-                complete = self._make(runner, self.jobs, "runs")
-        seeds = settings.seeds
-        table = report(self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, seeds, rates)
-        table.complete = complete
-        return table
+                complete = self._train(runner, self.jobs, "runs")
+        report = build_report(
+            self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, settings.seeds, rates
+        )
+        report.complete = complete
+        return report
 
     def rates(self) -> dict[str, float]:
-        """Search the learning rate of every row, and return its best factor of the base's."""
+        """Search the learning rate of every row, and return the best one as a factor of the base's."""
         with Runner(self.folder, self.machine) as runner:
             return self._searched(runner, self._budgeted(runner))[1]
 
@@ -217,19 +214,19 @@ class Experiment:
         self.recipe = replace(self.recipe, train=plan.training(self.recipe.train, steps))
         after = getattr(self.recipe.train.schedule, "warmup", None)
         if before != after:
-            self.say(f"learning rate warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
+            self.report(f"learning rate warm-up: {after:,} steps, a quarter of all, instead of {before:,}")
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
         """Run the search of learning rates; return True if it is complete, and the best factor of each row."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
-        return self._make(runner, searches, "learning rates"), self._rates(searches)
+        return self._train(runner, searches, "learning rates"), self._rates(searches)
 
-    def _make(self, runner: Runner, jobs: list[Job], what: str) -> bool:
+    def _train(self, runner: Runner, jobs: list[Job], what: str) -> bool:
         """Train the runs that have no result yet; return True if all have one."""
         left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
         every = {job.hash for job in jobs}
-        self.watch({"event": "plan", "what": what, "runs": len(every), "made": len(every) - len(left)})
+        self.watch({"event": "plan", "what": what, "runs": len(every), "finished": len(every) - len(left)})
 
         def watch(event: dict[str, Any]) -> None:
             if event["event"] == "done":
@@ -253,37 +250,36 @@ class Experiment:
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
     def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
-        """Return a row with the steps that it makes in this time; a row that cannot be trained is left out."""
+        """Return a row with the number of steps that take `seconds`; a row that cannot be trained is left out."""
         if row.model is None:
             return row
         try:
             return replace(row, steps=self._steps(runner, row, seconds))
         except DataError as error:
-            self.say(f"{row.name} is left out: {error}")
+            self.report(f"{row.name} is left out: {error}")
             return Row(row.name, None, left_out=str(error))
 
-    def say(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         """Print a sentence above the progress."""
-        self.watch({"event": "say", "sentence": sentence})
+        self.watch({"event": "message", "text": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
-        """Return the steps that a row makes in this time, measured once and stored in `steps.json`."""
+        """Return the number of steps that take `seconds`, measured once and stored in `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
-        known, path = probe.hash, self.folder / "steps.json"
-        table: dict[str, Any] = read_json(path) if path.exists() else {}
-        if f"{known} {seconds:g}" not in table:
-            self.say(f"measuring the speed of {self._called(row)}")
+        key, path = f"{probe.hash} {seconds:g}", self.folder / "steps.json"
+        steps: dict[str, int] = read_json(path) if path.exists() else {}
+        if key not in steps:
+            self.report(f"measuring the speed of {self._title(row)}")
             limit = min(PROBE, seconds / 4 if self.settings.each else seconds)
             try:
                 speed = runner.speed(probe, self.text, limit, self.watch)
             except JobError as error:
-                raise DataError(f"{self._called(row)} cannot be trained here: {error}") from None
-            table[f"{known} {seconds:g}"] = max(plan.EARLY, round(seconds * speed))
-            write_json(path, table)
-        steps = table[f"{known} {seconds:g}"]
-        self.say(f"steps: {steps:,}, as many as {self._called(row)} makes in {seconds:g} s")
-        return steps
+                raise DataError(f"{self._title(row)} cannot be trained here: {error}") from None
+            steps[key] = max(plan.EARLY, round(seconds * speed))
+            write_json(path, steps)
+        self.report(f"{self._title(row)} trains for {steps[key]:,} steps in {seconds:g} s")
+        return steps[key]
 
-    def _called(self, row: Row) -> str:
+    def _title(self, row: Row) -> str:
         return "the base" if row is self.base else row.name

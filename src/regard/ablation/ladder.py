@@ -1,7 +1,7 @@
-"""The ladder: what the Transformer replaced, and the Transformer less one of its parts, under one budget.
+"""The ladder: the predecessors of the Transformer, and the Transformer without one of its parts, on equal budgets.
 
-Every rung has the full Transformer's parameters (its width is solved for), the same batches in the same order, and the
-same steps or the same seconds of training. It is an ablation whose rows may be of other families.
+Every rung has the parameters of the full Transformer (its width is adjusted), the same batches in the same order, and
+the same number of steps or the same training time. A ladder is an ablation whose rows may be of other model families.
 """
 
 import math
@@ -11,20 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from regard.ablation import page
-from regard.ablation.experiment import Experiment, Settings, begun
-from regard.ablation.path import path_lengths
-from regard.ablation.report import Line, Mean, Report, mean, plain, quantity
+from regard.ablation import page, tables
+from regard.ablation.experiment import Experiment, Settings, open_ablation
+from regard.ablation.parallel import Resources, Watch
+from regard.ablation.path_length import path_lengths
+from regard.ablation.report import Line, Mean, Report, mean, plain, warnings
 from regard.ablation.results import DONE, Result
-from regard.ablation.rows import Row, Rows
-from regard.ablation.runner import Resources, Watch
+from regard.ablation.rows import Row, RowBuilder
 from regard.ablation.sizes import resized
+from regard.ablation.tables import quantity
 from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
-from regard.evaluation.metric import Metric
 from regard.evaluation.metrics import METRICS, metric_class, metric_heading
 from regard.evaluation.significance import Interval, intervals
 from regard.files import replace_text
@@ -36,15 +35,15 @@ from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
 FULL = "transformer"  # the last rung: the base
-# What came before, and of which preset it is; then the Transformer without one of its parts, as variants.
+# Rungs of other families and their presets; LESS are variants of the full Transformer.
 BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
 VERDICTS = {"the base": "the full Transformer", "no base to compare with": "no full Transformer to compare with"}
 ABOUT = {
-    "rnn": "LSTMs, 2 + 2 layers, the encoder both ways: the decoder knows the source by its last state alone",
-    "rnn_attention": "the same, and the decoder looks at all states of the encoder",
+    "rnn": "LSTMs, 2 + 2 layers, bidirectional encoder; the decoder receives only its last state",
+    "rnn_attention": "the same with attention to all states of the encoder",
     "convs2s": "gated convolutions, 4 + 3 layers, attention in every layer of the decoder",
-    "bytenet": "dilated convolutions, 10 + 10 blocks, the decoder stacked on the encoder; no attention",
-    FULL: "the whole of it",
+    "bytenet": "dilated convolutions, 10 + 10 blocks, decoder stacked on the encoder, no attention",
+    FULL: "the full Transformer",
 }
 LESS = ("no_scaling", "one_head", "no_positions", "no_residual", "no_norm", "no_feed_forward")
 RUNGS = (*BEFORE, *LESS, FULL)
@@ -52,119 +51,115 @@ BUCKETS = 4
 QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 
 
-def chosen(wanted: str) -> tuple[list[str], set[str]]:
-    """The rungs of `all` or of names between commas, from the bottom; and which of them were asked for by name.
+def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
+    """Return the rungs of `all` or of comma-separated names in their order, and the set of those given by name.
 
-    The full Transformer is the last of every ladder.
+    The full Transformer is the last rung of every ladder and is not included.
     """
-    words = [word.strip() for word in wanted.split(",")]
+    words = [word.strip() for word in rungs.split(",")]
     for word in words:
         if word not in RUNGS and word != "all":
             raise SpecError("--rungs", f"unknown rung {word!r}; {nearest(word, (*RUNGS, 'all'))}")
     names = [name for name in RUNGS if name != FULL and ("all" in words or name in words)]
     if not names:
-        raise SpecError("--rungs", "names only the full Transformer, which every ladder has; name what leads to it")
+        raise SpecError("--rungs", "names only the full Transformer, which every ladder includes; add another rung")
     return names, set(words) - {"all", FULL}
 
 
 def ladder(
-    wanted: RecipeRequest | Callable[[], RecipeRequest],
+    request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> "Ladder":
-    """Climb the ladder in the folder `out`, or go on climbing it, and return it.
+    """Train all rungs in the folder `out`, or continue there, and return the ladder.
 
-    Of the settings, `rows` and `match` are the ladder's own; `seconds` are those of every rung.
+    The settings `rows` and `match` are not used; `seconds` is the training time of every rung.
     """
-    with _planned(wanted, out, rungs, settings, machine, watch) as experiment:
-        found = _climbed(experiment, experiment.run())
-        found.save(Path(out), experiment.say)
-        return found
+    with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
+        result = _build_ladder(experiment, experiment.run())
+        result.save(Path(out), experiment.report)
+        return result
 
 
 def rates(
-    wanted: RecipeRequest | Callable[[], RecipeRequest],
+    request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
-    """The factor of the learning rate at which each rung does best: to be found on one text and used on another."""
-    with _planned(wanted, out, rungs, settings, machine, watch) as experiment:
+    """Search the learning rate of every rung; return the best factors, for `Settings.rates` of a ladder."""
+    with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         return experiment.rates()
 
 
 @contextmanager
-def _planned(
-    wanted: RecipeRequest | Callable[[], RecipeRequest],
+def _open_ladder(
+    request: RecipeRequest | Callable[[], RecipeRequest],
     out: str | Path,
     rungs: str,
     settings: Settings,
     machine: Resources,
     watch: Watch,
 ) -> Iterator[Experiment]:
-    """The experiment of a ladder, in its folder."""
-    names, named = chosen(rungs)
+    names, named = select_rungs(rungs)
     if settings.metric is not None and metric_class(settings.metric, machine.trust_code, "--metric").needs != "text":
         of_text = [name for name, metric in METRICS.items() if metric.needs == "text"]
         raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, of_text)}")
     settings = replace(settings, each=True, base_seeds=settings.seeds, texts=True)
-    with begun(wanted, out, settings, machine, watch) as (text, recipe):
+    with open_ablation(request, out, settings, machine, watch) as (text, recipe):
         if text.data.objective.model != "sequence_to_sequence":
-            raise SpecError("data", "a ladder is climbed with pairs of texts; give --source and --target, or --tsv")
+            raise SpecError("data", "a ladder trains on pairs of texts; give --source and --target, or --tsv")
         if not recipe.train.decode:
             raise SpecError("train.decode", "is 0, but a ladder compares translations; leave it out")
         if recipe.data.batching is not None and recipe.data.batching.packed:
             raise SpecError("data.batching", "a recurrent model takes no packed rows; use kind = 'buckets'")
-        rows = Rows(recipe, text.data, "none")
-        base = replace(rows.vanilla, name=FULL)
-        planned = [_rung(rows, base, name, name in named) for name in names]
-        yield Experiment(Path(out), settings, machine, watch, text, recipe, base, planned)
+        builder = RowBuilder(recipe, text.data, "none")
+        base = replace(builder.base, name=FULL)
+        rows = [_row(builder, base, name, name in named) for name in names]
+        yield Experiment(Path(out), settings, machine, watch, text, recipe, base, rows)
 
 
-def _rung(rows: Rows, base: Row, name: str, named: bool) -> Row:
-    """A rung of the base's size; left out with the reason if it does not apply, unless it was asked for by name."""
+def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
+    """Return a rung with the parameters of the base; if it does not apply, leave it out, or refuse it if `named`."""
     assert base.model is not None
     try:
         if name in LESS:
-            model = rows.fitted(apply(name, base.model), base.model)
+            model = builder.fitted(apply(name, base.model), base.model)
         else:
             before = family(name, base.model)
-            model = rows.fitted(before, before)
+            model = builder.fitted(before, before)
+        sized: Any
         sized, factor = resized(model, base.parameters)
-        note = "" if factor == 1.0 else f"width x {factor:.2f}" if name in LESS else f"width {_width(sized)}"
-        return rows.measured(Row(name, sized, note=note))
+        note = "" if factor == 1.0 else f"model width set to {sized.d_model}"
+        return builder.with_cost(Row(name, sized, note=note))
     except RegardError as error:
         if named:
             raise SpecError("--rungs", f"{name!r} does not apply here: {error}") from None
         return Row(name, None, left_out=str(error))
 
 
-def _width(model: Any) -> int:
-    return model.d_model
-
-
 def family(name: str, base: ModelSpec) -> ModelSpec:
-    """Another family's model with what is the base's to say: dropout, smoothing, and which tables are one.
+    """Return a model of another family with the dropout, label smoothing and shared vocabulary tables of the base.
 
-    Tables are most of a small model: were they not shared alike, equal parameters would leave one of the two the less
-    to think with.
+    Vocabulary tables are most of a small model: if they were not shared in the same way, equal parameters would leave
+    one model fewer parameters for its layers.
     """
-    found: Any = preset(BEFORE[name])
+    model: Any = preset(BEFORE[name])
     changes: dict[str, Any] = {}
     for field in ("dropout", "sharing"):
         if field in hints(type(base)):
             changes[field] = getattr(base, field)
     label_smoothing = getattr(getattr(base, "head", None), "label_smoothing", None)
     if label_smoothing is not None:
-        changes["head"] = replace(found.head, label_smoothing=label_smoothing)
+        changes["head"] = replace(model.head, label_smoothing=label_smoothing)
     if getattr(changes.get("sharing"), "input_output", False):
-        changes["output_table"] = None  # there is none of its own
-    return replace(found, **changes)
+        changes["output_table"] = None
+    return replace(model, **changes)
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ class Rung:
     about: str
     parameters: int | None
     metric: float | None  # mean of the seeds
-    low: float | None  # 95 % of the resampled means
+    low: float | None  # 95 % interval of the mean over resamples
     high: float | None
     sd: float | None  # over seeds
     loss: Mean | None
@@ -185,27 +180,27 @@ class Rung:
     shortest_path: int | None
     shortest: str
     steps: int | None
-    seconds: float | None  # of training, a run
+    seconds: float | None  # mean training time of a run
     buckets: list[Interval]
     curve: list[tuple[int, float]]
-    effect: dict[str, Any] | None  # on the loss, against the full Transformer
+    effect: dict[str, Any] | None  # on the loss, compared with the full Transformer
     verdict: str
     note: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON; a number that is not finite is null."""
+        """Return a JSON object; numbers that are not finite become null."""
         return plain(asdict(self))
 
 
 @dataclass
 class Ladder:
-    """All rungs, from the bottom, and what holds for all of them."""
+    """All rungs, the full Transformer last, and the settings of the ladder."""
 
     rungs: list[Rung]
     buckets: list[Bucket]
     metric: str
     seeds: int
-    steps: int | None  # of every rung; None where every rung has the same seconds
+    steps: int | None  # of every rung; None if all rungs have the same training time
     seconds: float | None
     length: int  # n of the path lengths
     devices: list[str]
@@ -214,11 +209,11 @@ class Ladder:
 
     @property
     def title(self) -> str:
-        """`BLEU`."""
+        """The name of the metric, such as `BLEU`."""
         return metric_heading(self.metric)
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON object."""
         return {
             "complete": self.complete,
             "metric": self.metric,
@@ -228,148 +223,129 @@ class Ladder:
             "sequence_length": self.length,
             "devices": self.devices,
             "buckets": [
-                {"name": one.name, "least": one.least, "most": one.most, "lines": len(one.lines)}
-                for one in self.buckets
+                {"name": bucket.name, "least": bucket.least, "most": bucket.most, "lines": len(bucket.lines)}
+                for bucket in self.buckets
             ],
             "rows": [rung.json() for rung in self.rungs],
         }
 
     def sentences(self) -> list[str]:
-        """What one must know to read it."""
+        """Return the explanations below the table."""
         budget = f"{self.steps:,} steps" if self.seconds is None else f"{self.seconds:g} seconds of training"
-        said = [
-            f"{self.seeds} seed{'s' * (self.seeds > 1)} and {budget} a rung, the same batches in the same order, "
-            f"parameters within 5% of the full Transformer's. {self.title} of greedy translations of held-out text, "
-            "mean of the seeds, with the interval of 95% of 1,000 resamples of lines and seeds; loss in nats a token.",
-            "Path: the longest chain of layers or recurrent steps, none of which can begin before the one before it, "
-            f"from the source to the last output, for n = {self.length} tokens on either side; in brackets the "
-            "shortest from the first source token, which a signal has to go through.",
+        return [
+            f"{self.seeds} seed{'s' * (self.seeds > 1)} and {budget} per rung, the same batches in the same order, "
+            f"parameters within 5% of the full Transformer's. {self.title} of greedy translations of held-out text: "
+            "mean of the seeds, and 95% interval of 1,000 resamples of lines and seeds. Losses are in nats per token.",
+            "Path: the largest number of layers or recurrent steps that must run one after the other between source "
+            f"and last output, for n = {self.length} source and target tokens; in brackets, the smallest number "
+            "between the first source token and the last output.",
+            *warnings(self.devices, self.complete),
         ]
-        if len(self.devices) > 1:
-            said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
-        if not self.complete:
-            said.append("Not all runs are made yet; the same command goes on.")
-        return said
 
     def cells(self) -> list[list[str]]:
-        """The table as text, its heading first."""
+        """Return the table as text, the heading first."""
         head = ["rung", "parameters", self.title, "95%", "loss", "tokens/s", "path", "steps", "seconds", "verdict"]
         return [head, *(_cells(rung) for rung in self.rungs)]
 
     def by_length(self) -> list[list[str]]:
-        """The metric by source length as text, its heading first."""
-        head = ["rung", *(f"{one.name} tokens ({len(one.lines)} lines)" for one in self.buckets)]
-        return [head, *([rung.name, *(_score(one) for one in rung.buckets)] for rung in self.rungs if rung.buckets)]
+        """Return the metric by source length as text, the heading first."""
+        head = ["rung", *(f"{bucket.name} tokens ({len(bucket.lines)} lines)" for bucket in self.buckets)]
+        return [head, *([rung.name, *map(_score, rung.buckets)] for rung in self.rungs if rung.buckets)]
 
     def table(self, narrow: bool = False) -> Table:
-        """For a terminal; `narrow` leaves out what the budget was made of."""
+        """Return the table for a terminal; `narrow` leaves out steps and seconds."""
         head, *rows = self.cells()
         left_out: set[str] = set()
         if narrow:
             left_out, head[1] = {"steps", "seconds"}, "params"
             for rung, row in zip(self.rungs, rows, strict=True):
                 row[1] = "" if rung.parameters is None else quantity(rung.parameters)
-        kept = [i for i, heading in enumerate(head) if heading not in left_out]
-        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
-        for i in kept:
-            last = i == len(head) - 1
-            found.add_column(
-                head[i], justify="right" if i and not last else "left", no_wrap=not i or not (last or narrow)
-            )
-        for row in rows:
-            found.add_row(*(row[i].replace("[", "\\[") for i in kept))
-        return found
+        columns = [i for i, heading in enumerate(head) if heading not in left_out]
+        cells = [[row[i] for i in columns] for row in (head, *rows)]
+        last = len(columns) - 1
+        return tables.terminal(cells, (0, last), range(1, last + 1) if narrow else (last,), narrow)
 
     def plot(self, width: int = 60) -> str:
-        """A bar for every rung."""
+        """Return a bar chart of the metric as text."""
         most = max((rung.metric or 0.0 for rung in self.rungs), default=0.0) or 1.0
-        wide = max((len(rung.name) for rung in self.rungs), default=0)
+        longest = max((len(rung.name) for rung in self.rungs), default=0)
         return "\n".join(
-            f"{rung.name:<{wide}}  {bar((rung.metric or 0.0) / most, width)} "
+            f"{rung.name:<{longest}}  {bar((rung.metric or 0.0) / most, width)} "
             + ("" if rung.metric is None else f"{rung.metric:.1f}")
             for rung in self.rungs
         )
 
     def length_table(self) -> Table:
-        """The metric by source length, for a terminal."""
-        head, *rows = self.by_length()
-        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for i, heading in enumerate(head):
-            found.add_column(heading, justify="right" if i else "left", no_wrap=True)
-        for row in rows:
-            found.add_row(*(cell.replace("[", "\\[") for cell in row))
-        return found
+        """Return the metric by source length for a terminal."""
+        return tables.terminal(self.by_length(), left=(0,))
 
     def markdown(self) -> str:
-        """As a Markdown page."""
-        lines = ["# The ladder", ""]
-        for title, (head, *rows) in ((None, self.cells()), (f"{self.title} by source length", self.by_length())):
-            if title is not None:
-                lines += ["", f"## {title}", ""]
-            right = ["---", *["--:"] * (len(head) - (2 if title is None else 1)), *["---"] * (title is None)]
-            lines += [
-                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, right, *rows)
-            ]
+        """Return a Markdown page."""
+        cells = self.cells()
+        lines = ["# The ladder", "", *tables.markdown(cells, left=(0, len(cells[0]) - 1))]
+        lines += ["", f"## {self.title} by source length", "", *tables.markdown(self.by_length(), left=(0,))]
         return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
-    def save(self, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        """Leave ladder.json and ladder.md in a folder, then ladder.html; what is wrong with the page is said."""
+    def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
+        """Write ladder.json, ladder.md and ladder.html; an error of the last is only reported."""
         write_json(folder / "ladder.json", self.json())
         replace_text(folder / "ladder.md", self.markdown())
         parts = (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
-        page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), say)
+        page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), report)
 
 
 def bar(share: float, width: int = 20) -> str:
-    """A bar of eighths of a character."""
+    """Draw a bar of `share` times `width` characters, in eighths of a character."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
-def _score(one: Interval) -> str:
-    return "" if math.isnan(one.value) else f"{one.value:.1f} [{one.low:.1f}, {one.high:.1f}]"
+def _score(score: Interval) -> str:
+    return "" if math.isnan(score.value) else f"{score.value:.1f} [{score.low:.1f}, {score.high:.1f}]"
 
 
 def _cells(rung: Rung) -> list[str]:
-    def shown(value: Any, how: str) -> str:
-        return "" if value is None else format(value, how)
+    def text(value: Any, style: str) -> str:
+        return "" if value is None else format(value, style)
 
     path = "" if rung.path_length is None else f"{rung.path} = {rung.path_length} [{rung.shortest}]"
     if rung.path == str(rung.path_length):
         path = f"{rung.path_length} [{rung.shortest}]"
     return [
         rung.name,
-        shown(rung.parameters, ","),
-        shown(rung.metric, ".1f"),
+        text(rung.parameters, ","),
+        text(rung.metric, ".1f"),
         "" if rung.low is None else f"[{rung.low:.1f}, {rung.high:.1f}]",
         "" if rung.loss is None else rung.loss.text(3),
         "" if rung.tokens_per_second is None else quantity(rung.tokens_per_second),
         path,
-        shown(rung.steps, ","),
-        shown(rung.seconds, ".0f"),
+        text(rung.steps, ","),
+        text(rung.seconds, ".0f"),
         rung.verdict + (f" ({rung.note})" if rung.note else ""),
     ]
 
 
-def _climbed(experiment: Experiment, report: Report) -> Ladder:
-    text, recipe = experiment.text, experiment.recipe
-    records = text.data.valid_texts[: recipe.train.decode]
+def _build_ladder(experiment: Experiment, report: Report) -> Ladder:
+    text, train, settings = experiment.text, experiment.recipe.train, experiment.settings
+    records = text.data.valid_texts[: train.decode]
     tokenizer = text.data.tokenizers["source"]
     groups = buckets([len(ids) for ids in tokenizer.encode_batch([record[0] for record in records])], BUCKETS)
+    references = [record[1] for record in records]
+    metric = experiment.metric.with_tokenizer(train.bleu_tokenize)
     lines = {line.name: line for line in report.lines}
     runs: dict[str, list[Result]] = {}
     for job in experiment.jobs:
         result = experiment.results.get(job.hash)
         if result is not None and result["status"] == DONE:
             runs.setdefault(job.row, []).append(result)
-    references = [record[1] for record in records]
-
-    metric = experiment.metric.with_tokenizer(recipe.train.bleu_tokenize)
 
     def rung(row: Row) -> Rung:
-        return _measured(row, lines[row.name], runs.get(row.name, []), references, groups, report, metric)
+        done = runs.get(row.name, [])
+        outputs = [result["said"] for result in done]
+        subsets = [range(len(references)), *(group.lines for group in groups)]
+        scores = intervals(outputs, references, subsets, metric) if done else []
+        return _rung(row, lines[row.name], done, scores, report.length)
 
-    settings = experiment.settings
     return Ladder(
         [rung(row) for row in (*experiment.rows, experiment.base)],
         groups,
@@ -384,48 +360,34 @@ def _climbed(experiment: Experiment, report: Report) -> Ladder:
     )
 
 
-def _measured(
-    row: Row,
-    line: Line,
-    done: Sequence[Result],
-    references: Sequence[str],
-    groups: Sequence[Bucket],
-    report: Report,
-    metric: Metric,
-) -> Rung:
-    whole: Interval | None = None
-    inside: list[Interval] = []
-    if done:
-        everything = [range(len(references)), *(one.lines for one in groups)]
-        whole, *inside = intervals([one["said"] for one in done], references, everything, metric)
+def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interval], length: int) -> Rung:
+    """Return a rung; `scores` are that of all lines and those of the buckets, and `length` is n of the paths."""
+    total = scores[0] if scores else None
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
-    effect = None if line.effect is None else asdict(line.effect)
     return Rung(
-        row.name,
-        about(row.name),
-        line.parameters,
-        None if whole is None else whole.value,
-        None if whole is None else whole.low,
-        None if whole is None else whole.high,
-        None if line.metric is None else line.metric.sd,
-        line.final,
-        mean([one["tokens_per_second"] for one in done]) if done else None,
-        None if longest is None else longest.at(report.length),
-        "" if longest is None else str(longest),
-        None if shortest is None else shortest.at(report.length),
-        "" if shortest is None else str(shortest),
-        done[0]["steps"] if done else None,
-        mean([one["training_seconds"] for one in done]) if done else None,
-        inside,
-        line.curve,
-        effect,
-        VERDICTS.get(line.verdict, line.verdict),
-        line.note,
+        name=row.name,
+        about=about(row.name),
+        parameters=line.parameters,
+        metric=None if total is None else total.value,
+        low=None if total is None else total.low,
+        high=None if total is None else total.high,
+        sd=None if line.metric is None else line.metric.sd,
+        loss=line.final,
+        tokens_per_second=mean([result["tokens_per_second"] for result in done]) if done else None,
+        path_length=None if longest is None else longest.at(length),
+        path="" if longest is None else str(longest),
+        shortest_path=None if shortest is None else shortest.at(length),
+        shortest="" if shortest is None else str(shortest),
+        steps=done[0]["steps"] if done else None,
+        seconds=mean([result["training_seconds"] for result in done]) if done else None,
+        buckets=list(scores[1:]),
+        curve=line.curve,
+        effect=None if line.effect is None else asdict(line.effect),
+        verdict=VERDICTS.get(line.verdict, line.verdict),
+        note=line.note,
     )
 
 
 def about(name: str) -> str:
-    """What a rung is."""
-    if name in LESS:
-        return VARIANTS[name].about
-    return ABOUT[name]
+    """Describe a rung."""
+    return VARIANTS[name].about if name in LESS else ABOUT[name]

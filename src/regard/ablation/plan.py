@@ -1,4 +1,4 @@
-"""A plan: every run of an ablation with its content hash, so that none is made twice."""
+"""The runs of an ablation, identified by a hash of everything that their results depend on."""
 
 import hashlib
 import inspect
@@ -23,16 +23,16 @@ from regard.training.checkpoint import file_digest
 from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 
-FORMAT = 2  # to be raised when the same description is trained or measured in another way: older results do not count
-FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, where rates are searched
-SEARCH_SEED = 0  # of that search; no verdict rests on it
+FORMAT = 2  # part of every hash; increase it if training or measurement changes, to invalidate older results
+FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, in a search
+SEARCH_SEED = 0  # seed of the search; verdicts use other seeds
 POINTS = 16  # validations of a run
-EARLY = 8  # the early loss is that after one EARLYth of the steps
+EARLY = 8  # the early loss is measured after 1 / EARLY of the steps
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training: what it is of, and the hash of all that its result depends on."""
+    """One training run, and the hash of everything that its result depends on."""
 
     row: str
     seed: int
@@ -50,34 +50,34 @@ class Text:
     fingerprint: str
 
 
-def tokenised(wanted: RecipeRequest, folder: Path, say: Callable[[str], None] = lambda _: None) -> Text:
-    """The token store of a text: an earlier one of the same files, or a new one under `folder`."""
-    if wanted.start is not None:
-        raise DataError("start: an ablation compares models that are trained from the beginning; leave --from out")
-    here = folder / _key(wanted)
-    if here.exists():
-        data = opened(wanted.data, here)
+def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
+    """Open the token store of a text, or create it under `folder` if no store of the same files exists there."""
+    if request.start is not None:
+        raise DataError("start: an ablation trains all models from random weights; leave --from out")
+    store = folder / _key(request)
+    if store.exists():
+        data = opened(request.data, store)
     else:
-        data = prepare(wanted.data, here, wanted.train.seed, None, say)
+        data = prepare(request.data, store, request.train.seed, None, report)
         for sentence in data.report:
-            say(sentence)
+            report(sentence)
     if data.valid is None or not data.valid.rows:
-        raise DataError("data.held_out: an ablation compares losses on held-out text, and none is held out")
-    return Text(here, data, _fingerprint(here))
+        raise DataError("data.held_out: is 0, but an ablation compares losses on held-out text; leave it out")
+    return Text(store, data, _fingerprint(store))
 
 
-def _key(wanted: RecipeRequest) -> str:
-    """Names a store by what it is made of: how, and the content of the files, wherever they are."""
-    record = to_record(replace(wanted.data, train=wanted.data.train[:1], valid=()), PARTS)
+def _key(request: RecipeRequest) -> str:
+    """Return the name of a token store: a digest of its settings and of the content of its files, not their paths."""
+    spec = request.data
+    record = to_record(replace(spec, train=spec.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
-    everything = (*wanted.data.train, *wanted.data.valid)
-    paths = [path for corpus in everything for path in corpus.files()]
-    tokenizer = wanted.data.tokenizer
-    imported = [tokenizer.path] if isinstance(tokenizer, Imported) else []
+    corpora = (*spec.train, *spec.valid)
+    paths = [path for corpus in corpora for path in corpus.files()]
+    imported = [spec.tokenizer.path] if isinstance(spec.tokenizer, Imported) else []
     if imported:
         record["tokenizer"] = Imported.kind
     for path in filter(is_pipe, [*paths, *imported]):
-        raise DataError(f"{path}: is a pipe, and the same command must find the same text later; write it to a file")
+        raise DataError(f"{path}: is a pipe, which the same command cannot read again later; write the text to a file")
     files = []
     for path in (*paths, *imported):
         try:
@@ -85,20 +85,19 @@ def _key(wanted: RecipeRequest) -> str:
         except OSError as error:
             if path in imported:
                 raise DataError(f"data.tokenizer.path: cannot read {path}; name the file of a tokenizer") from None
-            for corpus in everything:
-                next(iter(corpus.records()))  # may say more about what is wrong
+            for corpus in corpora:
+                next(iter(corpus.records()))  # may raise a more precise error
             raise DataError(f"{path}: cannot be read ({error.strerror or error}); restore it") from None
-    made_by = [STORE_FORMAT, TOKENIZERS_VERSION]
-    corpora = [_corpus(corpus) for corpus in everything]
-    return digest([record, files, corpora, len(wanted.data.train), wanted.train.seed, made_by])
-
-
-def _corpus(corpus: Any) -> dict[str, Any]:
-    return {name: value for name, value in to_record(corpus, PARTS).items() if name not in corpus.paths}
+    versions = [STORE_FORMAT, TOKENIZERS_VERSION]
+    formats = [
+        {name: value for name, value in to_record(corpus, PARTS).items() if name not in corpus.paths}
+        for corpus in corpora
+    ]
+    return digest([record, files, formats, len(spec.train), request.train.seed, versions])
 
 
 def _fingerprint(folder: Path) -> str:
-    """The digest of all tokens, tokenizers and held-out texts of a store."""
+    """Return the digest of all tokens, tokenizers and held-out texts of a store."""
     manifests = sorted(folder.glob("*/manifest.json"))
     files = [*sorted(folder.glob("tokenizer.*.json")), folder / "valid.jsonl", folder / "labels.json"]
     tables = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
@@ -106,47 +105,47 @@ def _fingerprint(folder: Path) -> str:
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits for a JSON value."""
+    """Return 16 hexadecimal digits of the SHA-256 hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What every run does alike, whatever a recipe says: see `training`.
+# Fields of the training settings that are the same for all runs, whatever the recipe specifies; see `training`.
 FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
-ALIKE = f"every run makes all its steps, is measured at {POINTS} points and judged by its last weights"
+REASON = f"every run trains for all its steps, is validated {POINTS} times and compared by its last weights"
 
 
-def check_changes(changes: Iterable[str], wanted: RecipeRequest, steps: bool) -> None:
-    """Refuse `--set` edits that would change nothing; `steps`: whether another option says how many are made."""
+def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
+    """Refuse `--set` edits that have no effect; `steps` is True if another option sets the number of steps."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
         if section == "decode":
-            raise SpecError(path, "is not used here: translations are greedy, so that all runs are measured alike")
+            raise SpecError(path, "is not used here: all runs are measured by greedy search; leave it out")
         if section == "train" and field in FIXED:
-            raise SpecError(path, f"is not used here: {ALIKE}; leave it out")
+            raise SpecError(path, f"is not used here: {REASON}; leave it out")
         if path == "train.steps" and steps:
-            raise SpecError(path, "says how many steps are made, and so does another option; give one of them")
-        if path == "train.seed" and not wanted.data.split_by_source:
+            raise SpecError(path, "sets the number of steps, and so does another option; give one of them")
+        if path == "train.seed" and not request.data.split_by_source:
             raise SpecError(path, "is not used here: runs have the seeds 1, 2, ... (--seeds); leave it out")
 
 
-def unused(wanted: RecipeRequest) -> str:
+def unused(request: RecipeRequest) -> str:
     """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
-    usual = (TrainSpec(), default_train(wanted.data.objective))
-    said = [f"train.{name}" for name in FIXED if getattr(wanted.train, name) not in [getattr(u, name) for u in usual]]
-    said += ["train.seed"] * (wanted.train.seed != TrainSpec().seed and not wanted.data.split_by_source)
-    said += ["decode"] * (wanted.decode != Beam())
-    return f"of the recipe {', '.join(said)} is not used: {ALIKE}; translations are greedy" if said else ""
+    train, defaults = request.train, (TrainSpec(), default_train(request.data.objective))
+    names = [f"train.{name}" for name in FIXED if getattr(train, name) not in [getattr(d, name) for d in defaults]]
+    names += ["train.seed"] * (train.seed != TrainSpec().seed and not request.data.split_by_source)
+    names += ["decode"] * (request.decode != Beam())
+    return f"not used from the recipe: {', '.join(names)}; {REASON}, with greedy translations" if names else ""
 
 
-def training(train: TrainSpec, given: int | None) -> TrainSpec:
-    """How every run is trained: all its steps (those given, if any), measured at fixed points, judged by its end."""
-    steps = given or train.steps
+def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
+    """Return the training settings of every run: a fixed number of steps and validations, no early stopping."""
+    steps = steps_override or train.steps
     assert steps is not None, "resolved before planning"
     return replace(
         train,
         steps=steps,
         time=None,
-        schedule=train.schedule if given is None else _shortened(train.schedule, given),
+        schedule=train.schedule if steps_override is None else _shortened(train.schedule, steps),
         validate_every=max(1, steps // POINTS),
         save_every=None,
         log_every=max(1, steps // POINTS),
@@ -159,13 +158,13 @@ def training(train: TrainSpec, given: int | None) -> TrainSpec:
 
 
 def _shortened(schedule: Any, steps: int) -> Any:
-    """A schedule for fewer steps than it was written for: at most a quarter of them warm up."""
+    """Limit the learning-rate warm-up to a quarter of the steps."""
     warmup = getattr(schedule, "warmup", None)
     return schedule if warmup is None or warmup <= steps // 4 else replace(schedule, warmup=max(1, steps // 4))
 
 
 def early_step(train: TrainSpec) -> int:
-    """Where the early loss is taken: the validation next to one EARLYth of the steps."""
+    """Return the step of the early loss: the validation closest to 1 / EARLY of the steps."""
     assert train.steps
     assert train.validate_every
     every = train.validate_every
@@ -173,21 +172,20 @@ def early_step(train: TrainSpec) -> int:
 
 
 def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) -> Job:
-    """A run of a row: the base's recipe with another model, seed and learning rate."""
+    """Return a run of a row: the base's recipe with another model, seed and learning rate."""
     assert row.model is not None
     train = recipe.train if row.steps is None else training(recipe.train, row.steps)
     if factor != 1.0:
         assert train.optimizer is not None, "resolved before planning"
         train = replace(train, optimizer=train.optimizer.scaled(factor))
-    train = replace(train, seed=seed)
-    whole = replace(recipe, model=row.model, train=train)
-    return Job(row.name, seed, whole, factor, run_hash(whole, text.fingerprint))
+    recipe = replace(recipe, model=row.model, train=replace(train, seed=seed))
+    return Job(row.name, seed, recipe, factor, run_hash(recipe, text.fingerprint))
 
 
 def run_hash(recipe: Recipe, fingerprint: str) -> str:
-    """The digest of what a result depends on: model, training and seed, batches, tokens; not where they are.
+    """Return the digest of what a result depends on: model, training, seed, batches, tokens and the user's own code.
 
-    A part of one's own code counts by the file that it is in.
+    It does not depend on the paths of files. The user's own parts are represented by the files that define them.
     """
     record = recipe.record()
     data: DataSpec = recipe.data
@@ -204,14 +202,14 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
 
 
 def _code(recipe: Recipe) -> list[str]:
-    """The digests of files that hold parts which are not regard's."""
+    """Return the digests of the files that define the user's own parts."""
     modules = {type(part).__module__ for part in walk(recipe)}
     files = {inspect.getsourcefile(sys.modules[name]) for name in modules if name.partition(".")[0] != "regard"}
     return sorted(file_digest(Path(file)) for file in files if file is not None)
 
 
 def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
-    """The runs that look for the learning rate of every row, the same number for each."""
+    """Return the runs of the learning-rate search, the same number for every row."""
     return [job(row, SEARCH_SEED, recipe, text, factor) for row in rows for factor in FACTORS]
 
 
@@ -224,9 +222,10 @@ def runs(
     rates: dict[str, float],
     base_seeds: int | None = None,
 ) -> list[Job]:
-    """The runs that verdicts rest on: seeds 1 .. n of every row, and three times as many of the base if not said."""
-    many = base_seeds or 3 * seeds
-    found = [job(base, seed, recipe, text, rates.get(base.name, 1.0)) for seed in range(1, many + 1)]
-    for row in rows:
-        found += [job(row, seed, recipe, text, rates.get(row.name, 1.0)) for seed in range(1, seeds + 1)]
-    return found
+    """Return the runs that are compared: seeds 1 .. n of every row, and by default three times as many of the base."""
+    seeds_by_row = [(base, base_seeds or 3 * seeds), *((row, seeds) for row in rows)]
+    return [
+        job(row, seed, recipe, text, rates.get(row.name, 1.0))
+        for row, count in seeds_by_row
+        for seed in range(1, count + 1)
+    ]

@@ -1,4 +1,4 @@
-"""The table of an ablation: on a terminal, as Markdown, as JSON, and as a page with pictures."""
+"""The table of an ablation: for a terminal, as Markdown, as JSON and as an HTML page with plots."""
 
 import math
 import shlex
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from regard.ablation import page
+from regard.ablation import page, tables
 from regard.ablation.plan import Job, early_step
 from regard.ablation.results import DIVERGED, DONE, Result, Results
 from regard.ablation.rows import Row, sequence_length
 from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
+from regard.ablation.tables import quantity
 from regard.data.prepare import Prepared
 from regard.evaluation.metrics import metric_heading
 from regard.files import replace_text
@@ -26,29 +26,29 @@ from regard.variants import VARIANTS
 
 COLUMNS = ("row", "parameters", "operations", "steps/s", "early loss", "final loss")
 LEVEL, POWER = 0.05, 0.8
-HUGE = 1e100  # of values beyond it there is no standard deviation
+HUGE = 1e100  # larger values have no standard deviation
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of values, which may be anything: a perplexity may be infinite, and no table is to be lost for it."""
+    """Return the mean of values that may be infinite, such as a perplexity; statistics.mean would raise an error."""
     return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, and their standard deviation where there are several."""
+    """A mean over seeds and the standard deviation, which is None for a single seed."""
 
     value: float
     sd: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
-        """Of values, at least one."""
+        """Return the mean of at least one value."""
         known = len(values) > 1 and all(abs(value) < HUGE for value in values)
         return cls(mean(values), statistics.stdev(values) if known else None)
 
     def text(self, digits: int) -> str:
-        """`2.184 ± 0.005`."""
+        """Format as `2.184 ± 0.005`."""
         return f"{self.value:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
 
 
@@ -71,13 +71,13 @@ class Line:
     note: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON; a number that is not finite is null."""
+        """Return a JSON object; numbers that are not finite become null."""
         return plain(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
 
 
 @dataclass
 class Report:
-    """An ablation: its rows, the base first, and what holds for all of them."""
+    """The results of an ablation: its rows, the base first, and its settings."""
 
     lines: list[Line]
     spread: Spread | None
@@ -92,36 +92,29 @@ class Report:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest effect that would be found, of a row that varies as the others do."""
-        found = [line.effect.detectable for line in self.lines if line.effect and line.effect.steady]
-        return found[0] if found else None
+        """The smallest effect that would be detected with the power POWER, for rows of the pooled variance."""
+        return next((line.effect.detectable for line in self.lines if line.effect and line.effect.steady), None)
 
     def sentences(self) -> list[str]:
-        """What one must know to read the table."""
-        said = [
-            f"{self.seeds} seed{'s' * (self.seeds > 1)} a row, {3 * self.seeds} of the base; {self.steps:,} steps. "
-            f"Losses are nats a token on held-out text, early after {self.early:,} steps, ± the standard deviation "
-            f"over seeds; operations those of a forward pass over a sequence of {self.length} tokens."
+        """Return the explanations below the table."""
+        sentences = [
+            f"{self.seeds} seed{'s' * (self.seeds > 1)} per row, {3 * self.seeds} of the base; {self.steps:,} steps. "
+            "Losses are in nats per token on held-out text, ± the standard deviation over seeds; the early loss is "
+            f"measured after {self.early:,} steps. Operations are those of a forward pass over {self.length} tokens."
         ]
         if self.spread is not None and self.detectable is not None:
             paired = self.spread.paired is not None
-            said.append(
-                f"A verdict compares final losses{', paired by seed,' * paired} at {LEVEL:.0%} over all rows together "
-                "(Holm), also where one row varies more than the others. A run varies by "
-                f"±{self.spread.seeds:.2g} with its seed, taken over all rows; the smallest effect found with "
-                f"{POWER:.0%} power is {self.detectable:.2g}."
+            sentences.append(
+                f"Verdicts compare final losses{', paired by seed,' * paired} at a level of {LEVEL:.0%} over all rows "
+                f"(Holm's correction). The standard deviation over seeds is {self.spread.seeds:.2g}; the smallest "
+                f"effect detected with {POWER:.0%} power is {self.detectable:.2g}."
             )
-        if any(line.effect and not line.effect.steady for line in self.lines):
-            names = ", ".join(line.name for line in self.lines if line.effect and not line.effect.steady)
-            said.append(f"Varying far more than the others, and judged by their own variance alone: {names}.")
-        if len(self.devices) > 1:
-            said.append(f"Run on different devices ({', '.join(self.devices)}): compare no speeds.")
-        if not self.complete:
-            said.append("Not all runs are made yet; the same command goes on.")
-        return said
+        if names := ", ".join(line.name for line in self.lines if line.effect and not line.effect.steady):
+            sentences.append(f"Rows with a much larger variance are compared by their own variance alone: {names}.")
+        return sentences + warnings(self.devices, self.complete)
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON object."""
         return {
             "complete": self.complete,
             "seeds": self.seeds,
@@ -139,52 +132,43 @@ class Report:
         }
 
     def cells(self) -> list[list[str]]:
-        """The table as text, its heading first."""
+        """Return the table as text, the heading first."""
         head = [*COLUMNS, metric_heading(self.metric), "effect", "verdict"]
         return [head, *(_cells(line) for line in self.lines)]
 
     def markdown(self) -> str:
-        """As a Markdown page."""
-        head, *rows = self.cells()
-        right = ["---", *["--:"] * (len(head) - 2), "---"]
-        table = [head, right, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-        lines = ["| " + " | ".join(row) + " |" for row in table]
+        """Return a Markdown page."""
+        cells = self.cells()
+        lines = tables.markdown(cells, left=(0, len(cells[0]) - 1))
         return "\n".join(["# Ablation", "", *lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def table(self, narrow: bool = False) -> Table:
-        """For a terminal; `narrow` puts what follows a ± or a bracket below it."""
+        """Return the table for a terminal; `narrow` puts deviations and intervals on lines of their own."""
         head, *rows = self.cells()
         if narrow:
             head = ["row", "params", "ops", "steps\n/s", "early\nloss", "final\nloss", *head[6:]]
             rows = [[_narrow(cell) for cell in row[:-1]] + row[-1:] for row in rows]
             for line, row in zip(self.lines, rows, strict=True):
                 row[1] = "" if line.parameters is None else quantity(line.parameters)
-        found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
-        for i, heading in enumerate(head):
-            last = i == len(head) - 1
-            found.add_column(heading, justify="right" if i > 0 and not last else "left", no_wrap=not last)
-        colours = {BETTER: "green", WORSE: "red"}
-        for line, row in zip(self.lines, rows, strict=True):
-            colour = colours.get(line.verdict)
-            *cells, verdict = (cell.replace("[", "\\[") for cell in row)
-            found.add_row(*cells, f"[{colour}]{verdict}[/]" if colour else verdict)
-        return found
+        last = len(head) - 1
+        styles = [{BETTER: "green", WORSE: "red"}.get(line.verdict, "") for line in self.lines]
+        return tables.terminal([head, *rows], (0, last), (last,), narrow, styles)
 
-    def save(self, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        """Leave table.json and table.md in a folder, then table.html; what is wrong with the page is said."""
+    def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
+        """Write table.json, table.md and table.html; an error of the last is only reported."""
         write_json(folder / "table.json", self.json())
         replace_text(folder / "table.md", self.markdown())
         page.save(
-            folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences(), self.facts), say
+            folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences(), self.facts), report
         )
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: a number that is not finite is null."""
+    """Return a JSON value; numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -209,13 +193,7 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
-def quantity(value: float | int) -> str:
-    """`12.3M`: three digits and a letter."""
-    power = min(5, max(0, int(math.log10(max(value, 1))) // 3))
-    return f"{value / 1000**power:.3g}{['', 'K', 'M', 'G', 'T', 'P'][power]}"
-
-
-def report(
+def build_report(
     recipe: Recipe,
     data: Prepared,
     base: Row,
@@ -225,22 +203,21 @@ def report(
     seeds: int,
     rates: dict[str, float],
 ) -> Report:
-    """The table of all results there are."""
-    found: dict[str, dict[int, Result | None]] = {}
+    """Compare all rows that have results, and return the table."""
+    runs: dict[str, dict[int, Result | None]] = {}
     for job in jobs:
-        found.setdefault(job.row, {})[job.seed] = results.get(job.hash)
-    whole = {name: _losses(runs) for name, runs in found.items() if _state(runs) == ""}
-    of_base = _losses(found.get(base.name, {}))
-    compared = {name: losses for name, losses in whole.items() if name != base.name}
+        runs.setdefault(job.row, {})[job.seed] = results.get(job.hash)
+    of_base = _losses(runs.get(base.name, {}))
+    compared = {name: _losses(own) for name, own in runs.items() if name != base.name and not _state(own)}
     effects: dict[str, Effect] = {}
     spread = None
     if compared and len(of_base) > 1 and seeds > 1:
         effects, spread = compare(of_base, compared, level=LEVEL, power=POWER)
     lines = [
-        _line(row, found.get(row.name, {}), effects.get(row.name), rates, row.name == base.name, results.metric)
+        _line(row, runs.get(row.name, {}), effects.get(row.name), rates, row.name == base.name, results.metric)
         for row in (base, *rows)
     ]
-    done = [result for runs in found.values() for result in runs.values() if result and result["status"] == DONE]
+    done = [result for own in runs.values() for result in _done(own)]
     train = recipe.train
     return Report(
         lines,
@@ -268,20 +245,32 @@ def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
     ]
     depths = [f"{side} depth {getattr(model, side).depth}" for side in ("encoder", "decoder") if _depth(model, side)]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    shown = shlex.join(["regard", *words[1:]] if words[0] in ("regard", "__main__.py") else words)
-    return (
-        (
-            "Data",
-            f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
-            f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}",
-        ),
-        ("Model", ", ".join([kind, *sizes, *depths, f"{parameters:,} parameters"])),
-        ("Command", shown),
+    if words[0] == "__main__.py":
+        words[0] = "regard"
+    text = (
+        f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
+        f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}"
     )
+    size = ", ".join([kind, *sizes, *depths, f"{parameters:,} parameters"])
+    return (("Data", text), ("Model", size), ("Command", shlex.join(words)))
 
 
 def _depth(model: Any, side: str) -> bool:
     return isinstance(getattr(getattr(model, side, None), "depth", None), int)
+
+
+def warnings(devices: Sequence[str], complete: bool) -> list[str]:
+    """Return the sentences about runs on different devices and about missing runs."""
+    sentences = []
+    if len(devices) > 1:
+        sentences.append(f"Runs were made on different devices ({', '.join(devices)}): speeds cannot be compared.")
+    if not complete:
+        sentences.append("Some runs are missing; run the same command again to continue.")
+    return sentences
+
+
+def _done(runs: dict[int, Result | None]) -> list[Result]:
+    return [result for result in runs.values() if result and result["status"] == DONE]
 
 
 def _losses(runs: dict[int, Result | None]) -> dict[int, float]:
@@ -289,19 +278,14 @@ def _losses(runs: dict[int, Result | None]) -> dict[int, float]:
 
 
 def _state(runs: dict[int, Result | None]) -> str:
-    """Why a row has no verdict; empty if all its runs are done."""
+    """Return why a row has no verdict, or an empty string if all its runs are done."""
     if not runs or any(result is None for result in runs.values()):
         return "not run yet"
     bad = [result for result in runs.values() if result and result["status"] != DONE]
     if not bad:
         return ""
-    diverged = all(result["status"] == DIVERGED for result in bad)
-    what = "diverged" if diverged else "failed"
-    return f"{what}, {len(bad)} of {len(runs)} runs: {bad[0]['error']}"
-
-
-def _unjudged(seeds: int) -> str:
-    return "no base to compare with" if seeds > 1 else "needs at least 2 seeds"
+    outcome = "diverged" if all(result["status"] == DIVERGED for result in bad) else "failed"
+    return f"{outcome}, {len(bad)} of {len(runs)} runs: {bad[0]['error']}"
 
 
 def _line(
@@ -312,11 +296,15 @@ def _line(
     is_base: bool,
     metric: str,
 ) -> Line:
-    done = [result for result in runs.values() if result and result["status"] == DONE]
-    state = f"left out: {row.left_out}" if row.left_out else _state(runs)
-    verdict = state or ("the base" if is_base else effect.verdict if effect else _unjudged(len(runs)))
+    done = _done(runs)
+    verdict = f"left out: {row.left_out}" if row.left_out else _state(runs)
+    if not verdict and is_base:
+        verdict = "the base"
+    elif not verdict:
+        unknown = "no base to compare with" if len(runs) > 1 else "needs at least 2 seeds"
+        verdict = effect.verdict if effect else unknown
     factor = rates.get(row.name, 1.0)
-    notes = [row.note, f"rate x {factor:g}" if factor != 1.0 else ""]
+    notes = [row.note, f"learning rate x {factor:g}" if factor != 1.0 else ""]
     variant = VARIANTS.get(row.name)
     return Line(
         row.name,

@@ -95,10 +95,10 @@ def ladder(
     from regard.ablation import demo
     from regard.ablation.console import AblationConsole
     from regard.ablation.experiment import Settings
-    from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, chosen
+    from regard.ablation.ladder import QUICK_SECONDS, QUICK_SEEDS, select_rungs
     from regard.ablation.ladder import ladder as climb
+    from regard.ablation.parallel import Resources
     from regard.ablation.plan import check_changes
-    from regard.ablation.runner import Resources
     from regard.runs.options import seconds as parsed
     from regard.runs.request import check_request, request_from_options
 
@@ -111,7 +111,7 @@ def ladder(
     seeds = seeds if seeds is not None else QUICK_SEEDS if quick else 3
     settings = Settings("all", seeds, steps, seconds, "none", search_rates, metric, parsed(max_time))
     settings.check()
-    chosen(rungs)
+    select_rungs(rungs)
     folder = Path(out)
     files: dict[str, Any] = {
         "source": source,

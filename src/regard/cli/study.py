@@ -104,10 +104,10 @@ def variants(
     For each its group, its row of the table, the parameters of the base with it, and the paper.
     """
     from regard.presets import preset
-    from regard.variants import chosen, described
+    from regard.variants import described, select
 
     spec = preset(base)
-    rows = [described(variant, spec, trust_code) for variant in chosen(name or [], group)]
+    rows = [described(variant, spec, trust_code) for variant in select(name or [], group)]
     if as_json:
         print_json({"base": base, "variants": rows})
         return

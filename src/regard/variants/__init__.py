@@ -180,10 +180,11 @@ def _after(earlier: Sequence[str], name: str, spec: ModelSpec, trust_code: bool)
         raise SpecError("variants", f"{name!r} cannot follow {' and '.join(map(repr, earlier))}: {reason}") from None
 
 
-def chosen(names: Sequence[str] = (), group: str | None = None) -> list[str]:
-    """Return the variants of these names, of a group, or all: rows of the table in their order, then others by name.
+def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
+    """Return variants by name, first the rows of Narang et al. 2021 in their order, then the others by name.
 
-    `all`, `table` (the 52 rows) and the name of a group stand for their variants. `module:function` comes last.
+    `all`, `table` (the 52 rows) and the name of a group select all of their variants, and `group` filters the result.
+    Names of the form `module:function` come last.
     """
     groups = {variant.group for variant in VARIANTS.values()}
     if group is not None and group not in groups:
@@ -201,12 +202,10 @@ def chosen(names: Sequence[str] = (), group: str | None = None) -> list[str]:
         else:
             known = nearest(name, [*VARIANTS, *groups, "all", "table"])
             raise SpecError("rows", f"unknown variant {name!r}; {known}" if name else f"names nothing; {known}")
-    kept = [name for name in dict.fromkeys(selected) if group is None or _group(name) == group]
-    return sorted(kept, key=lambda name: (_number(name), name))
-
-
-def _group(name: str) -> str:
-    return "own" if ":" in name else VARIANTS[name].group
+    names = [
+        name for name in dict.fromkeys(selected) if group in (None, "own" if ":" in name else VARIANTS[name].group)
+    ]
+    return sorted(names, key=lambda name: (_number(name), name))
 
 
 def _number(name: str) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from regard.ablation import demo, experiment
-from regard.ablation.experiment import Settings, begun
-from regard.ablation.runner import Resources
+from regard.ablation.experiment import Settings, open_ablation
+from regard.ablation.parallel import Resources
 from regard.demo.corpus import generate
 from regard.errors import DataError
 from regard.recipe.recipe import RecipeRequest
@@ -19,7 +19,7 @@ class StopError(Exception):
 
 
 def begin(folder: Path, wanted: Any) -> None:
-    with begun(wanted, folder, Settings(), Resources("cpu"), lambda _: None):
+    with open_ablation(wanted, folder, Settings(), Resources("cpu"), lambda _: None):
         pass
 
 
@@ -78,7 +78,7 @@ def test_an_ablation_writes_through_no_link(tmp_path: Path, link: str) -> None:
 def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     for name in (".lock", ".saving", "mine"):
         (tmp_path / name).write_text("precious")
-    with pytest.raises(DataError, match="holds something else than an ablation"):
+    with pytest.raises(DataError, match="is not the folder of an ablation"):
         begin(tmp_path, stop)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
         (".lock", ".saving", "mine"), "precious"

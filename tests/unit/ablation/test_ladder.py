@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from regard.ablation import ladder as climbing
-from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, chosen
-from regard.ablation.path import Length, path_lengths
+from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, select_rungs
+from regard.ablation.path_length import Length, path_lengths
 from regard.ablation.report import Mean
 from regard.ablation.sizes import nearest_width, resized, widened
 from regard.batch import translation
@@ -32,12 +32,12 @@ SHALLOW = {"encoder.depth": 1, "decoder.depth": 1}
 
 
 def test_rungs_are_all_or_names_from_the_bottom() -> None:
-    assert chosen("all") == ([name for name in RUNGS if name != FULL], set())
-    assert chosen("no_norm, no_scaling,transformer") == (["no_scaling", "no_norm"], {"no_norm", "no_scaling"})
+    assert select_rungs("all") == ([name for name in RUNGS if name != FULL], set())
+    assert select_rungs("no_norm, no_scaling,transformer") == (["no_scaling", "no_norm"], {"no_norm", "no_scaling"})
     with pytest.raises(SpecError, match=r"--rungs: unknown rung 'no_norms'; .*'no_norm'"):
-        chosen("no_norms")
+        select_rungs("no_norms")
     with pytest.raises(SpecError, match="only the full Transformer"):
-        chosen(FULL)
+        select_rungs(FULL)
 
 
 @pytest.mark.parametrize(("wanted", "step", "width"), [(1000, 1, 32), (1000, 8, 32), (1, 4, 4), (5000, 10, 70)])
@@ -222,7 +222,7 @@ def test_the_path_of_convolutions_is_their_depth(name: str) -> None:
 
 
 def test_paths_that_are_not_known_are_refused() -> None:
-    with pytest.raises(SpecError, match="path lengths are known for decoders that"):
+    with pytest.raises(SpecError, match="path lengths are known only for decoders that"):
         path_lengths(preset("gnmt"))
     with pytest.raises(SpecError, match="the path length of 'decoder_only' is not known"):
         path_lengths(preset("gpt2_small"))
@@ -286,7 +286,7 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     page = (tmp_path / "ladder.md").read_text()
     assert "| no_norm | 1,000 | 20.0 | [18.0, 22.0] | 2.000 ± 0.100 | 12.3K | 2n = 16 [3] | 40 | 5 | worse |" in page
     assert "| no_norm | 30.0 [25.0, 35.0] |  |" in page
-    assert "5 seconds of training a rung" in page
+    assert "5 seconds of training per rung" in page
     for narrow in (False, True):
         console = Console(width=90 if narrow else 140, file=StringIO())
         console.print(found.table(narrow))
@@ -294,7 +294,7 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
         shown = console.file.getvalue()  # type: ignore[reportAttributeAccessIssue]
         assert "…" not in shown
         assert "no_norm      ██████████████████████████████ 20.0" in shown
-    assert "the same command goes on" in page
+    assert "run the same command again" in page
     drawn = (tmp_path / "ladder.html").read_text()
     assert drawn.count("<svg") == 3
     assert "20.0  (18.0 to 22.0)" in drawn

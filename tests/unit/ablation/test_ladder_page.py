@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from regard.ablation.ladder import RUNGS, Ladder, chosen
+from regard.ablation.ladder import RUNGS, Ladder, select_rungs
 from regard.recipe.recipe import load_model
 
 ROOT = Path(__file__).parents[3]
@@ -29,5 +29,5 @@ def test_page_states_the_settings_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_its_rungs_and_its_recipe_are_there() -> None:
-    assert chosen(script.RUNGS)[0] == list(RUNGS[:4])
+    assert select_rungs(script.RUNGS)[0] == list(RUNGS[:4])
     assert load_model(str(script.RECIPE))[1].kind == "encoder_decoder"

@@ -54,7 +54,7 @@ def test_a_page_of_a_table_that_is_not_complete(tmp_path: Path) -> None:
     facts = {"rows": rows, "metric": "bleu", "steps": 500, "seeds": 3, "base_seeds": 9, "detectable": 0.05}
     page = table.page(json.loads(json.dumps(facts | {"devices": ["cuda"]})), published())
     assert "| `swiglu` | 10.0M | 1.00G | 20.0 | 2.000 ± 0.100 | 1.900 |" in page
-    assert "judged by their own variance alone: `elu`." in page
+    assert "compared by their own variance: `elu`." in page
     assert "over the 3 rows that both have" in page
     assert "| final loss | final loss | +1.00 |" in page
     gelu = next(line for line in page.splitlines() if line.startswith("| `gelu`"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.ablation import demo, plan, rows, work
+from regard.ablation import demo, plan, rows, single_run
 from regard.ablation.experiment import Settings
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
@@ -96,16 +96,16 @@ def order_in(folder: Path) -> dict[str, Any]:
 
 
 def test_rows_are_names_groups_or_all() -> None:
-    names, named = rows.chosen("swiglu, norm,swiglu")
+    names, named = rows.select_rows("swiglu, norm,swiglu")
     assert names[0] == "swiglu"
     assert {"rms_norm", "pre_norm"} <= set(names)
     assert len(names) == len(set(names))
     assert named == {"swiglu"}
-    every, named = rows.chosen("all")
+    every, named = rows.select_rows("all")
     assert "vanilla" not in every
     assert "rotary" in every
     assert not named
-    table, _ = rows.chosen("table")
+    table, _ = rows.select_rows("table")
     assert table[0] == "gelu"
     assert set(table) < set(every)
 
@@ -113,7 +113,7 @@ def test_rows_are_names_groups_or_all() -> None:
 @pytest.mark.parametrize(("word", "says"), [("swigloo", "'swiglu'"), ("activations", "'activation'"), ("", "nothing")])
 def test_an_unknown_row_is_named_with_the_nearest(word: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        rows.chosen(f"gelu,{word}")
+        rows.select_rows(f"gelu,{word}")
 
 
 def test_settings_that_cannot_be_meant() -> None:
@@ -127,40 +127,40 @@ def test_settings_that_cannot_be_meant() -> None:
 
 def test_a_row_that_does_not_apply_is_left_out_or_refused(tmp_path: Path) -> None:
     text, recipe = prepared(tmp_path)
-    made = rows.Rows(recipe, text.data, "none")
-    by_group = {row.name: row for row in made.rows(["rms_norm", "post_norm"], set())}
+    builder = rows.RowBuilder(recipe, text.data, "none")
+    by_group = {row.name: row for row in builder.rows(["rms_norm", "post_norm"], set())}
     assert by_group["rms_norm"].model is not None
     assert by_group["post_norm"].model is None
     assert "changes nothing" in by_group["post_norm"].left_out
     with pytest.raises(SpecError, match="'post_norm' does not apply here"):
-        made.rows(["rms_norm", "post_norm"], {"post_norm"})
+        builder.rows(["rms_norm", "post_norm"], {"post_norm"})
     with pytest.raises(SpecError, match="no row applies"):
-        made.rows(["post_norm"], set())
+        builder.rows(["post_norm"], set())
 
 
 def test_tables_of_two_tokenizers_cannot_be_shared(tmp_path: Path) -> None:
     text, recipe = prepared(tmp_path, "data.joint=false", "data.tokenizer={kind='bpe', vocab=262}")
-    row = rows.Rows(recipe, text.data, "none").rows(["gelu", "tied_inputs"], set())[1]
+    row = rows.RowBuilder(recipe, text.data, "none").rows(["gelu", "tied_inputs"], set())[1]
     assert row.left_out
 
 
 def test_learned_positions_are_as_many_as_the_text_is_long(tmp_path: Path) -> None:
     text, recipe = prepared(tmp_path)
-    model = rows.Rows(recipe, text.data, "none").row("learned").model
+    model = rows.RowBuilder(recipe, text.data, "none").row("learned").model
     assert model.input.position.max_len == recipe.data.max_len + 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("match", ["parameters", "compute"])
 def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: str) -> None:
     text, recipe = prepared(tmp_path, "model.d_model=64")
-    free, made = (rows.Rows(recipe, text.data, which) for which in ("none", match))
+    free, builder = (rows.RowBuilder(recipe, text.data, which) for which in ("none", match))
     sizes: dict[str, Callable[[rows.Row], float]] = {
         "parameters": lambda row: float(row.parameters),
         "compute": lambda row: row.operations,
     }
-    size, base = sizes[match], made.vanilla
+    size, base = sizes[match], builder.base
     for name in ("swiglu", "shaw", "untied"):
-        row, loose = made.row(name), free.row(name)
+        row, loose = builder.row(name), free.row(name)
         if abs(size(row) / size(base) - 1) > 0.01:
             assert "not matched" in row.note
             assert f"{size(loose) / size(base):.2f}" in row.note
@@ -168,7 +168,7 @@ def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: str) -> No
             assert "hidden width" in row.note
         assert row.model is None or row.parameters == count(row.model)
     if match == "parameters":
-        assert "hidden width" in made.row("untied").note
+        assert "hidden width" in builder.row("untied").note
 
 
 def test_scaled_widths() -> None:
@@ -186,16 +186,16 @@ def test_a_hash_knows_what_matters_and_not_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     text, recipe = prepared(tmp_path / "a")
     other, same = prepared(tmp_path / "b")
-    made = rows.Rows(recipe, text.data, "none")
-    first = plan.job(made.vanilla, 1, recipe, text)
-    assert plan.job(made.vanilla, 1, same, other).hash == first.hash
+    builder = rows.RowBuilder(recipe, text.data, "none")
+    first = plan.job(builder.base, 1, recipe, text)
+    assert plan.job(builder.base, 1, same, other).hash == first.hash
     hashes = {
         first.hash,
-        plan.job(made.vanilla, 2, recipe, text).hash,
-        plan.job(made.row("swiglu"), 1, recipe, text).hash,
-        plan.job(made.vanilla, 1, recipe, text, factor=2.0).hash,
-        plan.job(made.vanilla, 1, replace(recipe, train=plan.training(recipe.train, 32)), text).hash,
-        plan.job(made.vanilla, 1, recipe, replace(text, fingerprint="another")).hash,
+        plan.job(builder.base, 2, recipe, text).hash,
+        plan.job(builder.row("swiglu"), 1, recipe, text).hash,
+        plan.job(builder.base, 1, recipe, text, factor=2.0).hash,
+        plan.job(builder.base, 1, replace(recipe, train=plan.training(recipe.train, 32)), text).hash,
+        plan.job(builder.base, 1, recipe, replace(text, fingerprint="another")).hash,
     }
     assert len(hashes) == 6
 
@@ -212,7 +212,7 @@ def test_other_text_is_tokenised_anew_and_the_same_is_not(tmp_path: Path) -> Non
     assert plan.tokenised(found, tmp_path / "data", said.append).fingerprint != first.fingerprint
     with pytest.raises(DataError, match="held_out"):
         plan.tokenised(wanted(tmp_path, "data.held_out=0"), tmp_path / "data")
-    with pytest.raises(DataError, match="from the beginning"):
+    with pytest.raises(DataError, match="from random weights"):
         plan.tokenised(replace(wanted(tmp_path), start="runs/one"), tmp_path / "data")
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
@@ -281,7 +281,7 @@ def test_every_setting_of_the_training_is_used_or_refused(tmp_path: Path, name: 
     before, after = found.train, replace(found.train, **{name: TRAINING[name]})
     assert before != after
     if name in plan.FIXED:
-        with pytest.raises(SpecError, match=f"train.{name}: is not used here: every run makes all its steps"):
+        with pytest.raises(SpecError, match=f"train.{name}: is not used here: every run trains for all its steps"):
             plan.check_changes([f"train.{name}=3"], found, steps=False)
         assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
         said = plan.unused(replace(found, train=after))
@@ -329,18 +329,18 @@ def test_what_would_change_nothing_is_refused(tmp_path: Path, change: str, says:
 def test_what_a_recipe_says_and_is_not_used_is_said(tmp_path: Path) -> None:
     assert plan.unused(wanted(tmp_path)) == ""
     said = plan.unused(wanted(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beam_size=3"))
-    assert said.startswith("of the recipe train.keep, train.average, train.patience, decode is not used: every run")
+    assert said.startswith("not used from the recipe: train.keep, train.average, train.patience, decode; every run")
 
 
 def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
     text, recipe = prepared(tmp_path)
-    made = rows.Rows(recipe, text.data, "none")
-    jobs = plan.runs(made.vanilla, [made.row("gelu")], 2, recipe, text, {"gelu": 2.0})
+    builder = rows.RowBuilder(recipe, text.data, "none")
+    jobs = plan.runs(builder.base, [builder.row("gelu")], 2, recipe, text, {"gelu": 2.0})
     assert [(job.row, job.seed) for job in jobs] == [*(("base", s) for s in range(1, 7)), ("gelu", 1), ("gelu", 2)]
     assert [job.recipe.train.seed for job in jobs[-2:]] == [1, 2]
     rates = [job.recipe.train.optimizer.learning_rate for job in jobs if job.recipe.train.optimizer is not None]
     assert (rates[0], rates[-1]) == (1e-3, 2e-3)
-    searches = plan.searches([made.vanilla], recipe, text)
+    searches = plan.searches([builder.base], recipe, text)
     assert [job.factor for job in searches] == [0.5, 1.0, 2.0]
     assert {job.seed for job in searches} == {plan.SEARCH_SEED}
 
@@ -362,9 +362,9 @@ def test_rates_of_both_halves_of_muon_are_scaled() -> None:
 
 
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "RARE", CheckpointPolicy(final=False))
+    monkeypatch.setattr(single_run, "RARE", CheckpointPolicy(final=False))
     order = order_in(tmp_path)
-    whole = work.run(order, lambda _: None)
+    whole = single_run.run(order, lambda _: None)
     assert whole["status"] == DONE
     assert whole["hash"] == "abc"
     assert [step for step, _ in whole["curve"]] == list(range(1, 17))
@@ -378,14 +378,14 @@ def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work.run(order | {"folder": str(tmp_path / "cut")}, stop)
+        single_run.run(order | {"folder": str(tmp_path / "cut")}, stop)
     latest = RunFolder(tmp_path / "cut").latest()
     assert latest is not None
     assert latest.step == 8
-    again = work.run(order | {"folder": str(tmp_path / "cut")}, lambda _: None)
+    again = single_run.run(order | {"folder": str(tmp_path / "cut")}, lambda _: None)
     assert again["curve"] == whole["curve"]
     assert again["loss"] == whole["loss"]
-    timed = work.run(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
+    timed = single_run.run(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
     assert timed["steps_per_second"] > 0
 
 
@@ -406,22 +406,22 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
         (fail, "failed", "RuntimeError: something"),
         (full, "failed", "out of memory"),
     ):
-        monkeypatch.setattr(work, "train", broken)
-        found = work.run(order, lambda _: None)
+        monkeypatch.setattr(single_run, "train", broken)
+        found = single_run.run(order, lambda _: None)
         assert (found["status"], found["error"]) == (status, error)
-    assert Results(tmp_path).found == {}
+    assert Results(tmp_path).by_hash == {}
 
 
 def test_a_worker_reports_that_it_waits_for_another(tmp_path: Path) -> None:
     order = order_in(tmp_path)
 
-    def tell(event: dict[str, Any]) -> None:
-        assert event["event"] == "say"
-        assert f"{tmp_path / 'abc'} is in use by another process" in event["sentence"]
+    def watch(event: dict[str, Any]) -> None:
+        assert event["event"] == "message"
+        assert f"{tmp_path / 'abc'} is in use by another process" in event["text"]
         raise KeyboardInterrupt
 
     with held(tmp_path / "abc"), pytest.raises(KeyboardInterrupt):
-        work.run(order, tell)
+        single_run.run(order, watch)
 
 
 def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
     failed = b'{"hash": "1", "status": "failed", "error": "no"}\n'
     odd = [b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"hash": "2", "status": "done"}\n', b"5\n", b"\n", b'{"hash": 3}\n']
     (tmp_path / "results.jsonl").write_bytes(b"".join([*odd, failed, b'{"hash": "cut \xe2\x80']))
-    assert list(Results(tmp_path).found) == ["1"]
+    assert list(Results(tmp_path).by_hash) == ["1"]
     assert (tmp_path / "results.jsonl").read_bytes() == b"".join([*odd, failed])
 
 

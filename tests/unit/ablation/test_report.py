@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regard.ablation import page, plots
-from regard.ablation.report import Line, Mean, Report, _line, _state, quantity
+from regard.ablation.report import Line, Mean, Report, _line, _state
 from regard.ablation.results import DONE
 from regard.ablation.rows import Row
 from regard.ablation.statistics import BETTER, NONE, WORSE, compare
+from regard.ablation.tables import quantity
 from regard.presets import preset
 
 VERDICTS = {"good": -1.0, "same": 0.0, "bad <b>": 2.0, "other": 0.01, "more": 0.0}
@@ -57,7 +58,7 @@ def test_markdown_has_a_row_for_every_row() -> None:
     assert f"{WORSE} |" in next(line for line in table if line.startswith("| bad"))
     assert NONE in next(line for line in table if line.startswith("| same"))
     assert "left out: no encoder" in text
-    assert "smallest effect found with 80% power" in text
+    assert "smallest effect detected with 80% power" in text
 
 
 def test_json_can_be_read_back() -> None:
@@ -126,7 +127,7 @@ def test_an_empty_page_is_a_page() -> None:
     report = Report([made().lines[-1]], None, 3, 100, 10, 20, "", [], complete=False)
     text = page.html(report.json(), report.cells(), report.sentences())
     assert "No row has an effect yet" in text
-    assert "goes on" in text
+    assert "run the same command again" in text
     assert report.detectable is None
 
 
@@ -150,7 +151,7 @@ def test_what_went_wrong_is_the_cell() -> None:
     assert _state({1: {"status": "failed", "error": "out of memory"}}) == "failed, 1 of 1 runs: out of memory"
     row = Row("gelu", preset("transformer_tiny"), 5, 7.0, note="not matched")
     line = _line(row, {1: None}, None, {"gelu": 2.0}, False, "bleu")
-    assert (line.verdict, line.note, line.final) == ("not run yet", "not matched, rate x 2", None)
+    assert (line.verdict, line.note, line.final) == ("not run yet", "not matched, learning rate x 2", None)
     left = _line(Row("gelu", None, left_out="no feed-forward"), {}, None, {}, False, "bleu")
     assert (left.verdict, left.parameters) == ("left out: no feed-forward", None)
 

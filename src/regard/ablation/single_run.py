@@ -53,24 +53,24 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     if latest:
         trainer.resume()
     trainer.fit()
-    said: list[str] = []
+    outputs: list[str] = []
     with trainer.averaged(), torch.no_grad():
-        final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, metrics, outputs=said)
+        final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, metrics, outputs=outputs)
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
     logged = _read_log(run.log)
     early = early_step(spec)
-    found = environment(device)
+    machine = environment(device)
     return {
         "early": {"step": early, "loss": dict(logged["curve"])[early]},
         "loss": final["loss"],
         "scores": final,
         "steps": spec.steps,
         **logged,
-        "device": found["device"],
-        "threads": found["threads"],
+        "device": machine["device"],
+        "threads": machine["threads"],
         "torch": torch.__version__,
-    } | ({"said": said} if order.get("texts") else {})
+    } | ({"said": outputs} if order.get("texts") else {})
 
 
 def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, seconds: float) -> float:
@@ -114,14 +114,14 @@ def _read_log(path: Path) -> Result:
 
 
 def run(order: dict[str, Any], emit: Emit) -> Result:
-    """Run one job: train and write `result.json` to the folder of the run, or measure the speed."""
+    """Run one job: train and write `result.json` to the folder of the run, or measure the training speed."""
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])
 
     def wait() -> None:  # the worker of a killed command may need a moment to exit
-        sentence = f"{folder} is in use by another process, perhaps left by a killed command; waiting for it"
-        emit({"event": "say", "sentence": sentence})
+        text = f"{folder} is in use by another process, perhaps left by a killed command; waiting for it"
+        emit({"event": "message", "text": text})
 
     with held(folder, wait=wait):
         data = opened(recipe.data, Path(order["data"]))

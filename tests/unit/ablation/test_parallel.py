@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from regard.ablation import runner
+from regard.ablation import parallel
+from regard.ablation.parallel import Resources, Runner, _Clock
 from regard.ablation.plan import Job, Text
-from regard.ablation.runner import Resources, Runner, _Clock
 from regard.processes import ProcessPool
 from regard.recipe.recipe import Recipe
 
@@ -57,7 +57,7 @@ def test_cores_are_divided_among_the_jobs(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(runner, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(parallel, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")

@@ -1,4 +1,4 @@
-"""The jobs of an ablation in parallel: a few worker processes, each with its own GPU if there are several."""
+"""Train the runs of an ablation in parallel worker processes, each with its own GPU if there are several."""
 
 import os
 import queue
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.ablation import work
+from regard.ablation import single_run
 from regard.ablation.plan import Job, Text
 from regard.ablation.results import FAILED, Result
 from regard.processes import ProcessPool
@@ -107,7 +107,7 @@ class Runner:
             emit({"event": "done", "job": job, "wall": wall, "result": about | {"hash": job.hash} | result})
 
         order = self._order(folder, job, text) | {"about": about} | measured
-        future = self.pool.submit(work.run, order, on_event=lambda event: emit(event | {"job": job}))
+        future = self.pool.submit(single_run.run, order, on_event=lambda event: emit(event | {"job": job}))
         future.add_done_callback(done)
 
     def _order(self, folder: Path, job: Job, text: Text) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Runner:
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}
-        return self.pool.submit(work.run, order, on_event=watch).result()["steps_per_second"]
+        return self.pool.submit(single_run.run, order, on_event=watch).result()["steps_per_second"]
 
 
 class _Clock:

@@ -1,0 +1,45 @@
+"""Tables of text cells, for a terminal and as Markdown."""
+
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+Cells = Sequence[Sequence[str]]  # the heading first
+
+
+def terminal(
+    cells: Cells,
+    left: Collection[int],
+    wrap: Collection[int] = (),
+    narrow: bool = False,
+    styles: Sequence[str] = (),
+) -> Table:
+    """Return a table for a terminal; columns in `left` are left-aligned, and those in `wrap` may be wrapped.
+
+    `styles` are those of the last cell of each row.
+    """
+    head, *rows = cells
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    for i, heading in enumerate(head):
+        table.add_column(heading, justify="left" if i in left else "right", no_wrap=i not in wrap)
+    for row, style in zip_longest(rows, styles, fillvalue=""):
+        table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], str(style)))
+    return table
+
+
+def markdown(cells: Cells, left: Collection[int]) -> list[str]:
+    """Return the lines of a Markdown table; columns in `left` are left-aligned."""
+    head, *rows = cells
+    alignment = ["---" if i in left else "--:" for i in range(len(head))]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, alignment, *rows)]
+
+
+def quantity(value: float | int) -> str:
+    """Format a number with three digits and a letter, such as `12.3M`."""
+    power = 0
+    while power < 5 and value >= 1000 ** (power + 1):
+        power += 1
+    return f"{value / 1000**power:.3g}{['', 'K', 'M', 'G', 'T', 'P'][power]}"
