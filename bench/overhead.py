@@ -108,7 +108,7 @@ class Hand:
         rows = weights.nonzero().squeeze(-1)
         h, labels, weights = x.flatten(0, 1)[rows], cast(Tensor, batch.labels).flatten()[rows], weights[rows]
         smoothing = self.label_smoothing if self.training else 0.0
-        total, _ = CrossEntropy.apply(h, self.table, None, labels, weights, smoothing, 0.0)
+        total, _ = CrossEntropy.apply(h, self.table, None, labels, weights, (smoothing, 0.0), True)
         return total / weights.sum()
 
     def start(self, source: Tensor, max_len: int) -> list[tuple[Tensor, ...]]:

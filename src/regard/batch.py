@@ -127,6 +127,12 @@ def readable(seg: Tensor) -> bool:
     return seg.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def require_data(condition: bool, message: str) -> None:
+    """Raise a DataError unless the condition holds."""
+    if not condition:
+        raise DataError(message)
+
+
 def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
     """Refuse padding that is not at the end of its row, where checking costs nothing."""
     if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):

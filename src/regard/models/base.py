@@ -1,12 +1,13 @@
 """The interfaces of models: Model, Generator (decodes step by step), LanguageModel, Classifier."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.batch import Batch, check_padding, readable
+from regard.batch import Batch, check_padding, readable, require_data
 from regard.errors import DataError
 from regard.models.decoding import Decoding, last_real
 from regard.models.embedding import Tables
@@ -26,8 +27,7 @@ class ModelSpec(Spec):
     reads_source: ClassVar[bool] = False  # whether it says a target after reading a source
     packs: ClassVar[bool] = True  # whether several texts may stand in one row
     ordered: ClassVar[bool] = False  # whether it depends on the order of its source whatever its parts are
-    if TYPE_CHECKING:
-        init: Init  # every family has this field: how its weights are drawn
+    init: Init  # every family has this field: how its weights are drawn
 
     @abstractmethod
     def build(self, init: Init) -> "Model":
@@ -39,9 +39,7 @@ class Model(nn.Module):
 
     spec: ModelSpec
 
-    if TYPE_CHECKING:
-
-        def __call__(self, batch: Batch, trace: Trace | None = None) -> Tensor: ...
+    __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
@@ -116,12 +114,11 @@ class LanguageModel(Generator):
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
         rows = decoding.rows.lengths.shape[0]
-        if ids.dim() != 2 or ids.shape[0] != rows or not ids.shape[1]:
-            raise DataError(f"ids: this decoding reads {rows} rows of one or more tokens, not {tuple(ids.shape)}")
+        valid = ids.dim() == 2 and ids.shape[0] == rows and ids.shape[1] > 0
+        require_data(valid, f"ids: this decoding reads {rows} rows of one or more tokens, not {tuple(ids.shape)}")
         counts = None
         if seg is not None:
-            if seg.shape != ids.shape:
-                raise DataError(f"seg: {tuple(seg.shape)} does not fit ids of {tuple(ids.shape)}")
+            require_data(seg.shape == ids.shape, f"seg: {tuple(seg.shape)} does not fit ids of {tuple(ids.shape)}")
             check_padding("seg", seg)
             counts = (seg != 0).sum(1)
             if readable(counts) and bool((counts == 0).any()):
@@ -155,9 +152,23 @@ class Classifier(Model):
 def refuse(batch: Batch, *names: str) -> None:
     """Refuse fields of a batch that a family would ignore."""
     for name in names:
-        given = getattr(batch, name)
-        if given is not None and given is not False:
-            raise DataError(f"{name}: this model would ignore it; leave it out of the batch")
+        ignored = getattr(batch, name)
+        require_data(
+            ignored is None or ignored is False, f"{name}: this model would ignore it; leave it out of the batch"
+        )
+
+
+def source_of(batch: Batch) -> Tensor:
+    """The source of a batch for a model that reads source and target; refuses fields that the model would ignore."""
+    if batch.source is None:
+        raise DataError("source: this model needs one; give the batch a source or use a decoder-only model")
+    refuse(batch, "prefix", "types")
+    return batch.source
+
+
+def check_unpacked(batch: Batch) -> None:
+    """Refuse packed rows at the start of a decoding, which has one source per row."""
+    require_data(not batch.packed, "packed: a decoding has one source per row; give it a padded batch")
 
 
 def own_mask(

@@ -122,7 +122,7 @@ def site_of(
         side=side,
         causal=causal,
         layer=0,
-        depth=depths[0] if side == "encoder" else depths[1],
+        depth={"encoder": depths[0], "decoder": depths[1]}[side],
         encoder_depth=depths[0],
         decoder_depth=depths[1],
         branches=branches,

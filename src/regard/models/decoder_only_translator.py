@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.errors import DataError
-from regard.models.base import own_mask, refuse
+from regard.models.base import check_unpacked, own_mask, source_of
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.decoding import Decoding
 from regard.nn.init import Init
@@ -50,8 +49,7 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         return x.gather(1, place[..., None].expand(-1, -1, x.shape[-1]))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        if batch.packed:
-            raise DataError("packed: a decoding has one source per row; give it a padded batch")
+        check_unpacked(batch)
         source = source_of(batch).repeat_interleave(beams, 0)
         rows = self.new_rows(source.shape[0] // beams, beams, source.device, source.shape[1] + max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, source.device))
@@ -60,14 +58,6 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         counts = None if seg is None else (seg != 0).sum(1).repeat_interleave(beams, 0)
         self.consume(source, decoding, counts)
         return decoding
-
-
-def source_of(batch: Batch) -> Int[Tensor, "B S"]:
-    """The source of a batch, which a joined model cannot do without."""
-    if batch.source is None:
-        raise DataError("source: a joined model needs one; give the batch a source or use a decoder_only model")
-    refuse(batch, "prefix", "types")
-    return batch.source
 
 
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.batch import readable
-from regard.errors import DataError
+from regard.batch import readable, require_data
 from regard.nn.mask import Mask, View
 from regard.nn.memory import Memory
 from regard.nn.state import Droppable, Rows
@@ -31,10 +30,9 @@ class Decoding:
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Row i continues row parent[i], a beam of the same source."""
         rows = self.rows.lengths.shape[0]
-        if parent.shape != (rows,):
-            raise DataError(f"parent: needs one for each of {rows} rows, not {tuple(parent.shape)}")
-        if readable(parent) and not torch.equal(parent // self.beams, torch.arange(rows) // self.beams):
-            raise DataError("parent: a beam can only continue a beam of its own source")
+        require_data(parent.shape == (rows,), f"parent: needs one for each of {rows} rows, not {tuple(parent.shape)}")
+        valid = not readable(parent) or torch.equal(parent // self.beams, torch.arange(rows) // self.beams)
+        require_data(valid, "parent: a beam can only continue a beam of its own source")
         self.rows.reorder(parent)
         if self.prefix is not None:
             self.prefix.copy_(self.prefix.index_select(0, parent))
@@ -47,23 +45,20 @@ class Decoding:
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
         """Only these sources go on, each with all its beams and in this order; the others are forgotten."""
-        if self.rows.static:
-            raise DataError("sources: a static decoding keeps its shapes and cannot drop any; start it anew")
-        stuck = next((state for state in flat(self.states) if not isinstance(state, Droppable)), None)
-        if stuck is not None:
-            raise DataError(f"sources: {type(stuck).__name__} cannot forget rows; let all of them run to the end")
+        static = "sources: a static decoding keeps its shapes and cannot drop any; start it anew"
+        require_data(not self.rows.static, static)
+        stuck = [type(state).__name__ for state in flat(self.states) if not isinstance(state, Droppable)]
+        require_data(not stuck, f"sources: {', '.join(stuck[:1])} cannot forget rows; let all of them run to the end")
         rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
         for state in flat(self.states):
             state.keep(rows, sources)
         self.rows.keep(rows)
-        if self.prefix is not None:
-            self.prefix = self.prefix.index_select(0, rows)
+        self.prefix = select(self.prefix, rows)
         if self.memory is not None:
-            seg = None if self.memory.seg is None else self.memory.seg.index_select(0, sources)
-            self.memory = Memory(tuple(x.index_select(0, sources) for x in self.memory.x), seg)
+            memory = tuple(x.index_select(0, sources) for x in self.memory.x)
+            self.memory = Memory(memory, select(self.memory.seg, sources))
         if self.cross is not None:
-            seen = self.cross.mask.k_seg
-            mask = replace(self.cross.mask, k_seg=None if seen is None else seen.index_select(0, sources))
+            mask = replace(self.cross.mask, k_seg=select(self.cross.mask.k_seg, sources))
             self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
 
     def own_view(self, T: int) -> View:
@@ -75,6 +70,11 @@ class Decoding:
         if self.cross is not None and T * self.beams != self.cross.T:
             self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
+
+
+def select(x: Tensor | None, rows: Int[Tensor, " r"]) -> Tensor | None:
+    """Some rows of an optional tensor."""
+    return None if x is None else x.index_select(0, rows)
 
 
 def flat(states: Iterable[Any]) -> Iterator[Any]:

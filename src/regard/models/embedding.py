@@ -5,7 +5,8 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import DataError, SpecError
+from regard.batch import require_data
+from regard.errors import SpecError
 from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.input import Input, InputSpec
@@ -64,7 +65,7 @@ class Inputs(nn.Module):
         sides = list(sites)
         shared = shared and spec.of(sides[0]) == spec.of(sides[-1])
         self.owner: dict[Side, Side] = {side: sides[0] if shared else side for side in sides}
-        self.channels = {side: spec.of(side).vector_channels for side in sides}
+        self.forms = {side: _form(spec.of(side).vector_channels) for side in sides}
         self.inputs = nn.ModuleDict()
         for side in dict.fromkeys(self.owner.values()):
             self.inputs[side] = spec.of(side).build(sites[side].inside("input"))
@@ -83,11 +84,15 @@ class Inputs(nn.Module):
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The first hidden states of a side; all positions are below `bound`."""
-        channels = self.channels[side]
-        if values.shape[2:] != ((channels,) if channels else ()):
-            form = f"vectors (B, T, {channels})" if channels else "token ids (B, T)"
-            raise DataError(f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")
+        channels, form = self.forms[side]
+        fits = values.shape[2:] == channels
+        require_data(fits, f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")
         return self.get(side)(values, table, positions, bound, types)
+
+
+def _form(channels: int) -> tuple[tuple[int, ...], str]:
+    """The shape of a value of an input and its description: vectors of `channels` channels, or token ids (0)."""
+    return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 
 
 def check_input(spec: InputSpec) -> None:

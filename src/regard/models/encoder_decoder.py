@@ -6,8 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.errors import DataError
-from regard.models.base import ModelSpec, own_mask, refuse
+from regard.models.base import ModelSpec, check_unpacked, own_mask, source_of
 from regard.models.build import check_sizes, check_vocab, site_of
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
@@ -91,10 +90,8 @@ class EncoderDecoderModel(TwoSided):
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
         """What the decoder will see of the source."""
-        if batch.source is None:
-            raise DataError("source: an encoder-decoder needs one; give the batch a source or use a decoder-only model")
-        refuse(batch, "prefix", "types")
-        ids, T = batch.source, batch.source.shape[1]
+        ids = source_of(batch)
+        T = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         x = self.embed("source", ids, mask, T)
         ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
@@ -112,8 +109,7 @@ class EncoderDecoderModel(TwoSided):
         return self.decoder(x, ctx).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        if batch.packed:
-            raise DataError("packed: a decoding has one source per row; give it a padded batch")
+        check_unpacked(batch)
         return self.decode_from(self.encode(batch), max_len, beams, static)
 
     def decode_from(self, memory: Memory, max_len: int, beams: int, static: bool) -> Decoding:

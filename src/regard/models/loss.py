@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.batch import Batch
+from regard.batch import Batch, require_data
 from regard.errors import DataError
 from regard.nn.vocab.base import Head
 from regard.nn.vocab.tables import Table
@@ -29,7 +29,7 @@ def token_loss(
         raise DataError("labels: the loss needs one label per target token")
     h, labels, weights = real_rows(h, batch.labels, label_weights(batch))
     scored = head.score(h, labels, weights, table)
-    aux = sum(losses, scored.objective.new_zeros(())) if losses else scored.objective.new_zeros(())
+    aux = sum(losses or (), scored.objective.new_zeros(()))
     return Loss(scored.objective, weights.sum(), aux, scored.nll)
 
 
@@ -54,7 +54,6 @@ def real_rows(
         keep = weights.nonzero().squeeze(-1)
         if keep.numel() < weights.numel():
             h, labels, weights = h[keep], labels[keep], weights[keep]
-        if bool((labels < 0).any()):
-            raise DataError("labels: a negative label has a weight; give it weight 0")
+        require_data(bool((labels >= 0).all()), "labels: a negative label has a weight; give it weight 0")
         return h, labels, weights
     return h, labels.masked_fill(weights == 0, 0), weights

@@ -69,6 +69,11 @@ def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H 
     return weights / total.masked_fill(total == 0.0, 1.0)
 
 
+def active(rate: float, training: bool) -> float:
+    """A rate of dropout or label smoothing that applies in training only."""
+    return rate if training else 0.0
+
+
 def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
     """Key-value heads repeated for the query heads that share them."""
     return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], 1)

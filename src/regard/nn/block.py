@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import require
-from regard.nn.core import Branch, Site
+from regard.nn.core import Branch, Site, state_at
 from regard.nn.mask import Context
 from regard.nn.residual import PostNorm, Residual
 from regard.nn.state import Rows
@@ -49,7 +49,7 @@ class BlockModule(nn.Module):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
     ) -> Float[Tensor, "B T D"]:
         for i, branch in enumerate(self.branches):
-            x = branch(x, ctx, None if state is None else state[i])
+            x = branch(x, ctx, state_at(state, i))
         return x
 
     def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Shared by all parts: Site (where a part is built) and Branch (the interface of a residual branch)."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -82,12 +82,20 @@ class Site:
         return made
 
 
+def build_optional(spec: Any, site: Site, *sizes: int) -> Any:
+    """The module of an optional part; None without one."""
+    return None if spec is None else spec.build(site, *sizes)
+
+
+def state_at(states: Sequence[Any] | None, call: int) -> Any:
+    """The decoding state of one call of a block or branch; None outside of decoding."""
+    return None if states is None else states[call]
+
+
 class Branch(nn.Module):
     """Abstract: a function on the stream, (B, T, D) -> (B, T, D)."""
 
-    if TYPE_CHECKING:
-
-        def __call__(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor: ...
+    __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import SpecError
 from regard.nn.checks import check_above, check_not_negative, check_rate, require
-from regard.nn.core import Site
+from regard.nn.core import Site, build_optional
 from regard.nn.input import Input, InputSpec
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.base import Additive, AdditiveTable
@@ -43,7 +42,7 @@ class Sinusoidal(Additive):
     def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
         """w_k in float64: in float32, the product of a large position and a rounded frequency drifts."""
         k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64, device=device)
-        steps = width / 2 if self.denominator == "width" else max(width / 2 - 1, 1)
+        steps = {"width": width / 2, "span": max(width / 2 - 1, 1)}[self.denominator]
         return torch.exp(-math.log(self.base) * k / steps)
 
     def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
@@ -51,7 +50,7 @@ class Sinusoidal(Additive):
         places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
         angles = places[:, None] * self.frequencies(width, device)
         waves = (angles.sin(), angles.cos())
-        return torch.stack(waves, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(waves, -1)
+        return torch.stack(waves, {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
 
 
 class SinusoidalModule(AdditiveTable):
@@ -108,10 +107,9 @@ class Tokens(InputSpec):
 
     def table_width(self, d_model: int) -> int:
         width = d_model - (self.position_width or 0)
-        if 1 <= width <= d_model:
-            return width
         message = f"{self.position_width} leaves {width} of {d_model} channels for tokens"
-        raise SpecError("input.position_width", message)
+        require(1 <= width <= d_model, "input.position_width", message)
+        return width
 
     def build(self, site: Site) -> Input:
         return TokensModule(self, site)
@@ -121,10 +119,10 @@ class TokensModule(Input):
     def __init__(self, spec: Tokens, site: Site) -> None:
         super().__init__()
         width = site.d_model if spec.join == "add" else spec.position_width or 0
-        self.position = None if spec.position is None else spec.position.build(site.inside("position"), width)
+        self.position = build_optional(spec.position, site.inside("position"), width)
         self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
         self.norm = spec.norm.build(site.inside("norm"))
-        self.factor = site.d_model**0.5 if spec.scaled else None
+        self.factor = site.d_model**0.5 if spec.scaled else 1.0
         self.dropout, self.word_dropout = nn.Dropout(site.dropout), spec.word_dropout
         self.appended, self.site = spec.join == "concat", site
 
@@ -140,8 +138,7 @@ class TokensModule(Input):
         if self.training and self.word_dropout > 0.0:
             dropped = torch.rand(values.shape, dtype=torch.float32, device=values.device) < self.word_dropout
             x = x.masked_fill(dropped[..., None], 0.0)
-        if self.factor is not None:
-            x = x * self.factor
+        x = x * self.factor
         if self.position is not None:
             place = self.position(positions, bound).to(x.dtype)
             x = torch.cat((x, place.expand(x.shape[0], -1, -1)), -1) if self.appended else x + place

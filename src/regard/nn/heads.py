@@ -61,10 +61,10 @@ def _divide(site: Site, heads: int) -> int:
     return site.d_model // heads
 
 
-def output_projection(site: Site, wanted: bool, bias: bool | None) -> nn.Module:
+def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
     """W_o, or nothing where the heads laid side by side are the stream themselves."""
     H, V = site.heads, site.d_value
-    if wanted:
+    if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
     site.require(
         site.d_model == H * V or site.nested,
@@ -86,7 +86,8 @@ def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor
 
 def factor(scale: Scale, d_head: int) -> float:
     """The factor of the scores: 1 / sqrt(d_head), 1, or a number."""
-    return {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}[scale] if isinstance(scale, str) else float(scale)
+    factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
+    return float(factors.get(scale, scale))
 
 
 def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:

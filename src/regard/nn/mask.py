@@ -76,11 +76,16 @@ class Mask:
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """The positions of queries and keys."""
-        return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
+        return self.queries(T, device), _positions(self.k_pos, 0, S, device)
 
     def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
         """The positions of queries."""
-        return self.q_pos if self.q_pos is not None else torch.arange(self.start, self.start + T, device=device)[None]
+        return _positions(self.q_pos, self.start, T, device)
+
+
+def _positions(given: Int[Tensor, "#b N"] | None, start: int, count: int, device: torch.device) -> Int[Tensor, "#b N"]:
+    """The given positions, or start, start + 1, ... without any."""
+    return torch.arange(start, start + count, device=device)[None] if given is None else given
 
 
 @dataclass(frozen=True, slots=True)

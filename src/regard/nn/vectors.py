@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.checks import MOST_CHANNELS, check_count
-from regard.nn.core import Site
+from regard.nn.core import Site, build_optional
 from regard.nn.embedding import Sinusoidal, Tokens
 from regard.nn.input import Input, InputSpec
 from regard.nn.norm import NoNorm, Norm
@@ -44,7 +44,7 @@ class VectorsModule(Input):
     def __init__(self, spec: Vectors, site: Site) -> None:
         super().__init__()
         self.linear = site.linear(spec.channels, {"other": site.d_model}, bias=True)
-        self.position = None if spec.position is None else spec.position.build(site.inside("position"), site.d_model)
+        self.position = build_optional(spec.position, site.inside("position"), site.d_model)
         self.norm, self.dropout, self.site = spec.norm.build(site.inside("norm")), nn.Dropout(site.dropout), site
 
     def forward(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.attention import attend, merge_heads, mix, softmax, split_heads
+from regard.nn.attention import active, attend, merge_heads, mix, softmax, split_heads
 from regard.nn.checks import check_count
 from regard.nn.core import Site
 from regard.nn.heads import Scale, attention_weights, beams_apart, beams_together, factor
@@ -145,7 +145,7 @@ class ProductScoreModule(AttentionScoreModule):
     def answer(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        return self.attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
 
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
         return attention_weights(q, k, view, self.scale)
@@ -182,7 +182,7 @@ class AdditiveScoreModule(AttentionScoreModule):
     def answer(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        return mix(self.scores(q, k), v, view, dropout=self.dropout if self.training else 0.0)
+        return mix(self.scores(q, k), v, view, dropout=active(self.dropout, self.training))
 
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
         with torch.no_grad():

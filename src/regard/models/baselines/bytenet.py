@@ -18,7 +18,7 @@ from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate, require
-from regard.nn.core import Site
+from regard.nn.core import Site, state_at
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec
@@ -224,7 +224,7 @@ class ByteNetStack(nn.Module):
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         for i, block in enumerate(self.blocks):
-            x = block(x, view, None if states is None else states[i], counts)
+            x = block(x, view, state_at(states, i), counts)
         return x
 
 

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.errors import DataError
-from regard.models.base import ModelSpec, own_mask, refuse
+from regard.models.base import ModelSpec, check_unpacked, own_mask, source_of
 from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
@@ -20,7 +19,7 @@ from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate, require
-from regard.nn.core import Site
+from regard.nn.core import Site, state_at
 from regard.nn.embedding import Tokens
 from regard.nn.heads import attention_weights
 from regard.nn.init import ConvS2SInit, Init
@@ -111,10 +110,8 @@ class ConvS2SModel(TwoSided):
 
     def encode(self, batch: Batch) -> Memory:
         """What the decoder looks for in the source, z, and what it finds there, (z + e) sqrt(1/2)."""
-        if batch.source is None:
-            raise DataError("source: a ConvS2S needs one; give the batch a source or use a decoder-only model")
-        refuse(batch, "prefix", "types")
-        ids, S = batch.source, batch.source.shape[1]
+        ids = source_of(batch)
+        S = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         e = self.embed("source", ids, mask, S)
         z = self.encoder(e, View(mask, S, S, ids.device))
@@ -135,8 +132,7 @@ class ConvS2SModel(TwoSided):
         return self.decoder(e, ctx, source_lengths(memory, own))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        if batch.packed:
-            raise DataError("packed: a decoding has one source per row; give it a padded batch")
+        check_unpacked(batch)
         memory = self.encode(batch)
         sources, S, _ = memory.x[0].shape
         # Every beam has rings of its own, so nobody needs to know whose past it shares.
@@ -216,7 +212,7 @@ class ConvS2SDecoder(nn.Module):
     ) -> Float[Tensor, "B T W"]:
         h = self.enter(e)
         for i, block in enumerate(self.blocks):
-            h = block(h, e, ctx, lengths, None if states is None else states[i], counts)
+            h = block(h, e, ctx, lengths, state_at(states, i), counts)
         return self.dropout(self.leave(h))
 
 

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.errors import DataError
-from regard.models.base import ModelSpec, own_mask, refuse
+from regard.models.base import ModelSpec, own_mask, source_of
 from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, look
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
@@ -308,16 +307,18 @@ class Carried:
     fed: Float[Tensor, "B F"]  # what the last step left for the input of the next; F = 0 if nothing is fed
 
 
+def _lookup(spec: AttentionScore | None, d_query: int, d_memory: int, site: Site) -> AttentionScoreModule | None:
+    return None if spec is None else spec.build(d_query, d_memory, site)
+
+
 class RecurrentDecoderModule(nn.Module):
     """States of the target, and what they look up."""
 
     def __init__(self, spec: RecurrentDecoder, memory: int, encoder: list[Shape], site: Site) -> None:
         super().__init__()
         D, self.dropout, self.input_feeding = site.d_model, nn.Dropout(site.dropout), spec.input_feeding
-        self.cross = None if spec.attention is None else spec.attention.build(D, memory, site.inside("attention"))
-        self.own = (
-            None if spec.self_attention is None else spec.self_attention.build(D, D, site.inside("self_attention"))
-        )
+        self.cross = _lookup(spec.attention, D, memory, site.inside("attention"))
+        self.own = _lookup(spec.self_attention, D, D, site.inside("self_attention"))
         self.found = sum(lookup.width for lookup in (self.cross, self.own) if lookup is not None)
         self.fed = {"none": 0, "found": self.found, "output": D}[spec.input_feeding]
         self.asking = 1 if spec.query == "bottom" else spec.depth  # so many layers are run before anything is looked up
@@ -503,12 +504,10 @@ class RecurrentModel(TwoSided):
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
         """The source as states: after every token, and of every layer after the last."""
-        if batch.source is None:
-            raise DataError("source: an encoder-decoder needs one; give the batch a source or use a decoder-only model")
-        refuse(batch, "prefix", "types")
+        source = source_of(batch)
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         lengths = real_lengths(mask)
-        return self.encoder(self.embed("source", batch.source, mask, batch.source.shape[1]), lengths)
+        return self.encoder(self.embed("source", source, mask, source.shape[1]), lengths)
 
     def hidden(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.attention import attend, merge_heads, split_heads
+from regard.nn.attention import active, attend, merge_heads, split_heads
 from regard.nn.branches.base import BranchSpec
 from regard.nn.core import Branch, Site
 from regard.nn.heads import (
@@ -80,7 +80,7 @@ class CrossAttentionModule(Branch):
         if ctx.trace is not None:
             weights = attention_weights(q, k, ctx.cross, self.scale)
             ctx.trace.add(self.name, beams_apart(weights, beams, T))
-        y = self.attend(q, k, v, ctx.cross, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        y = self.attend(q, k, v, ctx.cross, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import require
-from regard.nn.core import Branch, Site
+from regard.nn.core import Branch, Site, state_at
 from regard.nn.mask import Context
 from regard.nn.state import Rows
 
@@ -41,9 +41,7 @@ class ParallelModule(Branch):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
     ) -> Float[Tensor, "B T D"]:
-        states = [None] * len(self.branches) if state is None else state
-        outputs = (branch(x, ctx, own) for branch, own in zip(self.branches, states, strict=True))
-        return reduce(operator.add, outputs)
+        return reduce(operator.add, (branch(x, ctx, state_at(state, i)) for i, branch in enumerate(self.branches)))
 
     def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
         return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]

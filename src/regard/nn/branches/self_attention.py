@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.attention import attend, merge_heads, split_heads
+from regard.nn.attention import active, attend, merge_heads, split_heads
 from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Role, Site
+from regard.nn.core import Branch, Role, Site, build_optional
 from regard.nn.heads import Scale, attention_site, attention_weights, check_sizes, factor, output_projection
 from regard.nn.mask import Context, View
 from regard.nn.norm import NoNorm, Norm
@@ -61,7 +61,7 @@ class SelfAttentionModule(Branch):
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.output = output_projection(site, spec.output, spec.bias)
-        self.position = None if spec.position is None else spec.position.build(site.inside("position"))
+        self.position = build_optional(spec.position, site.inside("position"))
         self.attention_pattern = spec.attention_pattern
         self.scale, self.dropout = factor(spec.scale, K), site.attention_dropout
         self.name = f"{site.side}.self"
@@ -73,7 +73,7 @@ class SelfAttentionModule(Branch):
             k, v = state.append(k, v)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
-        y = self.attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
 
     def split(

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
-from regard.nn.attention import attend, merge_heads, mix, softmax, split_heads
+from regard.nn.attention import active, attend, merge_heads, mix, softmax, split_heads
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
-from regard.nn.core import Branch, Role, Site
+from regard.nn.core import Branch, Role, Site, build_optional
 from regard.nn.heads import Scale, attention_weights, factor, output_projection
 from regard.nn.mask import Context, View
 from regard.nn.position.base import Position
@@ -240,7 +240,7 @@ class SynthesizerBranch(Branch):
         self.heads, self.max_len, self.site = site.heads, spec.max_len, site
         self.scores = spec.scores.build(spec.max_len, site.inside("scores"))
         self.output = output_projection(site, True, spec.bias)
-        self.position = None if spec.position is None else spec.position.build(site.inside("position"))
+        self.position = build_optional(spec.position, site.inside("position"))
         self.dropout = site.attention_dropout
         self.name = f"{site.side}.self"
 
@@ -276,7 +276,7 @@ class SynthesizerModule(SynthesizerBranch):
         v = split_heads(v if state is None else state.append(v), self.heads)
         if ctx.trace is not None:
             ctx.trace.add(self.name, softmax(scores.detach(), view).detach())
-        y = mix(scores, v, view, dropout=self.dropout if self.training else 0.0)
+        y = mix(scores, v, view, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
 
     def start(self, rows: Rows, ctx: Context) -> ActivationCache:  # noqa: ARG002
@@ -305,7 +305,7 @@ class SynthesizerPlusModule(SynthesizerBranch):
             k, v = state.append(k, v)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
-        y = self.attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
 
     def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002

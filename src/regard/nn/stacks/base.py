@@ -1,8 +1,9 @@
 """Stack slot: one side of a model."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import require
-from regard.nn.core import Site
+from regard.nn.core import Site, build_optional
 from regard.nn.mask import Context
 from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.nn.state import Rows
@@ -111,9 +112,7 @@ class Stack(nn.Module):
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
 
-    if TYPE_CHECKING:
-
-        def __call__(self, x: Tensor, ctx: Context, state: list[Any] | None = None, keep: bool = False) -> StackOut: ...
+    __call__: Callable[..., StackOut]
 
     @abstractmethod
     def forward(
@@ -134,4 +133,4 @@ def shared_positions(
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)
     }
-    return None if position is None else position.build(site.inside("position")), nn.ModuleDict(others)
+    return build_optional(position, site.inside("position")), nn.ModuleDict(others)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.nn.block import Block
 from regard.nn.checks import MOST_BLOCKS, check_count, require
-from regard.nn.core import Site
+from regard.nn.core import Site, state_at
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
@@ -76,7 +76,7 @@ class PlainModule(Stack):
         ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
         layers = [x]
         for call, block in enumerate(self.plan):
-            x = self.blocks[block](x, ctx.block(call), None if state is None else state[call])
+            x = self.blocks[block](x, ctx.block(call), state_at(state, call))
             if keep:
                 layers.append(x)
         x = self.end(x)

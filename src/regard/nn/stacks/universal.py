@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.nn.block import Block, BlockModule
 from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative, require
-from regard.nn.core import Site
+from regard.nn.core import Site, state_at
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
@@ -134,7 +134,7 @@ class UniversalStack(Stack):
 
     def call(self, x: Tensor, call: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
         """The block once more."""
-        return self.blocks[0](x, ctx.block(call), None if state is None else state[call])
+        return self.blocks[0](x, ctx.block(call), state_at(state, call))
 
     def step(self, x: Tensor, n: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
         """The n-th recurrent step."""

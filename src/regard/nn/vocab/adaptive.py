@@ -138,12 +138,12 @@ class AdaptiveSoftmaxModule(Head):
     def __init__(self, spec: AdaptiveSoftmax, site: Site) -> None:
         super().__init__()
         self.tails = site.parameter(spec.tails, site.d_model, role="embedding")
-        self.factor = site.d_model**-0.5 if spec.scaled else None
+        self.factor = site.d_model**-0.5 if spec.scaled else 1.0
         self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         assert isinstance(table, AdaptiveTableModule)
-        h = h if self.factor is None else h * self.factor
+        h = h * self.factor
         first = table.cluster(0).logits(h)
         first = widen(torch.cat((first, h @ self.tails.T), -1)).log_softmax(-1)
         ids, *tails = first.split((table.cuts[1], *[1] * len(self.tails)), -1)
@@ -154,7 +154,7 @@ class AdaptiveSoftmaxModule(Head):
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
         assert isinstance(table, AdaptiveTableModule)
-        h = h if self.factor is None else h * self.factor
+        h = h * self.factor
         loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         first, tails = labels, []
         for c in range(1, len(table.clusters)):

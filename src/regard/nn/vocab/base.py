@@ -58,7 +58,7 @@ def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
     That much stays near its caches, and is the most that malloc keeps for the next step: what is larger it returns to
     the system, which clears every page of it anew.
     """
-    budget = 2**23 if device.type == "cpu" else 2**26
+    budget = {"cpu": 2**23}.get(device.type, 2**26)
     pieces = max(1, -(-rows * vocab // budget))
     return -(-rows // pieces)
 
@@ -78,13 +78,14 @@ class CrossEntropy(torch.autograd.Function):
         bias: Float[Tensor, " V"] | None,
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
-        label_smoothing: float,
-        z: float,
+        loss: tuple[float, float],
+        grad: bool,
     ) -> tuple[Tensor, Tensor]:
         """(objective, nll), both summed with `weights`."""
+        label_smoothing, z_loss = loss
         N, V = r.shape[0], matrix.shape[0]
-        learns = any(ctx.needs_input_grad[:3])
-        wide = torch.float64 if r.dtype == torch.float64 else torch.float32
+        learns = grad and any(ctx.needs_input_grad[:3])
+        wide = torch.promote_types(r.dtype, torch.float32)
         objective, plain = (torch.zeros((), dtype=wide, device=r.device) for _ in range(2))
         d_r = torch.empty_like(r) if learns else None
         # Begun by the first product, if there is one.
@@ -112,15 +113,14 @@ class CrossEntropy(torch.autograd.Function):
             total = exponentials.sum(-1)
             log_z = total.log() + top.squeeze(-1)
             nll = log_z - said
-            loss = nll if mean is None else (1 - label_smoothing) * nll + label_smoothing * (log_z - mean)
-            if z:
-                loss = loss + z * log_z.square()
-            objective, plain = objective + (weight * loss).sum(), plain + (weight * nll).sum()
+            losses = nll if mean is None else (1 - label_smoothing) * nll + label_smoothing * (log_z - mean)
+            losses = losses + z_loss * log_z.square()
+            objective, plain = objective + (weight * losses).sum(), plain + (weight * nll).sum()
             if d_r is None:
                 continue
             # d loss / d logits = p (1 + 2 z log Z) - (1 - smoothing) [v = label] - smoothing / V
             scale = weight / total
-            gradient = exponentials.mul_((scale * (1 + 2 * z * log_z) if z else scale)[:, None])
+            gradient = exponentials.mul_((scale * (1 + 2 * z_loss * log_z))[:, None])
             gradient.scatter_add_(-1, label, (weight * (label_smoothing - 1))[:, None])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
@@ -148,10 +148,7 @@ class CrossEntropy(torch.autograd.Function):
             (d_r * d_objective).to(d_r.dtype),
             (d_matrix * d_objective).to(ctx.matrix_dtype),
             None if d_bias is None else (d_bias * d_objective).to(ctx.bias_dtype),
-            None,
-            None,
-            None,
-            None,
+            *[None] * 4,
         )
 
 
@@ -171,6 +168,5 @@ def cross_entropy(
     loss: tuple[float, float],
 ) -> Scored:
     """The weighted cross-entropy of r M' + b with `loss` = (smoothing, z)."""
-    if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
-        r, matrix, bias = r.detach(), matrix.detach(), None if bias is None else bias.detach()
-    return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, *loss))
+    # Inside a Function, gradients are always disabled: the caller has to pass whether they are needed.
+    return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, loss, torch.is_grad_enabled()))

@@ -39,12 +39,12 @@ class SoftmaxModule(Head):
     def __init__(self, spec: Softmax, vocab: int, d_model: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
-        self.factor = d_model**-0.5 if spec.scaled else None
+        self.factor = d_model**-0.5 if spec.scaled else 1.0
         self.label_smoothing, self.z_loss = spec.label_smoothing, spec.z_loss
 
     def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         assert table is not None
-        logits = widen(table.logits(h if self.factor is None else h * self.factor))
+        logits = widen(table.logits(h * self.factor))
         return logits if self.bias is None else logits + self.bias
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
@@ -54,6 +54,6 @@ class SoftmaxModule(Head):
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
         assert table is not None
-        r, matrix = table.readout(h if self.factor is None else h * self.factor)
+        r, matrix = table.readout(h * self.factor)
         loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         return cross_entropy(r, matrix, self.bias, labels, weights, loss)

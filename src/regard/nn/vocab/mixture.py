@@ -43,12 +43,12 @@ class MixtureOfSoftmaxesModule(Head):
         self.contexts = nn.ModuleList(
             site.linear(site.d_model, {"other": site.d_model}, bias=False) for _ in range(spec.components)
         )
-        self.factor = site.d_model**-0.5 if spec.scaled else None
+        self.factor = site.d_model**-0.5 if spec.scaled else 1.0
         self.label_smoothing, self.row_logits = spec.label_smoothing, vocab * spec.components  # a row's
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
         """log pi and c."""
-        h = h if self.factor is None else h * self.factor
+        h = h * self.factor
         contexts = torch.stack([context(h) for context in self.contexts], -2).tanh()
         return widen(self.prior(h)).log_softmax(-1), contexts
 
@@ -67,11 +67,9 @@ class MixtureOfSoftmaxesModule(Head):
         assert table is not None
         prior, contexts = self.components(h)
         r, matrix = table.readout(contexts)
-        if not torch.is_grad_enabled():  # which a Function cannot see from inside: it would make all gradients
-            r, matrix, prior = r.detach(), matrix.detach(), prior.detach()
-        return Scored(
-            *MixtureEntropy.apply(r, matrix, prior, labels, weights, self.label_smoothing if self.training else 0.0)
-        )
+        label_smoothing = self.label_smoothing if self.training else 0.0
+        grad = torch.is_grad_enabled()  # inside a Function, gradients are always disabled
+        return Scored(*MixtureEntropy.apply(r, matrix, prior, labels, weights, label_smoothing, grad))
 
 
 class MixtureEntropy(torch.autograd.Function):
@@ -90,10 +88,11 @@ class MixtureEntropy(torch.autograd.Function):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
         label_smoothing: float,
+        grad: bool,
     ) -> tuple[Tensor, Tensor]:
         """(objective, nll), both summed with `weights`; `prior` is log pi."""
         (N, K, _), V = r.shape, matrix.shape[0]
-        learns = any(ctx.needs_input_grad[:3])
+        learns = grad and any(ctx.needs_input_grad[:3])
         objective, plain = (torch.zeros((), dtype=prior.dtype, device=r.device) for _ in range(2))
         d_r = torch.empty_like(r) if learns else None
         d_matrix = torch.zeros(matrix.shape, dtype=prior.dtype, device=r.device) if learns else None
@@ -135,4 +134,4 @@ class MixtureEntropy(torch.autograd.Function):
         d_objective = d_outputs[0]
         d_r, d_matrix, d_prior = ctx.saved_tensors
         d_matrix = (d_matrix * d_objective).to(ctx.matrix_dtype)
-        return (d_r * d_objective).to(d_r.dtype), d_matrix, d_prior * d_objective, None, None, None
+        return (d_r * d_objective).to(d_r.dtype), d_matrix, d_prior * d_objective, *[None] * 4

@@ -254,7 +254,7 @@ def test_packed_rows_are_refused_and_never_made() -> None:
     assert not packs(spec, Translation())
     with pytest.raises(DataError, match=r"^packed: a recurrence would carry its state"):
         build(spec).loss(tiny.collate(spec, tiny.examples(spec, 2), packed=True))
-    with pytest.raises(DataError, match=r"^source: an encoder-decoder needs one"):
+    with pytest.raises(DataError, match=r"^source: this model needs one"):
         build(spec).loss(Batch(TARGET, TARGET))
 
 
