@@ -30,11 +30,11 @@ from torch import Tensor
 import regard
 from regard import fast
 from regard.batch import Batch, translation
+from regard.fast.cross_entropy import CrossEntropy
 from regard.fast.fused import bit_dropout
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.embedding import Sinusoidal
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.base import CrossEntropy
 from regard.nn.vocab.heads import Softmax
 
 VOCAB = 10_000
@@ -108,7 +108,7 @@ class Hand:
         rows = weights.nonzero().squeeze(-1)
         h, labels, weights = x.flatten(0, 1)[rows], cast(Tensor, batch.labels).flatten()[rows], weights[rows]
         smoothing = self.label_smoothing if self.training else 0.0
-        total, _ = CrossEntropy.apply(h, self.table, None, labels, weights, (smoothing, 0.0), True)
+        total, _ = CrossEntropy.apply(h, self.table, None, labels, weights, smoothing, 0.0)
         return total / weights.sum()
 
     def start(self, source: Tensor, max_len: int) -> list[tuple[Tensor, ...]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard import EncoderDecoder, Trace, build
 from regard.batch import pad
 from regard.fast import attention as kernels
+from regard.fast import cross_entropy
 from regard.fast.install import install
 from regard.models.build import site_of
 from regard.models.encoder_decoder import EncoderDecoderModel
@@ -27,7 +28,6 @@ from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab import base
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings
 from regard.weights import Input, rows
@@ -281,16 +281,18 @@ def test_rms_norm() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("z", [0.0, 0.01])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("rows", [None, 1, 4, 1000])  # None: the plain form
 def test_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch, rows: int, label_smoothing: float, z: float, bias: bool
+    monkeypatch: pytest.MonkeyPatch, rows: int | None, label_smoothing: float, z: float, bias: bool
 ) -> None:
-    monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: rows)
     N, V = 11, 17
     generator = torch.Generator().manual_seed(3)
     table = Embeddings().build(V, D, site())
     head = Softmax(scaled=True, bias=bias, label_smoothing=label_smoothing, z_loss=z).build(V, site())
     randomise(head)
+    if rows:
+        install(head)
     h = torch.randn(N, D, generator=generator).requires_grad_()
     labels = torch.randint(V, (N,), generator=generator)
     weights = torch.rand(N, generator=generator)

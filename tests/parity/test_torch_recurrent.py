@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard import fast
 from regard.errors import SpecError
 from regard.nn.core import Site
 from regard.nn.init import Xavier
@@ -55,14 +56,17 @@ def stack(cell: Cell, theirs: Any, depth: int, both: bool) -> list[Layer]:
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize(("depth", "both"), [(1, False), (2, False), (2, True)], ids=["one", "two", "both ways"])
 @each_cell
 def test_states_and_gradients_equal_torch(
-    cell: Cell, theirs: Any, options: dict[str, Any], depth: int, both: bool, padded: bool
+    cell: Cell, theirs: Any, options: dict[str, Any], depth: int, both: bool, fused: bool, padded: bool
 ) -> None:
     torch.manual_seed(0)
     reference = theirs(D, H, depth, batch_first=True, bidirectional=both, **options).double()
     layers = stack(cell, reference, depth, both)
+    if fused:
+        fast.install(nn.ModuleList(layers))
     x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     lengths = LENGTHS if padded else torch.full((B,), T)
     packed, last = reference(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
@@ -91,8 +95,8 @@ def test_states_and_gradients_equal_torch(
 
 @pytest.mark.parametrize("bias", [True, False])
 @each_cell
-def test_a_loop_over_the_formula_is_the_fused_run(cell: Cell, theirs: Any, options: dict[str, Any], bias: bool) -> None:
-    """`step` is what decoding runs, and what a projection that is more than a product runs."""
+def test_fused_cells_equal_the_formula(cell: Cell, theirs: Any, options: dict[str, Any], bias: bool) -> None:
+    """`step` computes a token in decoding, and every token where a projection is more than a product."""
     if not bias and isinstance(cell, LSTM):
         cell = LSTM(forget_bias=0.0)
     torch.manual_seed(1)
@@ -100,10 +104,11 @@ def test_a_loop_over_the_formula_is_the_fused_run(cell: Cell, theirs: Any, optio
     x = torch.randn(B, T, D, dtype=torch.float64)
     state = tuple(torch.randn(B, H, dtype=torch.float64) for _ in range(module.parts))
     y, last = module(x, state, LENGTHS)
-    looped, ended = module._looped(x, state, LENGTHS)
+    fast.install(module)
+    fused, fused_last = module(x, state, LENGTHS)
     real = torch.arange(T) < LENGTHS[:, None]
-    torch.testing.assert_close(looped[real], y[real], rtol=0, atol=1e-12)
-    for a, b in zip(ended, last, strict=True):
+    torch.testing.assert_close(fused[real], y[real], rtol=0, atol=1e-12)
+    for a, b in zip(fused_last, last, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     reference = theirs(D, H, batch_first=True, bias=bias, **options).double()
     assert sum(p.numel() for p in reference.parameters()) >= sum(p.numel() for p in module.parameters())
@@ -127,7 +132,7 @@ def test_a_forget_bias_is_where_that_gate_starts() -> None:
     cell: Any = LSTM(forget_bias=2.0).build(D, H, site())
     bias = cell.input.bias
     assert bias.unflatten(0, (4, H)).mean(1).tolist() == [0.0, 2.0, 0.0, 0.0]
-    with pytest.raises(SpecError, match=r"^forget_bias: the model's linear slot gives no biases"):
+    with pytest.raises(SpecError, match=r"^forget_bias: the model's linear slot has no biases"):
         LSTM().build(D, H, site(bias=False))
 
 

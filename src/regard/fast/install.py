@@ -15,6 +15,7 @@ from regard.fast.attention import (
     FastSynthesizerPlus,
 )
 from regard.fast.beam_cache import shared_rows
+from regard.fast.cross_entropy import FusedAdaptiveSoftmax, FusedMixture, FusedSoftmax
 from regard.fast.encode import LengthGroupedEncoder
 from regard.fast.fused import (
     BitDropout,
@@ -27,6 +28,7 @@ from regard.fast.fused import (
     FusedFeedForward,
     FusedPostNorm,
 )
+from regard.fast.recurrent import FusedElman, FusedGRU, FusedLSTM
 from regard.models.base import Generator
 from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
@@ -40,9 +42,13 @@ from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.embedding import TokensModule
 from regard.nn.lecture_norm import LayerNormModule
 from regard.nn.linear import Projection
+from regard.nn.recurrent import ElmanModule, GRUModule, LSTMModule
 from regard.nn.residual import PostNormModule
 from regard.nn.rms_norm import PartialRMSNormModule
 from regard.nn.scale_norm import ScaleNormModule
+from regard.nn.vocab.adaptive import AdaptiveSoftmaxModule
+from regard.nn.vocab.heads import SoftmaxModule
+from regard.nn.vocab.mixture import MixtureOfSoftmaxesModule
 from regard.nn.vocab.tables import EmbeddingsModule
 
 
@@ -70,6 +76,12 @@ REPLACEMENTS = (
     Replacement(ScaleNormModule, FastScaleNorm),
     Replacement(TokensModule, FastTokens),
     Replacement(nn.Dropout, BitDropout),
+    Replacement(ElmanModule, FusedElman),
+    Replacement(GRUModule, FusedGRU),
+    Replacement(LSTMModule, FusedLSTM),
+    Replacement(SoftmaxModule, FusedSoftmax),
+    Replacement(AdaptiveSoftmaxModule, FusedAdaptiveSoftmax),
+    Replacement(MixtureOfSoftmaxesModule, FusedMixture),
     Replacement(EncoderDecoderModel, LengthGroupedEncoder),
 )
 # Only for weights that are no longer trained.

@@ -43,8 +43,3 @@ class Projection(nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
-
-
-def is_plain(projection: nn.Module) -> bool:
-    """Whether a projection is x W' + b and nothing else, so that a fused kernel may take its weights."""
-    return isinstance(projection, Projection)

@@ -1,10 +1,8 @@
 """Recurrent layers: cells, their initial states, and a layer that runs them over a sequence."""
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 
 from regard.errors import DataError
 from regard.nn.core import Site
-from regard.nn.linear import is_plain
 from regard.nn.mask import Mask
 from regard.nn.precision import full_precision
 from regard.nn.state import RecurrentState, Rows
@@ -20,12 +17,6 @@ from regard.tree import Spec
 
 State = tuple[Float[Tensor, "B H"], ...]  # h alone, or h and c
 Direction = Literal["forwards", "backwards", "both"]
-
-CLOSED = 1e4  # added to the logit of a gate, whose sigmoid is then exactly 0 or 1 in any precision
-
-# cuDNN requires one contiguous block of weights. Here each weight is a parameter of its own, so torch copies them in
-# every call, which takes as long as reading them.
-warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 
 class Cell(Spec):
@@ -94,77 +85,36 @@ class CellModule(nn.Module):
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         """Return the state after one more token, by the formula."""
 
-    @abstractmethod
-    def fused(
-        self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Run all tokens through a fused kernel of torch."""
-
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B T H"], State]:
         """Return h after every token, and the state after the last of `lengths` (None: of all).
 
-        Computed in the precision of the weights even under autocast: rounding errors in the state accumulate, and
-        cuDNN has no bfloat16 here.
+        Computed in the precision of the weights even under autocast: rounding errors in the state accumulate.
         """
-        input_dtype, precise = x.dtype, next(self.parameters()).dtype
+        dtype, precise = x.dtype, next(self.parameters()).dtype
         with full_precision(x.device):
-            x, state = x.to(precise), tuple(part.to(precise) for part in state)
-            if x.shape[1] > 1 and is_plain(self.input) and is_plain(self.hidden):
-                y, last = self.fused(x, state, self._weights(), lengths)
-            else:
-                y, last = self._looped(x, state, lengths)
-        return y.to(input_dtype), last
-
-    def _looped(
-        self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T H"], State]:
-        outputs = []
-        for t, token in enumerate(x.unbind(1)):
-            new = self.step(token, state)
-            outputs.append(new[0])
-            if lengths is not None:
-                real = (t < lengths)[:, None]
-                new = tuple(torch.where(real, after, before) for after, before in zip(new, state, strict=True))
-            state = new
-        return torch.stack(outputs, 1), state
-
-    def _weights(self) -> list[Tensor]:
-        """W_x, W_h and their biases; a missing bias is zero."""
-        linears: list[Any] = [self.input, self.hidden]
-        biases = [
-            linear.weight.new_zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias
-            for linear in linears
-        ]
-        return [*(linear.weight for linear in linears), *biases]
+            state, outputs = tuple(part.to(precise) for part in state), []
+            for t, token in enumerate(x.to(precise).unbind(1)):
+                new = self.step(token, state)
+                outputs.append(new[0])
+                if lengths is not None:
+                    real = (t < lengths)[:, None]
+                    new = tuple(torch.where(real, after, before) for after, before in zip(new, state, strict=True))
+                state = new
+        return torch.stack(outputs, 1).to(dtype), state
 
 
-class HiddenStateCell(CellModule):
-    """Abstract: a cell whose state is h alone."""
-
-    kernel: Callable[..., tuple[Tensor, Tensor]]
-
-    def fused(
-        self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T H"], State]:
-        y, _ = self.kernel(x, state[0][None], weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return y, (at_last(y, lengths),)
-
-
-class ElmanModule(HiddenStateCell):
+class ElmanModule(CellModule):
     def __init__(self, activation: Literal["tanh", "relu"], d_in: int, d_hidden: int, site: Site) -> None:
         super().__init__(1, d_in, d_hidden, site)
         self.activate = {"tanh": torch.tanh, "relu": torch.relu}[activation]
-        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         return (self.activate(self.input(x) + self.hidden(state[0])),)
 
 
-class GRUModule(HiddenStateCell):
-    kernel = staticmethod(torch.gru)
-
+class GRUModule(CellModule):
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         (h,) = state
         from_x, from_h = self.input(x).chunk(3, -1), self.hidden(h).chunk(3, -1)
@@ -190,27 +140,6 @@ class LSTMModule(CellModule):
         i, f, g, o = (self.input(x) + self.hidden(h)).chunk(4, -1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return o.sigmoid() * c.tanh(), c
-
-    def fused(
-        self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T H"], State]:
-        if lengths is not None:
-            # Kernels return c after the last column only. An additional input channel marks padding, which closes the
-            # input gate and opens the forget gate, so that c does not change.
-            padding = lengths[:, None] <= torch.arange(x.shape[1], device=x.device)
-            x = torch.cat((x, padding[:, :, None].to(x.dtype)), -1)
-            gates = x.new_tensor([-CLOSED, CLOSED, 0.0, 0.0]).repeat_interleave(self.d_hidden)
-            weights = [torch.cat((weights[0], gates[:, None]), 1), *weights[1:]]
-        h, c = state
-        y, _, last = torch.lstm(x, (h[None], c[None]), weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return y, (at_last(y, lengths), last[0])
-
-
-def at_last(y: Float[Tensor, "B T H"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B H"]:
-    """Return the output at the last real token of every row."""
-    if lengths is None:
-        return y[:, -1]
-    return y.gather(1, (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, y.shape[2])).squeeze(1)
 
 
 class Start(Spec):

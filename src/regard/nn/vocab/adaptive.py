@@ -13,7 +13,7 @@ from regard.errors import SpecError
 from regard.nn.checks import check_count, check_not_negative, check_rate, require
 from regard.nn.core import Site
 from regard.nn.precision import widen
-from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
+from regard.nn.vocab.base import CrossEntropyHead, Head, HeadSpec, Scored
 from regard.nn.vocab.tables import Embeddings, Factorised, Table, TableSpec
 
 
@@ -134,7 +134,7 @@ class AdaptiveSoftmax(HeadSpec):
         return AdaptiveSoftmaxModule(self, site)
 
 
-class AdaptiveSoftmaxModule(Head):
+class AdaptiveSoftmaxModule(CrossEntropyHead):
     def __init__(self, spec: AdaptiveSoftmax, site: Site) -> None:
         super().__init__()
         self.tails = site.parameter(spec.tails, site.d_model, role="embedding")
@@ -155,18 +155,23 @@ class AdaptiveSoftmaxModule(Head):
     ) -> Scored:
         assert isinstance(table, AdaptiveTableModule)
         h = h * self.factor
-        loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         first, tails = labels, []
         for c in range(1, len(table.clusters)):
             inside, local = table.within(labels, c)
             first = torch.where(inside, table.cuts[1] + c - 1, first)
-            kept, weight = h, weights * inside
-            # Only the rows of this tail; but a graph needs fixed shapes, and a GPU would wait for their number.
-            if h.device.type == "cpu" and not torch.compiler.is_compiling():
-                at = inside.nonzero().squeeze(-1)
-                kept, local, weight = h[at], local[at], weights[at]
-            r, matrix = table.cluster(c).readout(kept)
-            tails.append(cross_entropy(r, matrix, None, local, weight, loss))
+            rows, local, weight = self.members(inside, h, local, weights)
+            r, matrix = table.cluster(c).readout(rows)
+            tails.append(self.cross_entropy(r, matrix, None, local, weight))
         matrix = torch.cat((table.rows(0, h.device), self.tails))
-        objective, nll = zip(cross_entropy(h, matrix, None, first, weights, loss), *tails, strict=True)
+        objective, nll = zip(self.cross_entropy(h, matrix, None, first, weights), *tails, strict=True)
         return Scored(torch.stack(objective).sum(), torch.stack(nll).sum())
+
+    def members(
+        self,
+        inside: Bool[Tensor, " N"],
+        h: Float[Tensor, "N D"],
+        labels: Int[Tensor, " N"],
+        weights: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"], Float[Tensor, " n"]]:
+        """The tokens of a cluster, with their labels and weights: all tokens, those outside with weight 0."""
+        return h, labels, weights * inside

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.nn.checks import check_not_negative, check_rate
 from regard.nn.core import Site
 from regard.nn.precision import widen
-from regard.nn.vocab.base import Head, HeadSpec, Scored, cross_entropy
+from regard.nn.vocab.base import CrossEntropyHead, Head, HeadSpec, Scored
 from regard.nn.vocab.tables import Table
 
 
@@ -35,7 +35,7 @@ class Softmax(HeadSpec):
         return SoftmaxModule(self, vocab, site.d_model)
 
 
-class SoftmaxModule(Head):
+class SoftmaxModule(CrossEntropyHead):
     def __init__(self, spec: Softmax, vocab: int, d_model: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
@@ -55,5 +55,4 @@ class SoftmaxModule(Head):
     ) -> Scored:
         assert table is not None
         r, matrix = table.readout(h * self.factor)
-        loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
-        return cross_entropy(r, matrix, self.bias, labels, weights, loss)
+        return self.cross_entropy(r, matrix, self.bias, labels, weights)

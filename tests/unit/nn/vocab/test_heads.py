@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.vocab import base
 from regard.nn.vocab.base import Head
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Table
@@ -71,14 +69,9 @@ def test_score_by_formula(
     assert not scored.nll.requires_grad
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("label_smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
-def test_gradients_are_those_of_the_formula(
-    label_smoothing: float, z: float, bias: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In chunks of any size, against autograd on the whole matrix of logits."""
-    monkeypatch.setattr(base, "chunk_rows", lambda *_: rows)
+def test_gradients_are_those_of_the_formula(label_smoothing: float, z: float, bias: bool, site: MakeSite) -> None:
     head, table = made(Softmax(bias=bias, label_smoothing=label_smoothing, z_loss=z), site())
     h, labels, weights = data()
     h.requires_grad_()
@@ -109,20 +102,6 @@ def test_no_labels_cost_nothing(site: MakeSite) -> None:
     assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
 
 
-def test_without_gradient_no_work_is_done_for_one(site: MakeSite) -> None:
-    """One matrix product instead of three."""
-    head, table = made(Softmax(bias=True), site())
-    h, labels, weights = data()
-    with FlopCounterMode(display=False) as counted:
-        kept = head.score(h, labels, weights, table)
-    assert counted.get_total_flops() == 3 * 2 * N * D * V
-    with FlopCounterMode(display=False) as counted, torch.no_grad():
-        plain = head.score(h, labels, weights, table)
-    assert counted.get_total_flops() == 2 * N * D * V
-    assert torch.equal(plain.objective, kept.objective)
-    assert not plain.objective.requires_grad
-
-
 def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
     head, table = made(Softmax(bias=True), site())
     h, labels, weights = data()
@@ -132,15 +111,6 @@ def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
     assert half.objective.item() == pytest.approx(exact.objective.item(), rel=0.05)
     half.objective.backward()
     assert head.log_probs(h.bfloat16(), table).dtype == torch.float32
-
-
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 10), (1000, 50_000), (7, 2**25), (4096, 4096), (0, 5)])
-def test_chunks_fit_their_budget_and_cover_the_rows(rows: int, vocab: int) -> None:
-    step = base.chunk_rows(rows, vocab, torch.device("cpu"))
-    assert step * vocab <= 2**23 or step <= 1
-    pieces = -(-rows // max(step, 1))
-    assert pieces * step >= rows
-    assert pieces <= max(1, -(-rows * vocab // 2**23))
 
 
 @pytest.mark.parametrize(

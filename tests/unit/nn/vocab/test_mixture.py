@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.core import Site
-from regard.nn.vocab import mixture
 from regard.nn.vocab.adaptive import AdaptiveTable
 from regard.nn.vocab.base import Head
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
@@ -43,10 +42,8 @@ def naive_probabilities(head: Head, E: Tensor, h: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("rows", [1, 4, 1000])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_log_probs_by_formula(scaled: bool, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "chunk_rows", lambda *_: rows)
+def test_log_probs_by_formula(scaled: bool, site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, scaled=scaled))
     h = torch.randn(2, 3, D)
     log_probs = head.log_probs(h, table)
@@ -58,13 +55,9 @@ def test_log_probs_by_formula(scaled: bool, rows: int, site: MakeSite, monkeypat
     torch.testing.assert_close(log_probs.log_softmax(-1), log_probs)  # so its z is 0
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("training", [True, False])
-def test_loss_and_gradients_by_formula(
-    training: bool, label_smoothing: float, rows: int, site: MakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixture, "chunk_rows", lambda *_: rows)
+def test_loss_and_gradients_by_formula(training: bool, label_smoothing: float, site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, label_smoothing=label_smoothing))
     head.train(training)
     h, labels, weights = data()
