@@ -62,7 +62,7 @@ def test_a_missing_file(files: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_larger_than_the_corpus_supports(files: dict[str, str], tmp_path: Path) -> None:
-    assert "supports at most" in refused(files, tmp_path, "--set", "data.tokenizer.vocab=30000")
+    assert "supports a vocabulary of at most" in refused(files, tmp_path, "--set", "data.tokenizer.vocab=30000")
 
 
 def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
     assert "cannot learn" in refused(files, tmp_path, "--preset", "gpt2_small")
     assert "at least 1" in refused(files, tmp_path, "--set", "train.steps=0")
     assert "beam_size" in refused(files, tmp_path, "--set", "decode.beam_size=0")
-    assert "do not hold an example" in refused(files, tmp_path, "--set", "data.batching.tokens=1")
+    assert "is less than the longest example" in refused(files, tmp_path, "--set", "data.batching.tokens=1")
     assert "not one of auto" in refused(files, tmp_path, "--device", "tpu")
     assert "is not a time" in refused(files, tmp_path, "--max-time", "soon")
     assert "CPU trains in float32" in refused(files, tmp_path, "--set", "train.precision=bfloat16", "--device", "cpu")

@@ -281,7 +281,7 @@ def test_a_run_that_was_edited_before_it_began(content: str, said: str, tmp_path
 
 
 def test_a_line_without_end(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LONGEST", 3 << 20)
+    monkeypatch.setattr(text, "MAX_LINE", 3 << 20)
     bomb = b"good\n" + b"a" * (8 << 20)
     (tmp_path / "bomb").write_bytes(bomb)
     with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:

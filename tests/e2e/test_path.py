@@ -108,7 +108,7 @@ def test_n_best_scores_and_rescoring_agree(run: Path, corpus: dict[str, str], tm
     loaded = package.load(run)
     for output, score in zip(outputs, scores, strict=True):
         # A text may be said in several ways; the usual one can be compared.
-        if loaded.tokenizer.pieces(loaded.tokenizer.encode(output["text"])) == output["tokens"]:
+        if loaded.tokenizer.tokens(loaded.tokenizer.encode(output["text"])) == output["tokens"]:
             assert score["log_prob"] == pytest.approx(output["log_prob"], abs=1e-4)
             assert score["tokens"] == len(output["tokens"]) + 1
 

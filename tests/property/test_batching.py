@@ -35,7 +35,7 @@ def flat(batches: list[list[list[int]]]) -> list[int]:
 
 
 @given(pairs, seeds | st.none(), st.integers(LIMIT, 5 * LIMIT), st.data())
-def test_both_see_every_example_as_often_as_it_is_given(
+def test_plans_contain_every_example_as_often_as_given(
     given_pairs: Pairs, seed: int | None, tokens: int, data: st.DataObject
 ) -> None:
     lengths = lengths_of(given_pairs)
@@ -48,7 +48,7 @@ def test_both_see_every_example_as_often_as_it_is_given(
 
 
 @given(pairs, seeds | st.none(), st.integers(LIMIT, 8 * LIMIT))
-def test_buckets_stay_within_their_tokens_and_hold_like_lengths(
+def test_buckets_respect_the_token_limit_and_group_similar_lengths(
     given_pairs: Pairs, seed: int | None, tokens: int
 ) -> None:
     lengths, longest = lengths_of(given_pairs), np.max(given_pairs, axis=1)
@@ -66,7 +66,7 @@ def test_buckets_stay_within_their_tokens_and_hold_like_lengths(
 
 
 @given(pairs, st.integers(LIMIT, 8 * LIMIT))
-def test_buckets_in_order_are_as_full_as_can_be(given_pairs: Pairs, tokens: int) -> None:
+def test_unshuffled_buckets_are_maximal(given_pairs: Pairs, tokens: int) -> None:
     longest = np.max(given_pairs, axis=1)
     batches = batches_of(planned(Buckets(tokens), lengths_of(given_pairs), None, np.arange(len(given_pairs))))
     for batch, following in pairwise(batches):
@@ -74,7 +74,7 @@ def test_buckets_in_order_are_as_full_as_can_be(given_pairs: Pairs, tokens: int)
 
 
 @given(pairs, seeds)
-def test_an_order_is_a_function_of_the_seed(given_pairs: Pairs, seed: int) -> None:
+def test_order_depends_only_on_the_seed(given_pairs: Pairs, seed: int) -> None:
     lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
     for batching in (Buckets(30), Packing(30, LIMIT, pool=7), Windows(30, 5)):
         streams = {"target": lengths["target"] + 5}
@@ -118,18 +118,18 @@ def test_packing_is_best_fit_decreasing_in_pools(given_pairs: Pairs, pool: int, 
 
 @settings(max_examples=30)
 @given(pairs, st.integers(1, 30))
-def test_how_many_pools_are_packed_at_once_changes_nothing(given_pairs: Pairs, pool: int) -> None:
+def test_packing_does_not_depend_on_pools_packed_at_once(given_pairs: Pairs, pool: int) -> None:
     found = []
     for together in (1, 3, 64):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("regard.data.batching.SIDE_BY_SIDE", together)
+            patch.setattr("regard.data.batching.POOLS_AT_ONCE", together)
             plan = planned(Packing(3 * LIMIT, LIMIT, pool), lengths_of(given_pairs), 7, np.arange(len(given_pairs)))
         found.append(batches_of(plan))
     assert found[0] == found[1] == found[2]
 
 
 @given(pairs, seeds)
-def test_packed_rows_are_those_of_the_shuffled_order_shuffled(given_pairs: Pairs, seed: int) -> None:
+def test_shuffled_packing_permutes_the_rows_of_the_shuffled_order(given_pairs: Pairs, seed: int) -> None:
     lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
     batching = Packing(3 * LIMIT, LIMIT, pool=20)
     shuffled = np.random.default_rng(seed).permutation(examples)
@@ -152,7 +152,7 @@ def test_rows_of_sentences_are_full(seed: int) -> None:
 
 
 @given(pairs, seeds)
-def test_no_packed_row_is_too_long_on_either_side(given_pairs: Pairs, seed: int) -> None:
+def test_packed_rows_respect_the_length_on_both_sides(given_pairs: Pairs, seed: int) -> None:
     lengths = lengths_of(given_pairs)
     batches = batches_of(planned(Packing(3 * LIMIT, LIMIT), lengths, seed, np.arange(len(given_pairs))))
     for batch in batches:
@@ -162,11 +162,11 @@ def test_no_packed_row_is_too_long_on_either_side(given_pairs: Pairs, seed: int)
 
 
 @given(pairs, st.integers(1, LIMIT - 1))
-def test_what_is_too_long_is_refused(given_pairs: Pairs, most: int) -> None:
+def test_too_long_examples_are_refused(given_pairs: Pairs, most: int) -> None:
     lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
     for batching in (Buckets(most), Packing(2 * most, most)):
         if np.max(given_pairs) > most:
-            with pytest.raises(DataError, match="allow more"):
+            with pytest.raises(DataError, match="increase it"):
                 planned(batching, lengths, 0, examples)
         else:
             planned(batching, lengths, 0, examples)
@@ -176,7 +176,9 @@ streams = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
 
 @given(streams, seeds, st.integers(1, 9), st.integers(1, 4))
-def test_windows_lie_apart_inside_their_streams(given_streams: list[int], seed: int, length: int, rows: int) -> None:
+def test_windows_are_disjoint_and_inside_their_texts(
+    given_streams: list[int], seed: int, length: int, rows: int
+) -> None:
     lengths, ends = np.asarray(given_streams), np.cumsum(given_streams)
     batching = Windows(rows * length + length - 1, length)
     if max(given_streams) <= length:
@@ -194,7 +196,7 @@ def test_windows_lie_apart_inside_their_streams(given_streams: list[int], seed: 
 
 
 @given(streams, st.integers(1, 9))
-def test_in_evaluation_every_label_is_said_once(given_streams: list[int], length: int) -> None:
+def test_evaluation_windows_predict_every_label_once(given_streams: list[int], length: int) -> None:
     lengths = np.asarray(given_streams)
     if max(given_streams) < 2:
         with pytest.raises(DataError, match="choose a shorter length"):
@@ -214,7 +216,7 @@ def test_in_evaluation_every_label_is_said_once(given_streams: list[int], length
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 20))
-def test_windows_of_other_epochs_lie_elsewhere(seed: int) -> None:
+def test_windows_of_other_epochs_have_other_offsets(seed: int) -> None:
     lengths = {"target": np.asarray([1000])}
     starts = {
         min(flat(batches_of(planned(Windows(64, 64), lengths, seed + epoch, np.arange(1))))) for epoch in range(20)

@@ -124,7 +124,7 @@ READERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any],
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damage_is_refused_by_an_error_of_ours(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_files_raise_a_regard_error(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     whole, read = READERS[name]
     path = tmp_path_factory.mktemp("damage") / "document.json"
     read(whole(), path)
@@ -140,7 +140,7 @@ def test_damage_is_refused_by_an_error_of_ours(name: str, tmp_path_factory: pyte
 
 @settings(max_examples=40)
 @given(damaged(survey))
-def test_a_damaged_survey_is_refused(document: dict[str, Any]) -> None:
+def test_damaged_survey_is_refused(document: dict[str, Any]) -> None:
     with suppress(KeyError, TypeError, ValueError, AttributeError):  # which `opened` makes a sentence of
         found = Survey.of(document)
         assert all(isinstance(count, int) for count in (*found.words.values(), *found.ids.values(), found.bytes))

@@ -16,7 +16,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(LENGTHS, st.integers(1, 30))
-def test_the_line_covers_its_share_of_the_pairs(pairs: list[tuple[int, int]], times: int) -> None:
+def test_fitted_line_covers_its_share_of_the_pairs(pairs: list[tuple[int, int]], times: int) -> None:
     source, target = columns(pairs * times)
     limit = fit(source, target)
     covered = target <= limit.slope * source + limit.constant + 1e-9
@@ -25,7 +25,7 @@ def test_the_line_covers_its_share_of_the_pairs(pairs: list[tuple[int, int]], ti
 
 
 @given(LENGTHS)
-def test_no_constant_limit_and_no_ratio_is_lower(pairs: list[tuple[int, int]]) -> None:
+def test_fitted_limit_is_below_constant_and_ratio_limits(pairs: list[tuple[int, int]]) -> None:
     """Of fewer than 1,000 pairs all must be covered."""
     source, target = columns(pairs)
     limit = fit(source, target)
@@ -43,7 +43,7 @@ def test_every_training_target_is_within_the_limit(pairs: list[tuple[int, int]])
 
 
 @given(st.lists(LIMIT, min_size=1, max_size=4), st.integers(0, 300))
-def test_the_widest_allows_what_each_allows(limits: list[LengthLimit], source: int) -> None:
+def test_widest_limit_bounds_every_limit(limits: list[LengthLimit], source: int) -> None:
     found = widest(limits)
     assert found is not None
     assert all(found.most(source) >= limit.most(source) for limit in limits)

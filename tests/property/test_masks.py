@@ -71,7 +71,7 @@ def definition(mask: Mask, rows: int, T: int, S: int) -> Tensor:
 
 @settings(max_examples=150)
 @given(masks())
-def test_dense_is_the_definition(case: tuple[Mask, int, int, int]) -> None:
+def test_dense_mask_matches_the_definition(case: tuple[Mask, int, int, int]) -> None:
     mask, rows, T, S = case
     dense = mask.dense(T, S, CPU)
     expected = definition(mask, rows, T, S)
@@ -83,7 +83,7 @@ def test_dense_is_the_definition(case: tuple[Mask, int, int, int]) -> None:
 
 @settings(max_examples=60)
 @given(masks())
-def test_the_predicate_is_the_dense_mask(case: tuple[Mask, int, int, int]) -> None:
+def test_mask_predicate_matches_the_dense_mask(case: tuple[Mask, int, int, int]) -> None:
     mask, rows, T, S = case
     predicate, expected = mask_mod(View(mask, T, S, CPU)), definition(mask, rows, T, S)
     b, i, j = torch.meshgrid(torch.arange(rows), torch.arange(T), torch.arange(S), indexing="ij")
@@ -94,7 +94,7 @@ def test_the_predicate_is_the_dense_mask(case: tuple[Mask, int, int, int]) -> No
 @given(masks())
 @example((Mask(causal=True), 2, 5, 5))  # of all that is drawn, hardly any is plain
 @example((Mask(causal=True, start=4), 2, 1, 5))
-def test_shortcuts_are_the_definition(case: tuple[Mask, int, int, int]) -> None:
+def test_mask_shortcuts_match_the_definition(case: tuple[Mask, int, int, int]) -> None:
     mask, rows, T, S = case
     expected = definition(mask, rows, T, S)
     if is_causal_only(View(mask, T, S, CPU)):
@@ -119,7 +119,7 @@ def test_sdpa_and_reference_agree_on_any_mask(case: tuple[Mask, int, int, int], 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_lengths_are_counts_laid_end_to_end(data: st.DataObject) -> None:
+def test_segment_lengths_are_token_counts(data: st.DataObject) -> None:
     rows, T, S, most = (data.draw(st.integers(1, 4)) for _ in range(4))
     most = max(most, 3)
     q_seg, k_seg = data.draw(segments(rows, T, True)), data.draw(segments(rows, S, True))

@@ -28,7 +28,7 @@ pieces = st.lists(st.integers(3, 10), min_size=1, max_size=5)
 @given(
     st.lists(st.lists(st.lists(st.integers(3, 99), max_size=5), max_size=4), min_size=1, max_size=3), st.integers(0, 3)
 )
-def test_what_is_packed_can_be_unpacked(rows: list[list[list[int]]], extra: int) -> None:
+def test_packed_rows_can_be_unpacked(rows: list[list[list[int]]], extra: int) -> None:
     width = max(sum(map(len, row)) for row in rows) + extra
     if width == 0:
         return
@@ -46,7 +46,7 @@ def test_what_is_packed_can_be_unpacked(rows: list[list[list[int]]], extra: int)
 
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(3, 99), min_size=1, max_size=6), min_size=1, max_size=4), st.integers(0, 3))
-def test_what_is_padded_can_be_unpadded(rows: list[list[int]], extra: int) -> None:
+def test_padded_rows_can_be_unpadded(rows: list[list[int]], extra: int) -> None:
     ids, seg = pad(rows, max(map(len, rows)) + extra)
     assert [i[s == 1].tolist() for i, s in zip(ids, seg, strict=True)] == rows
     Batch(ids, target_seg=seg)  # and a batch takes it
@@ -83,7 +83,7 @@ TRANSLATOR = EncoderDecoder(
 
 @settings(max_examples=25)
 @given(st.lists(pieces, min_size=1, max_size=4), st.sampled_from(range(len(LANGUAGE_MODELS))), st.integers(0, 2))
-def test_the_loss_of_a_packed_row_is_the_sum_over_its_parts(texts: list[list[int]], which: int, extra: int) -> None:
+def test_loss_of_a_packed_row_is_the_sum_of_its_sequences(texts: list[list[int]], which: int, extra: int) -> None:
     model = _shaken(LANGUAGE_MODELS[which])
     ids, seg, pos = pack([texts], sum(map(len, texts)) + extra)
     labels = (ids * 7 + 3) % 11
@@ -97,7 +97,7 @@ def test_the_loss_of_a_packed_row_is_the_sum_over_its_parts(texts: list[list[int
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=4))
-def test_packed_pairs_cost_what_they_cost_alone(pairs: list[tuple[list[int], list[int]]]) -> None:
+def test_loss_of_packed_pairs_equals_their_separate_losses(pairs: list[tuple[list[int], list[int]]]) -> None:
     translator = _shaken(TRANSLATOR)
     packed = translator.loss(translation(pairs, packed=True))  # type: ignore[reportCallIssue]
     padded = translator.loss(translation(pairs))  # type: ignore[reportCallIssue]

@@ -35,7 +35,7 @@ def test_find_loop_returns_the_longest_loop(ids: list[int]) -> None:
     st.lists(st.integers(0, 9), min_size=1, max_size=PERIOD),
     st.integers(AT_END, 40),
 )
-def test_an_output_that_runs_into_a_loop(before: list[int], part: list[int], copies: int) -> None:
+def test_repeated_end_of_an_output_is_a_loop(before: list[int], part: list[int], copies: int) -> None:
     """Wherever it begins, and wherever the limit cuts it."""
     cut = part[: len(part) // 2]
     found = find_loop(before + part * copies + cut)
@@ -46,11 +46,11 @@ def test_an_output_that_runs_into_a_loop(before: list[int], part: list[int], cop
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=100), st.integers(1, COPIES - 1))
-def test_few_copies_are_no_loop(ids: list[int], copies: int) -> None:
+def test_few_copies_are_not_a_loop(ids: list[int], copies: int) -> None:
     assert find_loop(ids * copies) is None
 
 
-def test_short_outputs_are_no_loops() -> None:
+def test_short_outputs_are_not_loops() -> None:
     assert find_loop([]) is None
     assert find_loop([5]) is None
     assert find_loop([5] * (TOKENS - 1)) is None  # "no no no no no no no"

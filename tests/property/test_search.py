@@ -106,7 +106,7 @@ searches = st.one_of(
 
 
 def consistent(rule: tuple[Ids, Ids, int]) -> bool:
-    """The prefix does not hold what is banned."""
+    """True if the prefix contains no banned sequence."""
     prefix, banned, _ = rule
     return not any(prefix[i : i + len(banned)] == banned for i in range(len(prefix)) if banned)
 
@@ -131,7 +131,7 @@ required = st.lists(phrases, max_size=3).map(tuple)
     st.integers(3, 8),
 )
 @settings(max_examples=60)
-def test_outputs_keep_limits_and_constraints_and_the_models_probabilities(
+def test_outputs_satisfy_limits_and_constraints_with_model_probabilities(
     model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], make: Make, least: int, most: int
 ) -> None:
     search = make()
@@ -164,7 +164,7 @@ def alone(model: Chaotic, source: Ids, ids: Ids, ended: bool) -> list[float]:
 
 @given(models, st.lists(st.tuples(sentences, row_rules), min_size=2, max_size=5), searches, st.randoms())
 @settings(max_examples=25)
-def test_the_result_of_a_row_does_not_depend_on_the_others(
+def test_result_of_a_row_is_independent_of_other_rows(
     model: Chaotic, rows: list[tuple[Ids, tuple[Ids, Ids, int]]], make: Make, random: Any
 ) -> None:
     search = make()
@@ -182,7 +182,9 @@ def test_the_result_of_a_row_does_not_depend_on_the_others(
 
 @given(models, st.lists(st.tuples(sentences, required), min_size=1, max_size=4), beam_searches(least=2))
 @settings(max_examples=40)
-def test_outputs_contain_what_is_required(model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], make: Make) -> None:
+def test_outputs_contain_required_sequences(
+    model: Chaotic, rows: list[tuple[Ids, tuple[Ids, ...]]], make: Make
+) -> None:
     """Every output contains its required sequences, where nothing but a prefix is constrained beside them."""
     search = make()
     rules = [TokenConstraints(text[:2], required=sequences) for text, sequences in rows]
@@ -198,7 +200,7 @@ def test_outputs_contain_what_is_required(model: Chaotic, rows: list[tuple[Ids, 
     models, st.lists(sentences, min_size=1, max_size=4), st.sampled_from([Beam(1), Sample(), Sample(temperature=0.3)])
 )
 @settings(max_examples=40)
-def test_the_pieces_of_a_stream_join_to_the_hypothesis(model: Chaotic, rows: list[Ids], search: Search) -> None:
+def test_streamed_parts_concatenate_to_the_hypothesis(model: Chaotic, rows: list[Ids], search: Search) -> None:
     said: dict[int, list[int]] = {i: [] for i in range(len(rows))}
     for pieces in stream(model, batch(rows), search, ENDS, Limits(max_len=6)):
         for piece in pieces:
@@ -209,7 +211,7 @@ def test_the_pieces_of_a_stream_join_to_the_hypothesis(model: Chaotic, rows: lis
 
 @given(st.integers(0, 999), st.integers(1, 4), st.sampled_from([9, 1100, 2000]), st.sampled_from([1e-6, 1e-4, 1.0]))
 @settings(max_examples=80)
-def test_the_order_is_that_of_the_definition(seed: int, beams: int, vocab: int, spread: float) -> None:
+def test_beam_order_matches_the_definition(seed: int, beams: int, vocab: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_probs = (spread * torch.randn(beams, vocab, generator=generator)).log_softmax(-1)
     totals = (spread * -torch.rand(beams, generator=generator)).tolist()

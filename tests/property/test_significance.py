@@ -14,7 +14,7 @@ corpora = st.lists(st.tuples(words, words, words), min_size=2, max_size=8)
 
 @settings(max_examples=60)
 @given(pairs, st.integers(0, 100))
-def test_the_other_way_round_only_the_sign_changes(lines: list[tuple[float, float]], seed: int) -> None:
+def test_swapping_systems_only_changes_the_sign(lines: list[tuple[float, float]], seed: int) -> None:
     first, second = map(list, zip(*lines, strict=True))
     one = compare_lines(first, second, "score", resamples=100, seed=seed)
     other = compare_lines(second, first, "score", resamples=100, seed=seed)
@@ -25,7 +25,9 @@ def test_the_other_way_round_only_the_sign_changes(lines: list[tuple[float, floa
 
 @settings(max_examples=40)
 @given(corpora, st.sampled_from(["bleu", "chrf", "ter", "exact_match"]))
-def test_corpus_scores_too(corpus: list[tuple[str, str, str]], metric: str) -> None:
+def test_swapping_systems_only_changes_the_sign_of_corpus_scores(
+    corpus: list[tuple[str, str, str]], metric: str
+) -> None:
     first, second, references = map(list, zip(*corpus, strict=True))
     one = paired_bootstrap(first, second, references, metric, resamples=100)
     other = paired_bootstrap(second, first, references, metric, resamples=100)
@@ -38,7 +40,7 @@ def test_corpus_scores_too(corpus: list[tuple[str, str, str]], metric: str) -> N
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0.01, 1))
-def test_a_constant_gain_is_certain(first: list[float], gain: float) -> None:
+def test_constant_gain_is_significant(first: list[float], gain: float) -> None:
     made = compare_lines(first, [score + gain for score in first], "score", resamples=100)
     assert (made.difference, made.low, made.high) == pytest.approx((100 * gain,) * 3)
     assert made.p_value == 1 / 101
@@ -56,7 +58,7 @@ def test_p_below_one_fortieth_agrees_with_an_interval_without_0(lines: list[tupl
         assert nearer_end <= 1e-9
 
 
-def test_the_interval_holds_the_true_difference_about_19_times_in_20() -> None:
+def test_interval_contains_the_true_difference_in_95_percent_of_cases() -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(300):

@@ -24,7 +24,7 @@ texts = st.one_of(anything, st.lists(st.one_of(own, anything), max_size=8).map("
 @pytest.mark.parametrize("kind", LOSSLESS)
 @settings(max_examples=300)
 @given(text=texts)
-def test_text_comes_back_as_it_was(kind: str, text: str) -> None:
+def test_decoding_restores_the_text(kind: str, text: str) -> None:
     tokenizer = LOSSLESS[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -35,7 +35,7 @@ def test_text_comes_back_as_it_was(kind: str, text: str) -> None:
 
 @settings(max_examples=100)
 @given(batch=st.lists(texts, max_size=5))
-def test_batches_and_copies_give_the_same(batch: list[str]) -> None:
+def test_batches_and_copies_encode_equally(batch: list[str]) -> None:
     for tokenizer in (*LOSSLESS.values(), WORDS):
         ids = [tokenizer.encode(text) for text in batch]
         copy = Tokenizer.from_json(tokenizer.to_json())
@@ -45,7 +45,7 @@ def test_batches_and_copies_give_the_same(batch: list[str]) -> None:
 
 @settings(max_examples=300)
 @given(text=texts)
-def test_words_come_back_but_for_spaces_and_the_unknown(text: str) -> None:
+def test_words_decode_with_normalised_spaces_and_unknowns(text: str) -> None:
     ids = WORDS.encode(text)
     assert all(3 <= one < WORDS.size for one in ids)
     once = WORDS.decode(ids)
@@ -57,20 +57,20 @@ def test_words_come_back_but_for_spaces_and_the_unknown(text: str) -> None:
 @pytest.mark.parametrize("kind", LOSSLESS)
 @settings(max_examples=100)
 @given(data=st.data())
-def test_any_ids_can_be_decoded_and_shown(kind: str, data: st.DataObject) -> None:
+def test_any_ids_can_be_decoded_and_printed(kind: str, data: st.DataObject) -> None:
     """A model may say any ids, whether or not they make characters."""
     tokenizer = LOSSLESS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=20))
     assert isinstance(tokenizer.decode(ids), str)
-    shown = tokenizer.pieces(ids)
+    shown = tokenizer.tokens(ids)
     assert len(shown) == len(ids)
     assert all(piece.isprintable() and piece and " " not in piece for piece in shown)
 
 
 @settings(max_examples=100)
 @given(text=texts)
-def test_whole_pieces_are_shown_as_they_are(text: str) -> None:
+def test_tokens_concatenate_to_the_text(text: str) -> None:
     """Characters that can be seen, and that the corpus has, are shown as themselves."""
     tokenizer = LOSSLESS["characters"]
     known = "".join(c for c in text if c in set("".join(CORPUS)) and c.isprintable())
-    assert "".join(tokenizer.pieces(tokenizer.encode(known))) == known.replace(" ", "\u2581")
+    assert "".join(tokenizer.tokens(tokenizer.encode(known))) == known.replace(" ", "\u2581")

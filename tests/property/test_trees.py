@@ -98,20 +98,20 @@ def test_edited_trees_round_trip_through_json(case: tuple[ModelSpec, str, Any]) 
 
 @settings(max_examples=60)
 @given(models, st.data())
-def test_writing_back_what_is_there_changes_nothing(tree: ModelSpec, data: st.DataObject) -> None:
+def test_replacing_a_field_by_its_value_changes_nothing(tree: ModelSpec, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(paths(tree)))
     assert replace_at(tree, path, get_at(tree, path)) == tree
 
 
 @settings(max_examples=60)
 @given(models, st.sampled_from([slot for slot in SLOTS if slot is not ModelSpec]))
-def test_swapping_a_part_for_itself_gives_the_same_tree(tree: ModelSpec, slot: type[Spec]) -> None:
+def test_identity_swap_returns_the_same_tree(tree: ModelSpec, slot: type[Spec]) -> None:
     assert swap(tree, slot, lambda part: part) is tree
 
 
 @settings(max_examples=40)
 @given(models, st.sampled_from(sorted(part.kind for part in SLOTS[Norm])))
-def test_a_swap_leaves_none_behind(tree: ModelSpec, kind: str) -> None:
+def test_swap_replaces_every_part_of_a_kind(tree: ModelSpec, kind: str) -> None:
     new = from_record(Norm, {"kind": kind})
     swapped = swap(tree, Norm, lambda _: new)
     norms: list[Norm] = []
@@ -166,7 +166,7 @@ def misspelt(draw: st.DrawFn, name: str) -> str:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_a_misspelt_key_names_its_neighbour(data: st.DataObject) -> None:
+def test_misspelt_key_gets_a_suggestion(data: st.DataObject) -> None:
     kind, name = data.draw(st.sampled_from(KEYS))
     wrong = data.draw(misspelt(name))
     fields = hints(PARTS[kind])
@@ -181,7 +181,7 @@ def test_a_misspelt_key_names_its_neighbour(data: st.DataObject) -> None:
 
 @settings(max_examples=100)
 @given(st.data())
-def test_a_misspelt_kind_names_its_neighbour(data: st.DataObject) -> None:
+def test_misspelt_kind_gets_a_suggestion(data: st.DataObject) -> None:
     slot = data.draw(st.sampled_from([Norm, Residual]))
     kind = data.draw(st.sampled_from(sorted(part.kind for part in SLOTS[slot])))
     wrong = data.draw(misspelt(kind))

@@ -28,20 +28,20 @@ texts = st.lists(st.one_of(white, black, anything), max_size=12).map("".join)
 
 @settings(max_examples=200)
 @given(batch=st.lists(texts, max_size=4))
-def test_words_are_encoded_as_the_whole_text_is(batch: list[str]) -> None:
+def test_encoding_by_word_equals_encoding_the_text(batch: list[str]) -> None:
     for tokenizer in TOKENIZERS:
         column = tokenizer.encode_column(batch)
         assert [column[row].tolist() for row in range(len(column))] == tokenizer.encode_batch(batch)
 
 
-def test_the_tokenizer_knows_no_white_space_that_python_does_not() -> None:
+def test_white_space_of_the_tokenizer_is_white_space_in_python() -> None:
     others = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
     black_only = "".join(character for character in others if not character.isspace())
     pieces = pre_tokenizers.Split(Regex(r"\s"), "isolated").pre_tokenize_str(black_only)
     assert [piece for piece, _ in pieces] == [black_only]
 
 
-def test_no_word_is_encoded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
 
     def encode(texts: list[str]) -> list[list[int]]:
@@ -55,12 +55,12 @@ def test_no_word_is_encoded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     column = memory.column(["bc bc a"])
     assert column[0].tolist() == [2, 2, 3, 3, 3, 2, 2]
     assert len(encoded) == 6
-    monkeypatch.setattr(words, "MOST", 5)  # too many are known: all are forgotten
+    monkeypatch.setattr(words, "MAX_WORDS", 5)  # the cache is cleared
     assert memory.column(["bc bc a"])[0].tolist() == [2, 2, 3, 3, 3, 2, 2]
     assert encoded[6:] == ["bc", " bc", " a"]
 
 
-def test_half_a_character_is_found_in_its_text() -> None:
+def test_lone_surrogate_is_reported_with_its_text() -> None:
     for tokenizer in TOKENIZERS:
         with pytest.raises(DataError, match="text 2 has half a character"):
             tokenizer.encode_column(["a b c", "d e f", "g \ud800 h"])

@@ -17,14 +17,14 @@ def test_pad_fills_on_the_right() -> None:
     assert pad([[5], []], 2)[1].tolist() == [[1, 0], [0, 0]]
 
 
-def test_pack_lays_pieces_end_to_end() -> None:
+def test_pack_concatenates_sequences() -> None:
     ids, seg, pos = pack([[[5, 6], [7]], [[8, 9, 10]]], 5)
     assert ids.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 0, 0]]
     assert seg.tolist() == [[1, 1, 2, 0, 0], [1, 1, 1, 0, 0]]
     assert pos.tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]]
 
 
-def test_translation_is_laid_out_as_in_training() -> None:
+def test_translation_adds_special_tokens_as_in_training() -> None:
     batch = translation([([5, 6], [7, 8, 9]), ([5], [7])])
     assert batch.target.tolist() == [[1, 7, 8, 9], [1, 7, 0, 0]]
     assert batch.labels is not None
@@ -37,14 +37,14 @@ def test_translation_is_laid_out_as_in_training() -> None:
     assert batch.source_seg.tolist() == [[1, 1, 1], [1, 1, 0]]
 
 
-def test_translation_with_other_ends_of_the_source() -> None:
+def test_translation_with_other_source_end() -> None:
     for end, expected in (((), [[5, 6]]), ((3,), [[5, 6, 3]])):
         batch = translation([([5, 6], [7])], source_end=end)
         assert batch.source is not None
         assert batch.source.tolist() == expected
 
 
-def test_packed_translation_is_one_row_with_positions_that_restart() -> None:
+def test_packed_translation_is_one_row_with_restarting_positions() -> None:
     batch = translation([([5, 6], [7, 8, 9]), ([5], [7])], packed=True)
     assert batch.target.tolist() == [[1, 7, 8, 9, 1, 7]]
     for tensor, wanted in (
@@ -100,7 +100,7 @@ POS = rows(0, 1, 0)
         ({"target_pos": rows(0, 1, 7), "longest": 7}, r"target_pos: positions must lie in 0 \.\. 6"),
     ],
 )
-def test_rows_that_masks_would_misread_are_refused(given: dict[str, Any], words: str) -> None:
+def test_invalid_segments_and_positions_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         Batch(rows(4, 5, 6), **given)
 
@@ -120,7 +120,7 @@ for given in (
 """
 
 
-def test_shapes_that_do_not_belong_together_are_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     """In a process of its own: here the shape checks of the test suite would speak first."""
     said = subprocess.run(
         [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True
@@ -136,7 +136,7 @@ def test_shapes_that_do_not_belong_together_are_refused() -> None:
     ]
 
 
-def test_no_pairs_are_refused() -> None:
+def test_translation_without_pairs_is_refused() -> None:
     with pytest.raises(DataError, match="pairs: there are none"):
         translation([])
 
@@ -146,7 +146,7 @@ def test_an_empty_source_is_refused() -> None:
         translation([([], [5])])
 
 
-def test_to_moves_every_tensor_and_nothing_else() -> None:
+def test_to_moves_every_tensor() -> None:
     batch = translation([([5, 6], [7, 8, 9]), ([5], [7])], packed=True).to("meta")
     for field in fields(batch):
         value = getattr(batch, field.name)

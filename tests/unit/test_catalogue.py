@@ -14,13 +14,13 @@ from regard.presets import t5_base
 from regard.tree import Spec, to_record
 
 
-def test_parts_are_the_slots_by_kind() -> None:
+def test_parts_lists_every_slot_by_kind() -> None:
     assert list(PARTS.values()) == [part for parts in SLOTS.values() for part in parts]
     assert all(PARTS[kind].kind == kind for kind in PARTS)
 
 
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.__name__)
-def test_every_part_is_of_its_slot(slot: type[Spec]) -> None:
+def test_every_part_is_a_subclass_of_its_slot(slot: type[Spec]) -> None:
     assert all(issubclass(part, slot) for part in SLOTS[slot])
 
 
@@ -65,14 +65,14 @@ def test_code_in_a_record_needs_trust() -> None:
         ("encoder.pattern", [], "encoder.pattern", "at least one block"),
     ],
 )
-def test_edits_of_a_model_are_refused_with_the_path(path: str, value: Any, where: str, words: str) -> None:
+def test_invalid_edits_are_refused_with_the_path(path: str, value: Any, where: str, words: str) -> None:
     with pytest.raises(SpecError) as raised:
         edited(t5_base(), {path: value})
     assert raised.value.path == where
     assert words in str(raised.value)
 
 
-def test_edits_take_records_and_kind_names() -> None:
+def test_edits_accept_records_and_kind_names() -> None:
     spec = edited(t5_base(), {"decoder.position": "alibi", "encoder.depth": 3, "d_model": 96, "heads": 6})
     assert spec.decoder.position == ALiBi()  # type: ignore[reportAttributeAccessIssue]
     assert (spec.encoder.blocks(), spec.d_model, spec.heads) == (3, 96, 6)

@@ -54,7 +54,7 @@ def test_nearest_cuts_a_long_list() -> None:
     assert said.endswith("and 6 more")
 
 
-def test_nearest_of_nothing() -> None:
+def test_nearest_without_options() -> None:
     assert nearest("a", []) == "nothing can be named here"
 
 
@@ -83,17 +83,17 @@ def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:
     ],
     ids=str,
 )
-def test_what_a_lack_of_memory_looks_like(error: Exception, lacks: bool) -> None:
+def test_lacks_memory_recognises_out_of_memory_errors(error: Exception, lacks: bool) -> None:
     assert lacks_memory(error) == lacks
 
 
-def test_torch_says_so_when_it_cannot_allocate() -> None:
+def test_lacks_memory_recognises_a_failed_allocation_in_torch() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60, dtype=torch.uint8)
     assert lacks_memory(raised.value)
 
 
-def test_warnings_that_are_alike_are_counted() -> None:
+def test_repeated_warnings_are_counted() -> None:
     shown: list[str] = []
     with CountedWarnings(shown.append) as warn:
         for line in (3, 5, 1_800):

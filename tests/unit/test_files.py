@@ -18,7 +18,7 @@ from regard.training.checkpoint import RunFolder
 HOLDER = "import sys, time, pathlib\nfrom regard.files import held\nwith held(pathlib.Path(sys.argv[1])):\n"
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_second_process_is_refused(tmp_path: Path) -> None:
     with (
         held(tmp_path),
         pytest.raises(DataError, match=f"{tmp_path} is being worked on by another process"),
@@ -31,7 +31,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
-def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER + "    print('held', flush=True)\n    time.sleep(60)", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -51,7 +51,7 @@ def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
-def test_who_waits_comes_next(tmp_path: Path) -> None:
+def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
     """Many wait for the same folder, which goes now and then because it was left empty: none ever meets another."""
     inside: list[int] = []
     most: list[int] = []
@@ -74,7 +74,7 @@ def test_who_waits_comes_next(tmp_path: Path) -> None:
     assert most == [1] * 120
 
 
-def test_a_link_in_the_folder_is_refused(tmp_path: Path) -> None:
+def test_link_in_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "outside").mkdir()
     for name in ("tensorboard", ".saving", "data", "log.jsonl"):
@@ -95,7 +95,7 @@ def test_a_link_in_the_folder_is_refused(tmp_path: Path) -> None:
         assert (tmp_path / "run" / LOCK).exists()
 
 
-def test_what_was_left_half_made_is_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     for folder in (temporary(tmp_path / "data"), tmp_path / ".saving", tmp_path / ".data-making"):
         folder.mkdir()
         (folder / "weights").write_bytes(b"half")
@@ -106,7 +106,7 @@ def test_what_was_left_half_made_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", ".mine", "making"]
 
 
-def test_links_are_refused_at_any_depth_but_only_where_something_is_written(tmp_path: Path) -> None:
+def test_links_are_refused_at_any_depth_of_written_paths(tmp_path: Path) -> None:
     run, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
     (run.path / "tensorboard").mkdir(parents=True)
     outside.mkdir()
@@ -127,7 +127,7 @@ def test_links_are_refused_at_any_depth_but_only_where_something_is_written(tmp_
         pass
 
 
-def test_a_folder_that_is_refused_keeps_all_its_files(tmp_path: Path) -> None:
+def test_refused_folder_keeps_all_files(tmp_path: Path) -> None:
     for name in (".saving", ".photos-making", "mine"):
         (tmp_path / name).write_text("precious")
 
@@ -154,7 +154,7 @@ class NoLocks:
 
 
 @pytest.mark.parametrize("locks", [None, NoLocks])  # None: as on Windows
-def test_without_locks_nobody_is_stopped_or_harmed(
+def test_platform_without_locks_keeps_all_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: type[NoLocks] | None
 ) -> None:
     monkeypatch.setattr(files, "fcntl", locks)
@@ -171,7 +171,7 @@ def test_without_locks_nobody_is_stopped_or_harmed(
     assert not (tmp_path / "run").exists()
 
 
-def test_on_windows_no_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, opens = [], os.open
 
     def windows(path: Path, flags: int, *mode: int) -> int:
@@ -188,7 +188,7 @@ def test_on_windows_no_folder_is_opened(tmp_path: Path, monkeypatch: pytest.Monk
     assert opened[-1] == os.O_RDWR  # a file that is only read cannot be flushed there
 
 
-def test_who_waits_says_so(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_calls_wait(tmp_path: Path) -> None:
     told: list[str] = []
     first = held(tmp_path)
     first.__enter__()
@@ -203,13 +203,13 @@ def test_who_waits_says_so(tmp_path: Path) -> None:
         assert told == ["waiting"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot make the folder"), held(tmp_path / "file" / "run"):
         pass
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_text_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     other.write_text("other")
     path.symlink_to(other)
@@ -226,7 +226,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.read_text() == "new\n"
 
 
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
+def test_new_folder_is_atomic(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "mine").write_text("")
     (tmp_path / "data").symlink_to(tmp_path / "outside")

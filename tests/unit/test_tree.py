@@ -73,11 +73,11 @@ def test_specs_are_frozen() -> None:
 
 
 class TestFields:
-    def test_a_slot_has_none(self) -> None:
+    def test_slot_has_no_fields(self) -> None:
         assert hints(Spec) == {}
         assert list(hints(Leaf)) == ["size", "rate", "mode", "flag", "scale"]
 
-    def test_an_int_widens_to_float_and_a_list_to_a_tuple(self) -> None:
+    def test_int_becomes_float_and_list_becomes_tuple(self) -> None:
         assert type(Leaf(rate=1).rate) is float
         assert Knot(many=[Leaf()]).many == (Leaf(),)  # type: ignore[reportArgumentType]
 
@@ -98,7 +98,7 @@ class TestFields:
             ("size", 0, "must be at least 1, not 0"),
         ],
     )
-    def test_wrong_values_are_refused_when_a_spec_is_made(self, field: str, value: Any, words: str) -> None:
+    def test_values_of_a_wrong_type_are_refused_on_construction(self, field: str, value: Any, words: str) -> None:
         with pytest.raises(SpecError) as raised:
             Leaf(**{field: value})
         assert raised.value.path == field
@@ -122,7 +122,7 @@ class TestFields:
         assert raised.value.path == path
         assert words in str(raised.value)
 
-    def test_a_type_without_a_word_of_its_own(self) -> None:
+    def test_error_names_any_other_type_by_its_annotation(self) -> None:
         @dataclass(frozen=True, slots=True)
         class Odd(Spec):
             kind = "odd"
@@ -144,7 +144,7 @@ class TestSwap:
         swapped = swap(TREE, Other, lambda other: Leaf(len(other.word)))
         assert swapped.many == (Leaf(1), Leaf(4))
 
-    def test_takes_subclasses_of_a_slot(self) -> None:
+    def test_replaces_subclasses_of_a_slot(self) -> None:
         seen: list[str] = []
         swap(PRESETS["bert_base"](), Norm, lambda norm: seen.append(norm.kind) or norm)
         assert set(seen) == {"layer_norm", "no_norm"}
@@ -160,18 +160,18 @@ class TestSwap:
         assert order == [2, 4, 8]
         assert swapped.width == 14  # each saw what had become of its inner part
 
-    def test_gives_back_the_same_tree_when_nothing_changes(self) -> None:
+    def test_returns_the_same_tree_if_nothing_changes(self) -> None:
         assert swap(TREE, Needy, lambda needy: needy) is TREE
         assert swap(TREE, Leaf, lambda leaf: leaf) is TREE
 
-    def test_keeps_what_it_does_not_touch(self) -> None:
+    def test_keeps_unchanged_parts(self) -> None:
         swapped = swap(TREE, Leaf, lambda leaf: Leaf(9) if leaf.size == 4 else leaf)
         assert swapped.many[1] == Leaf(9)
         assert swapped.inner is TREE.inner
         assert swapped.left is TREE.left
         assert swapped.many[0] is TREE.many[0]
 
-    def test_refuses_a_part_that_does_not_fit(self) -> None:
+    def test_refuses_a_part_of_another_slot(self) -> None:
         with pytest.raises(SpecError, match="left: needs a part of slot Leaf"):
             swap(TREE, Leaf, lambda _: Other())
 
@@ -190,13 +190,13 @@ class TestEdit:
         assert replace_at(TREE, "inner", None).inner is None
         assert replace_at(TREE, "many", [Leaf(8)]).many == (Leaf(8),)
 
-    def test_records_and_kind_names_where_parts_are_known(self) -> None:
+    def test_accepts_records_and_kind_names_with_parts(self) -> None:
         assert replace_at(TREE, "many[0]", "leaf", PARTS).many == (Leaf(), Leaf(4))
         assert replace_at(TREE, "left", {"kind": "leaf", "size": 6}, PARTS).left == Leaf(6)
         with pytest.raises(SpecError, match="left: needs a part of slot Leaf"):
             replace_at(TREE, "left", {"kind": "leaf"})
 
-    def test_changes_are_made_at_once(self) -> None:
+    def test_changes_apply_together(self) -> None:
         with pytest.raises(SpecError, match="parts: 3 does not divide 4"):
             replace_at(TREE, "parts", 3)
         edited = edit(TREE, {"parts": 3, "width": 9, "inner.parts": 5, "inner.width": 5, "many[0].word": "z"})
@@ -228,7 +228,7 @@ class TestEdit:
             ("", 1, "", "is not a path"),
         ],
     )
-    def test_refusals_carry_the_path(self, path: str, value: Any, where: str, words: str) -> None:
+    def test_errors_have_the_path(self, path: str, value: Any, where: str, words: str) -> None:
         with pytest.raises(SpecError) as raised:
             replace_at(TREE, path, value)
         assert raised.value.path == where
@@ -264,7 +264,7 @@ class TestRecords:
     def test_round_trip(self) -> None:
         assert read(json.loads(json.dumps(to_record(TREE))), Knot, "", PARTS) == TREE
 
-    def test_defaults_may_be_left_out_and_a_name_stands_for_them(self) -> None:
+    def test_defaults_may_be_omitted_and_a_kind_alone_means_all_defaults(self) -> None:
         assert read({"kind": "knot", "many": ["leaf", {"kind": "other"}]}, Knot, "", PARTS) == Knot(
             many=(Leaf(), Other())
         )
@@ -299,7 +299,7 @@ class TestRecords:
             ({"kind": "knot", "inner": {"kind": "knot", "parts": 3}}, "inner.parts", "3 does not divide 4"),
         ],
     )
-    def test_strict_with_the_full_path(self, record: Any, path: str, words: str) -> None:
+    def test_errors_have_the_full_path(self, record: Any, path: str, words: str) -> None:
         error = complaint(record)
         assert error.path == path
         assert words in str(error)
@@ -336,7 +336,7 @@ class TestDiff:
     def test_of_equal_trees_is_empty(self) -> None:
         assert diff(TREE, swap(TREE, Leaf, replace)) == []
 
-    def test_names_the_highest_part_that_differs(self) -> None:
+    def test_reports_the_highest_part_that_differs(self) -> None:
         other = edit(TREE, {"inner.many[0].size": 5, "left": Leaf(2, 0.75), "inner.many[1]": Leaf(), "pair": (1, 3)})
         assert diff(TREE, other) == [
             ("left.rate", 0.5, 0.75),
@@ -349,7 +349,7 @@ class TestDiff:
         assert diff(TREE, replace(TREE, many=())) == [("many", TREE.many, ())]
 
 
-def test_leaves_give_every_path_once_and_get_at_agrees() -> None:
+def test_leaves_list_every_path_once_and_agree_with_get_at() -> None:
     found = dict(leaves(TREE))
     assert found["kind"] == "knot"
     assert found["inner.many[1].kind"] == "other"
@@ -361,5 +361,5 @@ def test_leaves_give_every_path_once_and_get_at_agrees() -> None:
             assert get_at(TREE, path) == value
 
 
-def test_walk_meets_every_part_the_tree_first() -> None:
+def test_walk_yields_every_part_root_first() -> None:
     assert [type(part) for part in walk(Knot(many=(Leaf(1), Leaf(2))))] == [Knot, Leaf, Leaf, Leaf]

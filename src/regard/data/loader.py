@@ -1,4 +1,4 @@
-"""The stream of batches: the same on any machine for the same (seed, epoch, position), prefetched in the background."""
+"""Load batches, which depend only on (seed, epoch, position), in a background thread."""
 
 import queue
 import threading
@@ -17,14 +17,14 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stream stands: the next batch is number `position` of `epoch`."""
+    """A position in training: the next batch is number `position` of `epoch`."""
 
     epoch: int = 0
     position: int = 0
 
 
 class Examples:
-    """The tables of several corpora as one, with how often an epoch sees each."""
+    """The concatenated tables of several corpora, with the weight of each."""
 
     def __init__(self, tables: Sequence[Table], weights: Sequence[float], objective: Objective) -> None:
         self.objective = objective
@@ -32,11 +32,12 @@ class Examples:
         self.weights = list(weights)
         self.columns = {name: _joined([table[name] for table in tables]) for name in objective.columns}
         self.lengths = {name: self.columns[name].lengths for name in objective.measured}
-        self.laid = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
+        # Tokens of each example in a packed row, which has no room for tokens that the model does not read.
+        self.packed_lengths = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
         self.count = sum(self.sizes)
 
     def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
-        """The examples of one epoch: weight 2 sees all of a corpus twice, weight 0.3 another 30 % of it every time."""
+        """Return the examples of an epoch: weight 2 repeats a corpus twice, weight 0.3 draws 30 % of it every time."""
         if rng is None:
             return np.arange(self.count)
         chosen, first = [], 0
@@ -55,11 +56,11 @@ def _joined(columns: list[Column]) -> Column:
         return columns[0]
     starts = np.cumsum([0, *(len(column.ids) for column in columns)])
     offsets = [column.offsets[1:] + start for column, start in zip(columns, starts[:-1], strict=True)]
-    return Column(_Spread([column.ids for column in columns], starts), np.concatenate([[0], *offsets]))
+    return Column(_ConcatenatedIds([column.ids for column in columns], starts), np.concatenate([[0], *offsets]))
 
 
-class _Spread:
-    """Several arrays of ids read as if they were one, without copying what is on disk."""
+class _ConcatenatedIds:
+    """Concatenation of several arrays of ids that stay on disk until they are indexed."""
 
     def __init__(self, parts: list[Ids], starts: np.ndarray) -> None:
         self.parts, self.starts = parts, starts
@@ -71,93 +72,90 @@ class _Spread:
         if isinstance(at, slice):
             at = np.arange(*at.indices(len(self)))
         part = np.searchsorted(self.starts, at, side="right") - 1
-        first = np.asarray(self.parts[0][:0])  # has the shape and type of a value
+        first = np.asarray(self.parts[0][:0])  # for the shape and type of a value
         values = np.zeros((*at.shape, *first.shape[1:]), first.dtype if first.ndim > 1 else np.uint32)
         for number in np.unique(part).tolist():
-            here = part == number
-            values[here] = self.parts[number][at[here] - self.starts[number]]
+            selected = part == number
+            values[selected] = self.parts[number][at[selected] - self.starts[number]]
         return values
 
 
 class BatchLoader:
-    """Batches of examples, epoch after epoch."""
+    """Generate the batches of consecutive epochs."""
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self.examples, self.batching, self.seed = examples, batching, seed
-        self.packed = self._in_common() if examples.count else None
+        self.packed = self._packed_sizes() if examples.count else None
         self._plan: tuple[int, Plan] | None = None
         self._ahead: tuple[int, Future[Plan]] | None = None
 
     def plan(self, epoch: int) -> Plan:
-        """The batches of an epoch; a function of the seed and the epoch alone."""
+        """Return the batches of an epoch, a function of the seed and the epoch."""
         if self._plan is None or self._plan[0] != epoch:
             if self._ahead is not None and self._ahead[0] == epoch:
                 self._plan, self._ahead = (epoch, self._ahead[1].result()), None
             else:
-                self._plan = epoch, self._drawn(epoch)
+                self._plan = epoch, self._compute_plan(epoch)
         return self._plan[1]
 
     def plan_ahead(self, epoch: int) -> None:
-        """Begin to plan an epoch in a thread of its own, so that `plan` need not be waited for.
-
-        A plan depends on nothing that a thread could be late for. Nobody waits for one that is no longer wanted.
-        """
+        """Start to plan an epoch in a background thread, so that `plan` returns at once later."""
         if self._ahead is not None and self._ahead[0] == epoch:
             return
         future: Future[Plan] = Future()
 
         def work() -> None:
             try:
-                future.set_result(self._drawn(epoch))
-            except BaseException as error:  # raised where the plan is wanted
+                future.set_result(self._compute_plan(epoch))
+            except BaseException as error:  # raised by `plan`
                 future.set_exception(error)
 
         self._ahead = epoch, future
         threading.Thread(target=work, name=f"plan of epoch {epoch}", daemon=True).start()
 
-    def _drawn(self, epoch: int) -> Plan:
+    def _compute_plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng([self.seed % 2**64, epoch])
-        return self._planned(self.examples.epoch(rng), rng)
+        return self._plan_of(self.examples.epoch(rng), rng)
 
     @property
     def one_shape(self) -> bool:
-        """Whether all batches have the same shape, but for the last of an epoch, which may be short of rows."""
+        """True if all batches have the same shape, except that the last one of an epoch may have fewer rows."""
         return self.batching.shape() is not None
 
-    def _in_common(self) -> Packed | None:
-        """What all packed batches have in common; None if they are padded."""
+    def _packed_sizes(self) -> Packed | None:
+        """Return the shape and the limits of all packed batches; None if batches are padded."""
         shape = self.batching.shape()
         if not self.batching.packed or shape is None:
             return None
-        laid = self.examples.laid.values()
-        longest = max(int(lengths.max()) for lengths in laid)
-        segments = min(shape[1] // max(1, int(lengths.min())) for lengths in laid)
+        by_column = self.examples.packed_lengths.values()
+        longest = max(int(lengths.max()) for lengths in by_column)
+        segments = min(shape[1] // max(1, int(lengths.min())) for lengths in by_column)
         return Packed(*shape, longest, max(1, segments))
 
-    def _planned(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        lengths = self.examples.laid if self.batching.packed else self.examples.lengths
+    def _plan_of(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
+        lengths = self.examples.packed_lengths if self.batching.packed else self.examples.lengths
         plan = self.batching.plan(lengths, chosen, rng)
         if not len(plan):
-            raise DataError("there is not one batch to learn from; give more text")
+            raise DataError("the training text is too short for one batch; give more text")
         return plan
 
     def item(self, plan: Plan, position: int) -> Item:
-        """One batch of a plan."""
+        """Build one batch of a plan."""
         columns, rows = self.examples.columns, plan.batch(position)
         if isinstance(self.batching, Windows):
             columns, rows = _windows(columns["target"], np.concatenate(rows), self.batching.length)
         return self.examples.objective.item(columns, rows, self.packed)
 
     def once(self) -> Iterator[Item]:
-        """Every example once, in order of length: for evaluation."""
-        plan = self._planned(self.examples.epoch(None), None)
+        """Yield every example once, in order of length, for evaluation."""
+        plan = self._plan_of(self.examples.epoch(None), None)
         for position in range(len(plan)):
             yield self.item(plan, position)
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Batches from a place on, without end, each with the place after it.
+        """Yield batches from a position on, endlessly, each with the position after it.
 
-        The next epoch is planned ahead, but only from the middle of the first on: a short run has no use for it.
+        The next epoch is planned ahead, in the first epoch only from its middle on: short runs may never need it.
         """
         while True:
             plan = self.plan(place.epoch)
@@ -170,7 +168,7 @@ class BatchLoader:
 
 
 def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
-    """Windows of a stream as examples of a column: one token more than `length`, less at the end of a stream."""
+    """Return windows of a text as examples: `length` + 1 tokens each, fewer at the end of the text."""
     ends = np.minimum(starts + length + 1, stream.offsets[np.searchsorted(stream.offsets, starts, side="right")])
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -179,7 +177,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 
 
 class Prefetch:
-    """The batches of a stream, prepared by a thread while the model works, in pinned memory if a GPU waits for them."""
+    """Prepare batches in a background thread, in pinned memory for a GPU if `pinned`."""
 
     def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
         self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
@@ -193,7 +191,7 @@ class Prefetch:
                 ready = replace(item, batch=item.batch.pinned()) if pinned else item
                 if not self._put((ready, following)):
                     return
-        except BaseException as error:  # handed to whoever waits, who raises it
+        except BaseException as error:  # raised by `next`
             self._put(error)
 
     def _put(self, entry: tuple[Item, Place] | BaseException) -> bool:
@@ -206,17 +204,17 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """The next batch and the place after it."""
+        """Return the next batch and the position after it."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
-            self._queue.put(entry)  # the thread has ended: who asks again must not wait for it
+            self._queue.put(entry)  # the thread has ended, so the next call raises again
             raise entry
         return entry
 
     def close(self) -> None:
         """Stop the thread."""
         self._done.set()
-        with suppress(queue.Empty):  # make room, so that a thread that waits for it goes on at once
+        with suppress(queue.Empty):  # unblock a thread that waits for space
             while True:
                 self._queue.get_nowait()
         self._thread.join()

@@ -352,7 +352,7 @@ def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> To
     """Train a tokenizer on some texts of the records: on the sample, where that is enough, or on all of them."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
-        with suppress(tokenizers_.TooFewPiecesError):
+        with suppress(tokenizers_.TooFewSubwordsError):
             sample = (record[text] for record in parts.sample for text in texts)
             return tokenizers_.train(spec.tokenizer, sample, parts.share)
     records = (record for corpus in range(len(spec.train)) for record in parts.training(corpus))

@@ -1,7 +1,7 @@
-"""Text files as lazy streams of records: plain, gzip or xz, strictly UTF-8, one record per line.
+"""Read text files lazily: plain, gzip or xz, in strict UTF-8, with one record per line.
 
-A line ends at a line feed and nowhere else: counts agree with `wc -l`, and two files stay aligned whatever characters
-they hold.
+Only a line feed ends a line, unlike in `str.splitlines`, so line counts agree with `wc -l` and parallel files stay
+aligned.
 """
 
 import gzip
@@ -25,54 +25,54 @@ from regard.tree import Spec
 
 C = TypeVar("C", bound="Corpus")
 
-MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # how the content of a packed file begins
+MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # the first bytes of a compressed file
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-STRETCH = 1 << 20  # bytes looked at together, so that a binary file is refused before it fills the memory
-# Bytes of a line. text8 is one line of 100 MB; a packed file of a megabyte may unpack to one that fills the memory.
-LONGEST = 1 << 28
+CHUNK = 1 << 20  # bytes per read, so that a binary file is refused before it fills the memory
+# In bytes. text8 is one line of 100 MB; a compressed file of 1 MB may hold a line that fills the memory.
+MAX_LINE = 1 << 28
 FASTTEXT = "__label__"
 UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
 @runtime_checkable
 class LineStream(Protocol):
-    """Anything that gives bytes by the line: a binary file, a packed one, `sys.stdin.buffer`."""
+    """Protocol of a binary stream such as an open file, a decompressor or `sys.stdin.buffer`."""
 
     def readline(self, size: int = -1, /) -> bytes:
-        """The next line with its end, or as much of it as `size` bytes."""
+        """Return the next line with its line feed, or at most `size` bytes of it."""
         ...
 
 
 def lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file, without their ends; `.gz` and `.xz` are unpacked on the way."""
+    """Yield the lines of a text file without line ends; `.gz` and `.xz` files are decompressed."""
     name = os.fspath(path)
-    number, begun, size = 1, list[bytes](), 0  # the line to come, what is there of it, and how much that is
-    with _opened(name) as file, _unpacked(file, name) as stream:
+    number, begun, size = 1, list[bytes](), 0  # of the next line: its number, its first chunks and their size
+    with _opened(name) as file, _decompressed(file, name) as stream:
         while True:
             try:
-                stretch = stream.read1(STRETCH)
+                chunk = stream.read1(CHUNK)
             except UNREADABLE as error:
                 raise _damaged(name, number, error) from None
-            first = stretch.find(b"\n")
-            if size + (len(stretch) if first < 0 else first) > LONGEST:
+            first = chunk.find(b"\n")
+            if size + (len(chunk) if first < 0 else first) > MAX_LINE:
                 raise _too_long(name, number)
-            # A line with a NUL byte is refused before its end is found: a binary file may have none.
-            end = len(stretch) if b"\0" in stretch or not stretch else stretch.rfind(b"\n") + 1
-            if end or not stretch:
-                for line in _block(b"".join([*begun, stretch[:end]]), name, number):
+            # A NUL byte is reported at once: a binary file may have no line feed.
+            end = len(chunk) if b"\0" in chunk or not chunk else chunk.rfind(b"\n") + 1
+            if end or not chunk:
+                for line in _block(b"".join([*begun, chunk[:end]]), name, number):
                     yield line
                     number += 1
                 begun, size = [], 0
-            if not stretch:
+            if not chunk:
                 break
-            begun.append(stretch[end:])
-            size += len(stretch) - end
+            begun.append(chunk[end:])
+            size += len(chunk) - end
     if number == 1:
         raise _empty(name)
 
 
 def _block(block: bytes, name: str, number: int) -> Iterable[str]:
-    """The lines of many bytes at once; one by one where something is wrong with them, to say what and where."""
+    """Decode many lines at once, or line by line where one is invalid, for an error with its number."""
     if block.endswith(b"\n") and b"\0" not in block:
         with suppress(UnicodeDecodeError):
             text = (block.removeprefix(BYTE_ORDER_MARK) if number == 1 else block).decode("utf-8")
@@ -81,10 +81,10 @@ def _block(block: bytes, name: str, number: int) -> Iterable[str]:
 
 
 def decoded_lines(stream: LineStream, name: str, first: int = 1) -> Iterator[str]:
-    """The lines of an open binary stream such as `sys.stdin.buffer`, each as soon as it is there.
+    """Yield the lines of a binary stream such as `sys.stdin.buffer`, each as soon as it is complete.
 
-    A carriage return before the line feed and a byte-order mark before the first line are dropped. `first` is the
-    number of the line that the stream begins with.
+    A carriage return before the line feed and a byte-order mark before the first line are removed. `first` is the
+    number of the stream's first line.
     """
     for number in count(first):
         raw = _raw_line(stream, name, number)
@@ -98,31 +98,31 @@ def decoded_lines(stream: LineStream, name: str, first: int = 1) -> Iterator[str
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{name}: line {number} is not text in UTF-8: byte 0x{raw[error.start]:02x} stands at place "
+                f"{name}: line {number} is not text in UTF-8: byte 0x{raw[error.start]:02x} at position "
                 f"{error.start + 1} of the line; convert the file to UTF-8"
             ) from None
         yield line
 
 
 def _raw_line(stream: LineStream, name: str, number: int) -> bytes:
-    stretches, size = [], 0
+    chunks, size = [], 0
     while True:
         try:
-            stretch = stream.readline(STRETCH)
+            chunk = stream.readline(CHUNK)
         except UNREADABLE as error:
             raise _damaged(name, number, error) from None
-        if b"\0" in stretch:
+        if b"\0" in chunk:
             raise DataError(f"{name}: line {number} is not text: it has a NUL byte, as binary files and UTF-16 do")
-        stretches.append(stretch)
-        size += len(stretch)
-        if size > LONGEST + stretch.endswith(b"\n"):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_LINE + chunk.endswith(b"\n"):
             raise _too_long(name, number)
-        if len(stretch) < STRETCH or stretch.endswith(b"\n"):
-            return b"".join(stretches)
+        if len(chunk) < CHUNK or chunk.endswith(b"\n"):
+            return b"".join(chunks)
 
 
 def _too_long(name: str, number: int) -> DataError:
-    most = f"{LONGEST >> 20} MiB" if LONGEST >= 1 << 20 else f"{LONGEST} bytes"
+    most = f"{MAX_LINE >> 20} MiB" if MAX_LINE >= 1 << 20 else f"{MAX_LINE} bytes"
     return DataError(f"{name}: line {number} is longer than {most}; break the text into lines")
 
 
@@ -148,14 +148,14 @@ def _opened(name: str) -> io.BufferedReader:
         raise DataError(f"{name!r}: cannot be opened ({error})") from None
 
 
-def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
-    """The stream in the file. Suffix and content must agree: either alone may be a mistake."""
+def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
+    """Decompress a file by its suffix; raise DataError if the suffix and the first bytes disagree."""
     head, ending = file.peek(8), Path(name).suffix.lower()
     for suffix, magic in MAGIC.items():
         if head.startswith(magic) and ending != suffix:
-            raise DataError(f"{name}: is not text but packed; let its name end in {suffix}")
+            raise DataError(f"{name}: is not text but compressed; rename it to end in {suffix}")
         if head and ending == suffix and not head.startswith(magic):
-            raise DataError(f"{name}: ends in {suffix} but is not packed like that; unpack or rename it")
+            raise DataError(f"{name}: ends in {suffix} but is not a {suffix} file; rename it")
     if head and ending == ".gz":
         return gzip.GzipFile(fileobj=file)
     if head and ending == ".xz":
@@ -164,70 +164,70 @@ def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.Gz
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path names a pipe, such as the shell's `<(zcat a.gz)`: it can be read only once."""
+    """True if a path is a pipe such as the shell's `<(zcat a.gz)`, which can be read only once."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, ValueError):  # opening it says what is wrong
+    except (OSError, ValueError):  # reported when it is opened
         return False
 
 
 def check_file(path: str) -> None:
-    """Refuse a file that cannot be read, without reading it: a long text may come before it."""
+    """Raise DataError if a file is unreadable or empty, before the files that precede it are read."""
     if not is_pipe(path):
         with _opened(path) as file:
-            _unpacked(file, path)
+            _decompressed(file, path)
             if not file.peek(1):
                 raise _empty(path)
 
 
 def spool(path: str, to: Path) -> None:
-    """Copy a pipe into a file. What is neither text nor packed is not copied to its end, which it may not have."""
+    """Copy a pipe to a file; stop at a NUL byte unless it is compressed, because binary input may be endless."""
     with _opened(path) as pipe, open(to, "wb") as file:
         magic = MAGIC.get(Path(path).suffix.lower())
-        packed = magic is not None and pipe.peek(len(magic)).startswith(magic)
-        while stretch := pipe.read1(STRETCH):
-            file.write(stretch)
-            if b"\0" in stretch and not packed:
+        compressed = magic is not None and pipe.peek(len(magic)).startswith(magic)
+        while chunk := pipe.read1(CHUNK):
+            file.write(chunk)
+            if b"\0" in chunk and not compressed:
                 break
 
 
 class Corpus(Spec):
-    """Slot: files of records. A relative path is relative to the working folder."""
+    """Slot: files of records. Relative paths start at the working directory."""
 
     __slots__ = ()
-    texts: ClassVar[int]  # strings in a record
-    labelled: ClassVar[bool] = False  # whether the first of them is a label
-    paths: ClassVar[tuple[str, ...]] = ("path",)  # the fields that name files
-    weight: float  # how often an epoch sees it
+    texts: ClassVar[int]  # strings per record
+    labelled: ClassVar[bool] = False  # True if the first string is a label
+    paths: ClassVar[tuple[str, ...]] = ("path",)  # fields that hold file names
+    weight: float  # how often an epoch contains each example
 
     def check(self) -> None:
         if self.weight <= 0.0:
-            raise SpecError("weight", f"must be above 0, not {self.weight}; leave out a corpus that is not wanted")
+            raise SpecError("weight", f"must be above 0, not {self.weight}; leave out a corpus that is not used")
         for field in self.paths:
             if not getattr(self, field):
                 raise SpecError(field, "is empty; name a file")
 
     @abstractmethod
     def records(self) -> Iterator[tuple[str, ...]]:
-        """The records in order, read as they are asked for."""
+        """Yield the records in order, lazily."""
 
     def files(self) -> tuple[str, ...]:
-        """The files that are read."""
+        """Return the names of the files that are read."""
         return tuple(getattr(self, field) for field in self.paths)
 
     def remarks(self) -> list[str]:
-        """Return warnings about how the files are read; none by default."""
+        """Return warnings about the content of the files; none by default."""
         return []
 
     def absolute(self: C, folder: str = "") -> C:
-        """The same corpus from anywhere; relative paths are taken from `folder` (the working folder by default)."""
-        found = {field: os.path.abspath(os.path.join(folder, getattr(self, field))) for field in self.paths}
-        return replace(self, **found)  # type: ignore[type-var]  # every concrete spec is a dataclass
+        """Return the corpus with absolute paths; relative ones start at `folder` (default: the working directory)."""
+        paths = {field: os.path.abspath(os.path.join(folder, getattr(self, field))) for field in self.paths}
+        return replace(self, **paths)  # type: ignore[type-var]  # every concrete spec is a dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelFiles(Corpus):
-    """Two files that are translations of each other line by line: (source, target)."""
+    """Two files with one translation pair per line number: (source, target)."""
 
     kind = "parallel"
     texts = 2
@@ -251,14 +251,14 @@ class ParallelFiles(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class TSV(Corpus):
-    """A file of columns between tabs, two of which are taken: (source, target). Columns are counted from 1."""
+    """A file of tab-separated columns, two of which are used: (source, target). Columns are counted from 1."""
 
     kind = "tsv"
     texts = 2
     path: str
     source_column: int = 1
     target_column: int = 2
-    header: bool = False  # the first line names the columns
+    header: bool = False  # skip the first line, which names the columns
     weight: float = 1.0
 
     def check(self) -> None:
@@ -276,9 +276,9 @@ class TSV(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class JSONL(Corpus):
-    """A file with a JSON object on every line, two fields of which are taken: (source, target).
+    """A file with one JSON object per line, two fields of which are used: (source, target).
 
-    A dot leads into an inner object: `translation.en`.
+    A dot selects a field of an inner object: `translation.en`.
     """
 
     kind = "jsonl"
@@ -295,7 +295,7 @@ class JSONL(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class Lines(Corpus):
-    """A file with a text on every line, or, with `field`, with a JSON object that has the text in that field."""
+    """A file with one text per line or, with `field`, one JSON object per line that has the text in that field."""
 
     kind = "lines"
     texts = 1
@@ -306,8 +306,8 @@ class Lines(Corpus):
     def check(self) -> None:
         Corpus.check(self)
         name = self.path.lower()
-        if self.field is None and any(name.endswith(f".jsonl{packed}") for packed in ("", *MAGIC)):
-            raise SpecError("field", f"is missing; say which field of {self.path} has the text")
+        if self.field is None and any(name.endswith(f".jsonl{suffix}") for suffix in ("", *MAGIC)):
+            raise SpecError("field", f"is missing; set it to the field of {self.path} that has the text")
 
     def records(self) -> Iterator[tuple[str]]:
         if self.field is None:
@@ -320,9 +320,9 @@ class Lines(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class Labelled(Corpus):
-    """A file of labels and texts between tabs: (label, text). Columns are counted from 1.
+    """A file of tab-separated labels and texts: (label, text). Columns are counted from 1.
 
-    A line without a tab may be written as fastText wants it: `__label__sports The match was ...`.
+    A line without a tab may be in fastText's format: `__label__sports The match was ...`.
     """
 
     kind = "labelled"
@@ -358,17 +358,16 @@ def _label(written: str, text: str, where: str) -> str:
     if not label:
         raise DataError(f"{where} has an empty label")
     if text.startswith(FASTTEXT) or (label != written and " " in label):
-        raise DataError(f"{where} has more than a label before its text; give every line one label")
+        raise DataError(f"{where} has several labels; give every line one label")
     return label
 
 
 def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[list[str], str]]:
-    """The cells of every line but the names of the columns, and where it stands.
+    """Yield the cells of every line except the header, with the file and line number for errors.
 
-    All lines have as many cells: one more is a tab inside a text, which would end there without a word, and one less a
-    cell that is missing.
+    Lines with different numbers of cells are refused: a tab inside a text would silently truncate it.
     """
-    first: tuple[int, int] | None = None  # a line, and its number of columns
+    first: tuple[int, int] | None = None  # number and columns of the first line
     for number, line in enumerate(lines(path), 1):
         cells = line.split("\t")
         if not (fasttext and len(cells) == 1 and line.startswith(FASTTEXT)):
@@ -376,14 +375,14 @@ def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[lis
             if len(cells) != first[1]:
                 raise DataError(
                     f"{path}: line {number} has {_counted(cells)} between tabs and line {first[0]} has {first[1]}; "
-                    "a text may hold no tab, and every line needs the same columns"
+                    "remove tabs from the texts and give every line the same columns"
                 )
         if number > 1 or not header:
             yield cells, f"{path}: line {number}"
 
 
 def _unused(path: str, first: int, second: int) -> list[str]:
-    """That a file has more columns than are read, as its first line shows; of a pipe nothing, for it is read by now."""
+    """Return a warning if the first line has more columns than are read; a pipe cannot be read again to check."""
     if is_pipe(path):
         return []
     count = next(lines(path)).count("\t") + 1
@@ -410,7 +409,7 @@ def _counted(cells: list[str]) -> str:
 
 
 def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every line's JSON object, and where it stands."""
+    """Yield the JSON object of every line, with the file and line number for errors."""
     for number, line in enumerate(lines(path), 1):
         where = f"{path}: line {number}"
         try:
@@ -423,11 +422,11 @@ def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _field(record: dict[str, Any], key: str, where: str) -> str:
-    """The text under `key`, which is a name as it stands or names joined by dots."""
+    """Return the string at `key`: the name of a field, or names joined by dots for inner objects."""
     value: Any = record
     for name in (key,) if key in record else key.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            known = nearest(name, value) if isinstance(value, Mapping) else "there is no object to look in"
+            known = nearest(name, value) if isinstance(value, Mapping) else "its parent is not an object"
             raise DataError(f"{where} has no field {key!r}; {known}")
         value = value[name]
     if not isinstance(value, str):
@@ -440,6 +439,6 @@ def _field(record: dict[str, Any], key: str, where: str) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """A JSON value in a word, or as it is where it is short: it may be nested more deeply than can be written."""
+    """Describe a JSON value for an error; a deeply nested one by its type, because its repr may not be computable."""
     names = {dict: "an object", list: "a list", bool: "true or false", NoneType: "null"}
     return names.get(type(value)) or f"{value!r}"[:40]

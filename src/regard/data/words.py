@@ -1,7 +1,7 @@
-"""Encoding a corpus word by word: text repeats itself, and a word that was encoded once is looked up from then on.
+"""Encode a corpus word by word with a cache: a corpus has about a hundred times fewer distinct words than words.
 
-A byte-level BPE never joins what stands on two sides of a space or a line feed, so the ids of a text are those of its
-words, each with the space before it. A corpus has some hundred times fewer different words than words.
+A byte-level BPE never merges across a space or a line feed, so the ids of a text are the concatenated ids of its words,
+each including the space before it.
 """
 
 import re
@@ -13,16 +13,17 @@ import numpy as np
 from regard.data.token_store import Column
 from regard.errors import DataError
 
-MOST = 1 << 19  # words that are remembered; then all are forgotten, so that memory has a bound
-# Where a text may be cut: before a space that ends a word, and around a line feed. What the tokenizer takes for white
-# space is white space for Python too, with four control characters more, so that no run of it is cut.
+MAX_WORDS = 1 << 19  # the cache is cleared beyond, which bounds its memory
+# Split before a space that follows a word, and around a line feed. Python's white space includes all that the
+# tokenizer treats as white space, so no sequence of white space is split.
 CUT = re.compile(r"(?<=\S)(?= )|(?=\n)|(?<=\n)")
 
 
 class WordMemory(dict[str, int]):
-    """Words by number, and the ids of each.
+    """Cache of the token ids of words; maps a key to the index of its ids.
 
-    A key is a word that follows a space, or a space and then what follows none: `of` stands for " of", " of" for "of".
+    A key is a word without the space before it, or, if there is none, the word after a space: `of` stands for " of" and
+    ` of` for "of". So the words of `str.split` are keys as they are.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
@@ -36,36 +37,35 @@ class WordMemory(dict[str, int]):
         return number
 
     def column(self, texts: list[str]) -> Column:
-        """The ids of texts, each as `encode` gives them."""
-        if len(self) > MOST:
-            self._forget()
+        """Return the token ids of every text, equal to `encode(texts)`."""
+        if len(self) > MAX_WORDS:
+            self._reset()
         ends = [0]
 
         def keys() -> Iterator[list[str]]:
-            for text in texts:  # one by one, so that the words of few texts are in memory at a time
-                found = _keys(text)
-                ends.append(ends[-1] + len(found))
-                yield found
+            for text in texts:  # lazily, so that the words of only a few texts are in memory
+                words = _keys(text)
+                ends.append(ends[-1] + len(words))
+                yield words
 
         numbers = np.fromiter(map(self.__getitem__, chain.from_iterable(keys())), np.int64)
         try:
-            self._learn()
-        except DataError:  # the texts know better where the fault is
-            self._forget()
+            self._encode_new()
+        except DataError:  # encode the texts, for an error with the number of the text
+            self._reset()
             return Column.of(self._encode(texts))
-        laid = self._ids.take(numbers)
-        return Column(laid.ids, laid.offsets[ends])
+        words = self._ids.take(numbers)
+        return Column(words.ids, words.offsets[ends])
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.clear()
         self._ids = Column.of([])
 
-    def _learn(self) -> None:
-        """The ids of the words that were not known."""
+    def _encode_new(self) -> None:
         new, self._new = self._new, []
-        found = Column.of(self._encode([key[1:] if key.startswith(" ") else " " + key for key in new]))
-        ids = np.concatenate([self._ids.ids[:], found.ids[:]])
-        self._ids = Column(ids, np.concatenate([self._ids.offsets, self._ids.offsets[-1] + found.offsets[1:]]))
+        added = Column.of(self._encode([key[1:] if key.startswith(" ") else " " + key for key in new]))
+        ids = np.concatenate([self._ids.ids[:], added.ids[:]])
+        self._ids = Column(ids, np.concatenate([self._ids.offsets, self._ids.offsets[-1] + added.offsets[1:]]))
 
 
 def _keys(text: str) -> list[str]:

@@ -154,7 +154,7 @@ def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[to
     """Cross-attention weights (T, S) of the last layer, mean of the heads, and the subwords of either side."""
     weights = attention(trained.model, trained.batch([(source, target)]))["decoder.cross"][-1][0].mean(0)
     (rows, columns) = (
-        [*tokenizer.pieces(tokenizer.encode(text)), "end"]
+        [*tokenizer.tokens(tokenizer.encode(text)), "end"]
         for tokenizer, text in ((trained.tokenizers["target"], target), (trained.tokenizers["source"], source))
     )
     return weights.cpu(), rows, columns

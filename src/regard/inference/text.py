@@ -331,7 +331,7 @@ class Texts:
             prompt + self.target.decode(ids),
             hypothesis.score,
             hypothesis.log_prob,
-            tuple(self.target.pieces(ids)),
+            tuple(self.target.tokens(ids)),
             hypothesis.ended,
             tuple(ids),
             tuple(read),

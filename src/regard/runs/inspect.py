@@ -98,12 +98,12 @@ def _batch(run: "TrainedModel", text: str, target: str | None) -> tuple[Batch, T
             columns = run.objective.table([pair], run.tokenizers).columns
         batch = run.objective.item(columns, [np.zeros(1, np.int64)]).batch.to(run.device)
     lengths = {"target": _real(batch.target_seg, batch.target)}
-    names = run.tokenizer.pieces(batch.target[0, : lengths["target"]].tolist())
+    names = run.tokenizer.tokens(batch.target[0, : lengths["target"]].tolist())
     if batch.source is None:
         return batch, {side: names for side in ("encoder", "decoder") if hasattr(run.model, side)}, lengths
     lengths["source"] = _real(batch.source_seg, batch.source)
     tokenizer = run.tokenizers.get("source", run.tokenizer)
-    source = tokenizer.pieces(batch.source[0, : lengths["source"]].tolist())
+    source = tokenizer.tokens(batch.source[0, : lengths["source"]].tolist())
     if hasattr(run.model, "encoder"):
         return batch, {"encoder": source, "decoder": names}, lengths
     return batch, {"decoder": [*source, *names]}, lengths

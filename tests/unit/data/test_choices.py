@@ -32,9 +32,7 @@ CHINESE = [(f"sentence {n}", "我們明天" + chr(0x4E00 + n) + "去公園") for
         (LanguageModelling(), [("one",), ("two",)], BPE),
     ],
 )
-def test_words_that_are_spelled_are_read_by_character(
-    objective: Objective, sample: list[tuple[str, ...]], wanted: type
-) -> None:
+def test_spelling_tasks_use_characters(objective: Objective, sample: list[tuple[str, ...]], wanted: type) -> None:
     found = choose_tokenizer(objective, sample)
     assert isinstance(found.tokenizer, wanted)
     assert found.why.startswith("tokenizer: ")

@@ -78,7 +78,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_seed_epoch_and_position_give_the_batch(name: str) -> None:
+def test_batch_depends_only_on_seed_epoch_and_position(name: str) -> None:
     make = MAKERS[name]
     one, other = make(), make()
     for epoch in (2, 0, 1):  # in any order
@@ -97,12 +97,12 @@ def test_other_seeds_and_epochs_give_other_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63)])
-def test_any_seed_of_64_bits_will_do(seed: int) -> None:
+def test_seed_may_be_any_64_bit_integer(seed: int) -> None:
     assert len(translating(Buckets(40), seed).plan(0)) > 0
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_stream_goes_on_from_any_place(name: str) -> None:
+def test_loading_resumes_from_any_position(name: str) -> None:
     make = MAKERS[name]
     length = len(make().plan(0))
     straight = list(islice(make().after(Place()), 2 * length + 3))
@@ -115,7 +115,7 @@ def test_a_stream_goes_on_from_any_place(name: str) -> None:
             assert place == wanted_place
 
 
-def test_places_count_batches_and_epochs() -> None:
+def test_positions_count_batches_and_epochs() -> None:
     stream = translating(Buckets(40))
     length = len(stream.plan(0))
     places = [place for _, place in islice(stream.after(Place()), length + 1)]
@@ -124,13 +124,13 @@ def test_places_count_batches_and_epochs() -> None:
 
 
 @pytest.mark.parametrize("batching", [Buckets(40), Packing(60, 20)])
-def test_an_epoch_sees_every_example_once(batching: Batching) -> None:
+def test_epoch_contains_every_example_once(batching: Batching) -> None:
     stream = translating(batching)
     for epoch in range(3):
         assert seen(stream, epoch) == Counter(range(40))
 
 
-def test_evaluation_sees_every_example_once_in_order_of_length() -> None:
+def test_evaluation_reads_every_example_once_in_order_of_length() -> None:
     stream = translating(Buckets(40))
     items = list(stream.once())
     assert sum(item.labels for item in items) == int((stream.examples.lengths["target"] - 1).sum())
@@ -140,7 +140,7 @@ def test_evaluation_sees_every_example_once_in_order_of_length() -> None:
 
 
 @pytest.mark.parametrize("batching", [Buckets(40), Packing(60, 20)])
-def test_a_corpus_is_seen_as_often_as_it_weighs(batching: Batching) -> None:
+def test_weight_sets_how_often_a_corpus_is_repeated(batching: Batching) -> None:
     tables = [pairs_table(20), pairs_table(30, 20), pairs_table(10, 50)]
     stream = translating(batching, tables=tables, weights=[2.0, 0.3, 1.5])
     parts = []
@@ -156,18 +156,18 @@ def test_a_corpus_is_seen_as_often_as_it_weighs(batching: Batching) -> None:
     assert len(set(parts)) == 4  # another part every time
 
 
-def test_weights_do_not_count_in_evaluation() -> None:
+def test_weights_are_ignored_in_evaluation() -> None:
     tables = [pairs_table(5), pairs_table(5, 5)]
     examples = Examples(tables, [3.0, 0.2], Translation())
     assert examples.epoch(None).tolist() == list(range(10))
 
 
-def test_a_small_weight_still_sees_an_example() -> None:
+def test_small_weight_draws_at_least_one_example() -> None:
     examples = Examples([pairs_table(5), pairs_table(5, 5)], [1.0, 0.01], Translation())
     assert len(examples.epoch(np.random.default_rng(0))) == 6
 
 
-def test_several_tables_on_disk_read_as_one(tmp_path: Path) -> None:
+def test_tables_on_disk_are_concatenated(tmp_path: Path) -> None:
     memory = [pairs_table(7), pairs_table(9, 7), Table.of(source=[], target=[]), pairs_table(4, 16)]
     disk = [on_disk(tmp_path / str(n), table, 2**17 if n == 1 else 300) for n, table in enumerate(memory)]
     spread = Examples(disk, [1.0] * 4, Translation())
@@ -193,7 +193,7 @@ def pairs_of(tables: list[Table]) -> Table:
     )
 
 
-def test_windows_read_on_from_where_they_begin() -> None:
+def test_windows_are_consecutive_tokens() -> None:
     stream = reading(sizes=(103,))
     offsets = set()
     for epoch in range(6):
@@ -210,7 +210,7 @@ def test_windows_read_on_from_where_they_begin() -> None:
     assert len(offsets) > 2
 
 
-def test_windows_of_an_evaluation_say_every_token_but_the_first() -> None:
+def test_windows_of_an_evaluation_predict_every_token_but_the_first() -> None:
     stream = reading(sizes=(23, 1, 7), weights=(1.0, 1.0, 1.0))
     said, labels = [], 0
     for item in stream.once():
@@ -224,14 +224,14 @@ def test_windows_of_an_evaluation_say_every_token_but_the_first() -> None:
     assert labels == len(said)
 
 
-def test_windows_never_reach_into_the_next_text() -> None:
+def test_windows_end_at_the_end_of_a_text() -> None:
     stream = reading(sizes=(23, 41, 7), weights=(1.0, 1.0, 1.0))
     for item, _ in islice(stream.after(Place()), 40):
         assert item.batch.labels is not None
         assert (item.batch.labels == item.batch.target + 1).all()
 
 
-def test_a_text_without_a_batch_is_refused() -> None:
+def test_text_shorter_than_one_batch_is_refused() -> None:
     with pytest.raises(DataError, match="give more text"):
         translating(Buckets(40), tables=[Table.of(source=[], target=[])]).plan(0)
 
@@ -240,7 +240,7 @@ def test_a_text_without_a_batch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_plan_made_ahead_is_the_plan(name: str) -> None:
+def test_plan_computed_ahead_is_the_same(name: str) -> None:
     make = MAKERS[name]
     ahead, alone = make(), make()
     for epoch in (3, 4, 1):  # also one that is asked for twice, or not the one that was begun
@@ -275,7 +275,7 @@ def test_the_next_epoch_is_planned_from_the_middle_of_an_epoch_on(monkeypatch: p
     assert threads == [here, "plan of epoch 1", "plan of epoch 2"]
 
 
-def test_what_goes_wrong_in_a_plan_is_raised_where_it_is_wanted() -> None:
+def test_error_in_a_background_plan_is_raised_by_plan() -> None:
     stream = translating(Buckets(40), tables=[Table.of(source=[], target=[])])
     stream.plan_ahead(1)
     with pytest.raises(DataError, match="give more text"):
@@ -287,7 +287,7 @@ def test_what_goes_wrong_in_a_plan_is_raised_where_it_is_wanted() -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("ahead", [1, 8])
-def test_prefetching_changes_nothing(name: str, ahead: int) -> None:
+def test_prefetching_yields_the_same_batches(name: str, ahead: int) -> None:
     make = MAKERS[name]
     place = Place(1, 2)
     prefetch = Prefetch(make(), place, ahead=ahead)
@@ -298,7 +298,7 @@ def test_prefetching_changes_nothing(name: str, ahead: int) -> None:
     prefetch.close()
 
 
-def test_batches_are_pinned_if_a_gpu_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_pinned_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = []
     monkeypatch.setattr("regard.batch.Batch.pinned", lambda self: pinned.append(self) or self)
     prefetch = Prefetch(MAKERS["buckets"](), Place(), pinned=True)
@@ -316,7 +316,7 @@ class Broken(BatchLoader):
         raise DataError("the disk is gone")
 
 
-def test_what_goes_wrong_is_raised_where_the_batch_is_wanted() -> None:
+def test_error_in_the_prefetch_thread_is_raised_by_next() -> None:
     good = MAKERS["buckets"]()
     prefetch = Prefetch(Broken(good.examples, good.batching, good.seed), Place())
     assert values(prefetch.next()[0]) == values(good.item(good.plan(0), 0))
@@ -348,7 +348,7 @@ def test_closing_ends_the_thread(read: int) -> None:
     assert ended(before)
 
 
-def test_a_thread_that_failed_can_be_closed() -> None:
+def test_failed_prefetch_thread_can_be_closed() -> None:
     before = threading.active_count()
     good = MAKERS["buckets"]()
     prefetch = Prefetch(Broken(good.examples, good.batching, good.seed), Place(), ahead=2)
@@ -357,20 +357,20 @@ def test_a_thread_that_failed_can_be_closed() -> None:
     assert ended(before)
 
 
-def test_packed_batches_of_all_epochs_are_alike() -> None:
+def test_packed_batches_of_all_epochs_have_the_same_limits() -> None:
     """But for the last of an epoch, which may be short of rows: a captured step fits them all."""
     stream = translating(Packing(60, 20))
     assert stream.one_shape
     whole = [stream.item(stream.plan(epoch), p).batch for epoch in range(3) for p in range(len(stream.plan(epoch)) - 1)]
     assert len(whole) > 5
     assert all(batch.alike(whole[0]) for batch in whole)
-    longest = max(int(lengths.max()) for lengths in stream.examples.laid.values())
+    longest = max(int(lengths.max()) for lengths in stream.examples.packed_lengths.values())
     assert whole[0].longest == longest
     assert all(int(batch.target_seg.max()) <= batch.segments for batch in whole if batch.target_seg is not None)
     assert not translating(Buckets(40)).one_shape
 
 
-def test_a_packed_row_is_filled_by_what_is_read() -> None:
+def test_packed_row_has_no_room_for_unread_tokens() -> None:
     """bos t1 .. tn eos takes n + 1 places on either side of the model, not n + 2."""
     table = Table.of(source=[[7] * 4 + [2]] * 6, target=[[1, *[8] * 4, 2]] * 6)
     stream = BatchLoader(Examples([table], [1.0], Translation()), Packing(10, 10), seed=1)

@@ -56,7 +56,7 @@ def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int
     return objective.item(table.columns, lines, Packed(len(lines) + spare, width, longest, most))
 
 
-def test_a_padded_translation_is_that_of_the_batch_module() -> None:
+def test_padded_translation_equals_batch_translation() -> None:
     found = item(Translation(), translation_table(), rows([2], [0], [3]))
     same(found.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)], source_end=()))
     assert found.labels == 2 + 3 + 4
@@ -64,7 +64,7 @@ def test_a_padded_translation_is_that_of_the_batch_module() -> None:
     assert found.padding == found.places - (6 + 4 + 3) - (2 + 3 + 4)
 
 
-def test_a_packed_translation_is_that_of_the_batch_module() -> None:
+def test_packed_translation_equals_batch_translation() -> None:
     order = [1, 3, 0, 2]
     found = item(Translation(), translation_table(), rows(order), width=15)
     wanted = batches.translation([PAIRS[n] for n in order], packed=True, source_end=())
@@ -105,7 +105,7 @@ def test_packed_rows_of_several_translations() -> None:
     assert (found.labels, found.places, found.padding) == (14, 72, 72 - 15 - 14)
 
 
-def test_a_packed_batch_that_is_short_of_rows_is_filled_up_with_padding() -> None:
+def test_last_packed_batch_is_filled_up_with_padding() -> None:
     full = item(Translation(), translation_table(), rows([1, 0], [3]), width=12)
     found = item(Translation(), translation_table(), rows([1, 0], [3]), width=12, spare=2)
     assert (found.labels, found.places, found.padding) == (full.labels, 96, full.padding + 48)
@@ -136,7 +136,7 @@ def test_labels_are_the_next_token() -> None:
 LINES = [[BOS, 5, 6, 7, EOS], [BOS, 9, EOS], [BOS, EOS]]
 
 
-def test_a_language_model_reads_and_says_its_lines() -> None:
+def test_language_model_reads_and_predicts_its_lines() -> None:
     found = item(LanguageModelling("lines"), Table.of(target=LINES), rows([2], [0], [1]))
     read, seg = pad([LINES[n][:-1] for n in (2, 0, 1)])
     same(found.batch, Batch(read, pad([LINES[n][1:] for n in (2, 0, 1)])[0], seg))
@@ -157,7 +157,7 @@ def test_packed_lines_of_a_language_model() -> None:
     assert (found.labels, found.places, found.padding) == (7, 14, 7)
 
 
-def test_a_classification_has_a_label_a_row() -> None:
+def test_classification_has_one_label_per_row() -> None:
     table = Table.of(text=[[BOS, 5, 6], [BOS, 7], [BOS, 8, 9, 10]], label=[[2], [0], [1]])
     found = item(Classification(("a", "b", "c")), table, rows([1], [2]))
     ids, seg = pad([[BOS, 7], [BOS, 8, 9, 10]])
@@ -167,7 +167,7 @@ def test_a_classification_has_a_label_a_row() -> None:
         item(Classification(("a", "b", "c")), table, rows([1, 2]), width=9)
 
 
-def test_ids_may_be_any_unsigned_type_on_disk() -> None:
+def test_ids_on_disk_may_have_any_unsigned_type() -> None:
     wide = Table.of(target=[[70000, 5, 2**31]])
     batch = item(LanguageModelling(), wide, rows([0])).batch
     assert batch.labels is not None
@@ -203,7 +203,7 @@ def losses(model: Any, items: Sequence[Item]) -> tuple[float, float]:
     return sum(float(loss.total.detach()) for loss in totals), sum(float(loss.nll.detach()) for loss in totals)
 
 
-def test_a_translation_costs_the_same_alone_padded_and_packed() -> None:
+def test_translation_loss_is_equal_alone_padded_and_packed() -> None:
     model = tiny("transformer_small", **{"encoder.depth": 1, "decoder.depth": 1})
     table, objective = translation_table(), Translation()
     alone = losses(model, [item(objective, table, rows([n])) for n in range(4)])
@@ -213,7 +213,7 @@ def test_a_translation_costs_the_same_alone_padded_and_packed() -> None:
     assert packed == pytest.approx(alone, abs=1e-6)
 
 
-def test_a_line_costs_the_same_alone_padded_and_packed() -> None:
+def test_line_loss_is_equal_alone_padded_and_packed() -> None:
     depth: dict[str, Any] = {"decoder.depth": 1, "decoder.pattern[0].branches[1].d_hidden": 32}
     model = tiny("gpt2_small", **depth)
     table, objective = Table.of(target=LINES), LanguageModelling("lines")
@@ -264,7 +264,7 @@ def test_columns_of_a_classification() -> None:
 # -- what is too long
 
 
-def test_a_long_translation_is_left_out() -> None:
+def test_too_long_translation_is_left_out() -> None:
     sizes = [(4, 4, True), (5, 4, False), (4, 5, False), (1, 1, True)]
     table = Table.of(
         source=[[*range(10, 10 + source), EOS] for source, _, _ in sizes],
@@ -277,7 +277,7 @@ def test_a_long_translation_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("max_len", [1, 2, 3, 5])
-def test_pieces_of_a_line_say_every_label_once(max_len: int) -> None:
+def test_parts_of_a_long_line_predict_every_label_once(max_len: int) -> None:
     given = [[BOS, *range(10, 10 + length), EOS] for length in range(14)]
     for chosen in ([line] for line in given):
         found = LanguageModelling("lines").limit(Table.of(target=chosen), max_len)
@@ -294,13 +294,13 @@ def test_pieces_of_a_line_say_every_label_once(max_len: int) -> None:
     assert together.kept.tolist() == [True] * 14
 
 
-def test_a_stream_is_never_cut() -> None:
+def test_stream_is_never_truncated() -> None:
     table = Table.of(target=[list(range(10, 40)), [5]])
     found = LanguageModelling().limit(table, 4)
     assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
 
 
-def test_a_long_text_is_cut_to_be_classified() -> None:
+def test_long_text_is_truncated_for_classification() -> None:
     table = Table.of(text=[[BOS, 10, 11, 12, 13], [BOS, 9]], label=[[1], [0]])
     found = Classification().limit(table, 4)
     assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)

@@ -68,7 +68,7 @@ SIDES = ("source", "target")
 # -- the split
 
 
-def test_a_split_loses_nothing_and_shares_no_source(tmp_path: Path) -> None:
+def test_split_keeps_all_records_and_shares_no_source(tmp_path: Path) -> None:
     # Sources come one to four times, with other targets.
     pairs = [(f"source {n}", f"target {n} {k}") for n in range(100) for k in range(n % 4 + 1)]
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=30), tmp_path / "data", seed=1)
@@ -89,14 +89,14 @@ def test_a_tenth_of_a_small_text_is_held_out(tmp_path: Path, count: int, wanted:
     assert len(held_out(prepared)) == wanted
 
 
-def test_the_seed_chooses_what_is_held_out(tmp_path: Path) -> None:
+def test_seed_determines_the_held_out_records(tmp_path: Path) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(200)), held_out=20)
     held = [set(held_out(prepare(spec, tmp_path / "data", seed))) for seed in (1, 1, 2, -1)]
     assert held[0] == held[1]
     assert all(len(a & b) < 10 for a, b in [(held[0], held[2]), (held[0], held[3]), (held[2], held[3])])
 
 
-def test_a_source_of_two_corpora_stays_on_one_side(tmp_path: Path) -> None:
+def test_equal_sources_of_two_corpora_stay_on_one_side_of_the_split(tmp_path: Path) -> None:
     one, other = tsv(tmp_path / "a.tsv", pairs_of(60)), tsv(tmp_path / "b.tsv", [(s, "other") for s, _ in pairs_of(60)])
     prepared = prepare(spec_of(one, other, held_out=20), tmp_path / "data", seed=1)
     held = held_out(prepared)
@@ -105,21 +105,21 @@ def test_a_source_of_two_corpora_stays_on_one_side(tmp_path: Path) -> None:
     assert [table.rows for table in prepared.train] == [50, 50]
 
 
-def test_empty_records_take_no_place_in_the_validation_text(tmp_path: Path) -> None:
+def test_empty_records_are_not_held_out(tmp_path: Path) -> None:
     pairs = pairs_of(60) + [("", f"target {n}") for n in range(60)]
     for seed in range(20):  # the empty source would be drawn sooner or later
         prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=20), tmp_path / "data", seed)
         assert (len(held_out(prepared)), prepared.valid_survey.empty, prepared.survey.empty) == (20, 0, 60)
 
 
-def test_nothing_is_held_out_if_nothing_is_wanted(tmp_path: Path) -> None:
+def test_held_out_0_holds_nothing_out(tmp_path: Path) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
     assert training(prepared) == pairs_of(10)
     assert prepared.valid is None
     assert prepared.valid_texts == []
 
 
-def test_a_split_that_would_leave_nothing_is_refused(tmp_path: Path) -> None:
+def test_split_without_training_text_is_refused(tmp_path: Path) -> None:
     same = tsv(tmp_path / "a.tsv", [("the same", f"target {n}") for n in range(50)])
     with pytest.raises(DataError, match="50 records with 1 different sources are too few to hold out 5"):
         prepare(spec_of(same), tmp_path / "data", seed=1)
@@ -127,7 +127,7 @@ def test_a_split_that_would_leave_nothing_is_refused(tmp_path: Path) -> None:
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=10), tmp_path / "data", seed=1)
 
 
-def test_a_given_validation_text_is_taken_and_nothing_is_split(tmp_path: Path) -> None:
+def test_given_validation_text_replaces_the_split(tmp_path: Path) -> None:
     train = tsv(tmp_path / "a.tsv", pairs_of(50))
     valid = tsv(tmp_path / "b.tsv", [("source 3", "x"), ("new", "y"), ("source 7", "z"), ("", "w")])
     prepared = prepare(spec_of(train, valid=(valid,)), tmp_path / "data", seed=1)
@@ -138,7 +138,7 @@ def test_a_given_validation_text_is_taken_and_nothing_is_split(tmp_path: Path) -
     assert prepared.valid_survey.leaked == 0
 
 
-def test_a_validation_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+def test_validation_text_without_usable_records_is_refused(tmp_path: Path) -> None:
     train, valid = tsv(tmp_path / "a.tsv", pairs_of(50)), tsv(tmp_path / "b.tsv", [("", "y"), ("long " * 9, "z")])
     with pytest.raises(DataError, match="validation text is left to measure on: of 2 records 1 are empty and 1 longer"):
         prepare(spec_of(train, valid=(valid,), max_len=20), tmp_path / "data", seed=1)
@@ -147,7 +147,7 @@ def test_a_validation_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -
 # -- what is left out
 
 
-def test_what_is_left_out_is_counted_and_said(tmp_path: Path) -> None:
+def test_left_out_records_are_counted_and_reported(tmp_path: Path) -> None:
     pairs = [("", "a"), ("b", "  "), ("c", "c"), ("d", "d"), ("e" * 11, "e"), ("f", "f" * 11), ("g", "g"), ("h", "i")]
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=10), tmp_path / "data", seed=1)
     assert training(prepared) == [("c", "c"), ("d", "d"), ("g", "g"), ("h", "i")]
@@ -161,7 +161,7 @@ def test_what_is_left_out_is_counted_and_said(tmp_path: Path) -> None:
     ]
 
 
-def test_a_text_without_faults_is_said_in_a_line(tmp_path: Path) -> None:
+def test_text_without_faults_is_reported_in_one_line(tmp_path: Path) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
     assert prepared.report == [
         "training text: 10 of 10 records kept",
@@ -173,7 +173,7 @@ def test_a_text_without_faults_is_said_in_a_line(tmp_path: Path) -> None:
     assert (survey.characters, survey.bytes) == (80, 80)
 
 
-def test_only_what_is_kept_is_counted(tmp_path: Path) -> None:
+def test_statistics_count_only_kept_records(tmp_path: Path) -> None:
     pairs = [("ab", "\u00e9\u00e9"), ("", "not counted"), ("x" * 50, "nor this")]
     survey = prepare(
         spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=20, long="drop"), tmp_path / "data", seed=1
@@ -182,7 +182,7 @@ def test_only_what_is_kept_is_counted(tmp_path: Path) -> None:
     assert survey.ids == {"source": 3, "target": 6}
 
 
-def test_a_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+def test_training_text_without_usable_records_is_refused(tmp_path: Path) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", [("a" * 30, "b"), ("", "c")]), held_out=0, max_len=10, long="drop")
     with pytest.raises(DataError, match="of 2 records 1 are empty and 1 longer than 10 tokens"):
         prepare(spec, tmp_path / "data", seed=1)
@@ -193,7 +193,7 @@ def test_a_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
 # -- tokenizers
 
 
-def test_one_tokenizer_for_both_sides_or_one_for_each(tmp_path: Path) -> None:
+def test_tokenizer_is_shared_or_one_per_side(tmp_path: Path) -> None:
     corpus = tsv(tmp_path / "a.tsv", [(f"\u4e00\u4e01 {n}", f"\u00e4\u00f6 {n}") for n in range(10)])
     joint = prepare(spec_of(corpus, held_out=0, tokenizer=Characters()), tmp_path / "joint", seed=1)
     assert joint.tokenizers["source"].sha256 == joint.tokenizers["target"].sha256
@@ -205,7 +205,7 @@ def test_one_tokenizer_for_both_sides_or_one_for_each(tmp_path: Path) -> None:
     assert training(separate) == training(joint)
 
 
-def test_tokenizers_see_nothing_that_is_held_out(tmp_path: Path) -> None:
+def test_tokenizers_do_not_learn_from_held_out_text(tmp_path: Path) -> None:
     letters = [chr(0x4E00 + n) for n in range(60)]
     corpus = tsv(tmp_path / "a.tsv", [(f"source {letter}", f"target {letter}") for letter in letters])
     prepared = prepare(spec_of(corpus, held_out=20, tokenizer=Characters()), tmp_path / "data", seed=1)
@@ -217,7 +217,7 @@ def test_tokenizers_see_nothing_that_is_held_out(tmp_path: Path) -> None:
     }
 
 
-def test_given_tokenizers_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_given_tokenizers_are_used_unchanged(tmp_path: Path) -> None:
     first = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0, tokenizer=BPE()), tmp_path / "a", seed=1)
     said: list[str] = []
     other = tsv(tmp_path / "b.tsv", [("quite other", "words")] * 3)
@@ -227,7 +227,7 @@ def test_given_tokenizers_are_taken_as_they_are(tmp_path: Path) -> None:
     assert training(second) == [("quite other", "words")] * 3
 
 
-def test_a_large_text_is_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_of_a_large_text_is_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.data.prepare.SAMPLE", 4000)
     learned: list[list[str]] = []
     train = BPE.learn
@@ -244,7 +244,7 @@ def test_a_large_text_is_learned_from_a_sample(tmp_path: Path, monkeypatch: pyte
     sources, targets = learned[0][::2], learned[0][1::2]
     assert [line[-4:] for line in sources] == [line[-4:] for line in targets]
     assert set(sources) <= {source for source, _ in training(prepared)}, "nothing that is held out"
-    assert prepared.tokenizers["source"].why == "270 pieces, as asked, learned from 0.0 million characters"
+    assert prepared.tokenizers["source"].why == "270 subwords, as requested, learned from 0.0 million characters"
     again = prepare(spec_of(corpus, held_out=30, tokenizer=BPE(270)), tmp_path / "again", seed=1)
     assert again.tokenizers["source"].sha256 == prepared.tokenizers["source"].sha256
     # A tokenizer for each side has as much to learn from.
@@ -254,19 +254,19 @@ def test_a_large_text_is_learned_from_a_sample(tmp_path: Path, monkeypatch: pyte
     assert [side[0][:6] for side in learned] == ["source", "target"]
 
 
-def test_a_sample_without_enough_pieces_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_text_is_used_if_the_sample_has_too_few_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(f"{chr(0x4E00 + n % 100)} x", f"{chr(0x4F00 + n % 100)} y") for n in range(300)]
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, tokenizer=BPE(450))
     whole = prepare(spec, tmp_path / "whole", seed=1)
     monkeypatch.setattr("regard.data.prepare.SAMPLE", 100)
     prepared = prepare(spec, tmp_path / "data", seed=1)
     assert prepared.tokenizers["source"].sha256 == whole.tokenizers["source"].sha256
-    with pytest.raises(DataError, match=r"the corpus supports at most \d+ pieces"):
+    with pytest.raises(DataError, match=r"the corpus supports a vocabulary of at most \d+"):
         prepare(replace(spec, tokenizer=BPE(5000)), tmp_path / "data", seed=1)
 
 
 @pytest.mark.parametrize("tokenizer", [Characters(), Words()])
-def test_characters_and_words_are_those_of_all_of_the_text(
+def test_character_and_word_tokenizers_learn_from_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: TokenizerSpec
 ) -> None:
     pairs = [(f"source {chr(0x4E00 + n // 2)}", "target") for n in range(300)]
@@ -277,7 +277,7 @@ def test_characters_and_words_are_those_of_all_of_the_text(
     assert prepared.tokenizers["source"].sha256 == whole.tokenizers["source"].sha256
 
 
-def test_the_text_is_read_twice_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_read_only_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     records = TSV.records
 
@@ -293,7 +293,7 @@ def test_the_text_is_read_twice_and_no_more(tmp_path: Path, monkeypatch: pytest.
     assert Counter(read) == {"a.tsv": 4, "b.tsv": 4}
 
 
-def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+def test_text_that_grows_during_preparation_is_refused(tmp_path: Path) -> None:
     corpus = tsv(tmp_path / "a.tsv", pairs_of(20))
 
     def say(sentence: str) -> None:
@@ -307,7 +307,7 @@ def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
 # -- the folder
 
 
-def test_what_is_opened_is_what_was_prepared(tmp_path: Path) -> None:
+def test_opened_data_equal_the_prepared_data(tmp_path: Path) -> None:
     corpora = tsv(tmp_path / "a.tsv", pairs_of(40), 2.0), tsv(tmp_path / "b.tsv", [("", "x"), ("y", "y")], 0.5)
     spec = spec_of(*corpora, held_out=5, tokenizer=BPE())
     prepared, found = prepare(spec, tmp_path / "data", seed=1), opened(spec, tmp_path / "data")
@@ -331,7 +331,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("at", ["reading the text", "training the tokenizer", "encoding the text"])
-def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
+def test_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(20)))
 
     def say(sentence: str) -> None:
@@ -349,7 +349,7 @@ def test_a_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
     assert not list((tmp_path / "outside").iterdir())
 
 
-def test_data_appear_only_when_all_of_them_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_folder_appears_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rename(self: Path, to: Path) -> Path:
         assert {path.name for path in self.iterdir()} >= {"survey.json", "valid.jsonl", "labels.json", "train-0"}
         raise KilledError
@@ -360,7 +360,7 @@ def test_data_appear_only_when_all_of_them_are_there(tmp_path: Path, monkeypatch
     assert not (tmp_path / "data").exists()
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(self: object, rows: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -370,7 +370,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["survey.json", "labels.json", "valid.jsonl", "valid", "train-0/manifest.json"])
-def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_damaged_data_folder_is_refused(tmp_path: Path, name: str) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(20)))
     prepare(spec, tmp_path / "data", seed=1)
     (tmp_path / "data" / name).rename(tmp_path / "gone")
@@ -384,7 +384,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
         opened(spec, tmp_path / "nowhere")
 
 
-def test_a_wrong_text_is_found_before_anything_is_trained(tmp_path: Path) -> None:
+def test_all_files_are_checked_before_training(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
     (tmp_path / "b").write_text("eins\n")
     said: list[str] = []
@@ -407,7 +407,7 @@ def streamed(prepared: Prepared, table: Table) -> str:
     return found
 
 
-def test_a_stream_gives_its_end_away(tmp_path: Path) -> None:
+def test_end_of_a_stream_is_held_out(tmp_path: Path) -> None:
     lines = [f"line {n:03}" for n in range(100)]
     prepared = prepare(language(text(tmp_path / "a", lines)), tmp_path / "data", seed=1)
     assert prepared.valid is not None
@@ -418,7 +418,7 @@ def test_a_stream_gives_its_end_away(tmp_path: Path) -> None:
     assert prepared.survey.ids == {"target": 89 * 9}
 
 
-def test_a_stream_gives_away_so_many_lines_as_are_asked(tmp_path: Path) -> None:
+def test_requested_number_of_lines_of_a_stream_is_held_out(tmp_path: Path) -> None:
     one = text(tmp_path / "a", ["one", "", "two", "three"])
     other = text(tmp_path / "b", ["four", "five", "six", "", "seven"])
     prepared = prepare(language(one, other, held_out=2), tmp_path / "data", seed=1)
@@ -434,7 +434,7 @@ def test_a_stream_gives_away_so_many_lines_as_are_asked(tmp_path: Path) -> None:
         prepare(language(one, other, held_out=4), tmp_path / "data", seed=1)
 
 
-def test_a_stream_with_a_given_validation_text_is_whole(tmp_path: Path) -> None:
+def test_stream_with_given_validation_text_is_not_split(tmp_path: Path) -> None:
     one, other = text(tmp_path / "a", ["one", "two"]), text(tmp_path / "b", ["one", "three"])
     prepared = prepare(language(one, valid=(other,)), tmp_path / "data", seed=1)
     assert prepared.valid is not None
@@ -443,7 +443,7 @@ def test_a_stream_with_a_given_validation_text_is_whole(tmp_path: Path) -> None:
     assert prepared.survey.leaked == 0
 
 
-def test_long_lines_become_pieces(tmp_path: Path) -> None:
+def test_long_lines_are_divided_into_parts(tmp_path: Path) -> None:
     lines = text(tmp_path / "a", ["abcdefghij", "", "klm"])
     spec = language(lines, objective=LanguageModelling("lines"), held_out=0, max_len=4)
     prepared = prepare(spec, tmp_path / "data", seed=1)
@@ -461,7 +461,7 @@ def test_long_lines_become_pieces(tmp_path: Path) -> None:
 # -- classification
 
 
-def test_labels_are_those_of_the_training_text_sorted(tmp_path: Path) -> None:
+def test_labels_are_those_of_the_training_text_in_order(tmp_path: Path) -> None:
     corpus = labelled(tmp_path / "a.tsv", [("spam", f"text {n}") for n in range(9)] + [("ham", "z"), ("eggs", "y")])
     spec = spec_of(corpus, objective=Classification(), held_out=0)
     prepared = prepare(spec, tmp_path / "data", seed=1)
@@ -475,7 +475,7 @@ def test_labels_are_those_of_the_training_text_sorted(tmp_path: Path) -> None:
     assert given.train[0]["label"].ids[:].tolist() == [0] * 9 + [1, 2]
 
 
-def test_a_first_line_that_names_the_columns_is_warned_of(tmp_path: Path) -> None:
+def test_suspected_header_line_is_a_warning(tmp_path: Path) -> None:
     records = [("spam", "x"), ("ham", "y"), ("spam", "z"), ("ham", "w")]
     named = labelled(tmp_path / "a.tsv", [("label", "text"), *records])
     spec = spec_of(named, objective=Classification(), held_out=0)
@@ -489,7 +489,7 @@ def prepare_report(spec: DataSpec, folder: Path) -> list[str]:
     return prepare(spec, folder / "data", seed=1).report
 
 
-def test_classified_texts_are_split_by_their_text(tmp_path: Path) -> None:
+def test_equal_texts_of_a_classification_stay_on_one_side_of_the_split(tmp_path: Path) -> None:
     records = [(label, f"text {n}") for n in range(60) for label in ("a", "b")]
     prepared = prepare(
         spec_of(labelled(tmp_path / "a.tsv", records), objective=Classification(), held_out=20), tmp_path / "data", 1
@@ -499,7 +499,7 @@ def test_classified_texts_are_split_by_their_text(tmp_path: Path) -> None:
     assert not held & set(decoded(prepared, prepared.train[0], "text"))
 
 
-def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
+def test_unlearnable_labels_are_refused(tmp_path: Path) -> None:
     only = labelled(tmp_path / "a.tsv", [("spam", "x"), ("spam", "y")])
     with pytest.raises(DataError, match="only the label 'spam'; a classifier needs two or more"):
         prepare(spec_of(only, objective=Classification(), held_out=0), tmp_path / "data", 1)
@@ -512,7 +512,7 @@ def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
 # -- the spec
 
 
-def test_a_spec_chooses_its_batching(tmp_path: Path) -> None:
+def test_default_batching_depends_on_the_objective(tmp_path: Path) -> None:
     corpus = tsv(tmp_path / "a.tsv", pairs_of(3))
     assert spec_of(corpus).batches == Buckets()
     assert spec_of(corpus, batching=Packing(length=64)).batches == Packing(length=64)
@@ -537,19 +537,19 @@ def test_a_spec_chooses_its_batching(tmp_path: Path) -> None:
         ({"objective": Classification()}, "train[0]"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], path: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
         DataSpec(**{"train": (TSV("t"),), "objective": Translation(), "tokenizer": Words()} | settings)
     assert raised.value.path == path
 
 
-def test_a_survey_without_faults_says_one_sentence() -> None:
+def test_survey_without_faults_is_one_sentence() -> None:
     assert Survey(records=1200, kept=1200).sentences("training text", 9) == [
         "training text: 1,200 of 1,200 records kept"
     ]
 
 
-def test_a_packed_pipe_is_copied_whole_into_what_a_later_run_would_remove(tmp_path: Path) -> None:
+def test_compressed_pipe_is_copied_whole_into_a_temporary_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pairs.tsv.gz"
     os.mkfifo(pipe)
     packed = gzip.compress("".join(f"source {n * n}\ttarget {n}\n" for n in range(20_000)).encode())

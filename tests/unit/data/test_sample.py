@@ -14,7 +14,7 @@ def offered(count: int, most: int, texts: tuple[int, ...] = (0, 1), corpora: int
     return sample
 
 
-def test_a_small_text_is_taken_whole() -> None:
+def test_sample_of_a_small_text_is_the_whole_text() -> None:
     records, share = offered(50, 500).records()
     assert share == 1.0
     assert [int(record[0]) for record in records] == list(range(50))
@@ -26,7 +26,7 @@ def test_a_small_text_is_taken_whole() -> None:
 
 
 @pytest.mark.parametrize("count", [51, 60, 99, 101, 150, 1000, 5000, 20011])
-def test_a_large_text_gives_as_much_as_is_wanted(count: int) -> None:
+def test_sample_of_a_large_text_has_the_requested_size(count: int) -> None:
     records, share = offered(count, 500).records()
     assert len(records) == 50
     assert share == pytest.approx(50 / count)
@@ -37,7 +37,7 @@ def test_a_large_text_gives_as_much_as_is_wanted(count: int) -> None:
     assert min(np.histogram(numbers, 10, (0, count))[0]) >= 2
 
 
-def test_what_is_held_out_is_not_in_it() -> None:
+def test_sample_excludes_held_out_records() -> None:
     sample = offered(1000, 500)
     first, _ = sample.records()
     held = np.zeros(1000, np.bool_)
@@ -48,17 +48,17 @@ def test_what_is_held_out_is_not_in_it() -> None:
     assert len(second) == 50  # others take the place
 
 
-def test_only_some_texts_of_a_record_count() -> None:
+def test_sample_counts_only_the_given_texts_of_a_record() -> None:
     records, share = offered(1000, 600, texts=(0,)).records()
     assert (len(records), share) == (100, 0.1)
 
 
-def test_every_corpus_has_its_share() -> None:
+def test_sample_contains_every_corpus_proportionally() -> None:
     records, _ = offered(1000, 1000, corpora=2).records()
     assert [record[1] for record in records] == ["0000"] * 50 + ["0001"] * 50
 
 
-def test_memory_has_a_bound() -> None:
+def test_sample_keeps_a_bounded_number_of_records() -> None:
     sample = Sample((0,), 100)
     for number in range(5000):
         sample.offer(0, number, ("x" * 10,))

@@ -60,27 +60,25 @@ def refusal(path: str | Corpus) -> str:
         ("  \u00e9 e\u0301 \U0001f469\u200d\U0001f467\t\n", ["  \u00e9 e\u0301 \U0001f469\u200d\U0001f467\t"]),
     ],
 )
-def test_a_line_ends_at_a_line_feed_and_nowhere_else(
-    tmp_path: Path, content: str, expected: list[str], suffix: str
-) -> None:
+def test_only_a_line_feed_ends_a_line(tmp_path: Path, content: str, expected: list[str], suffix: str) -> None:
     assert list(lines(written(tmp_path, PACKERS[suffix](content.encode()), f"text.txt{suffix}"))) == expected
 
 
-def test_a_line_of_any_length_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_may_span_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A character must not break where a stretch ends, nor a carriage return be taken for the end of a stretch."""
     content = ["\u00e9" * n + "\r" for n in range(12)] + ["x" * 8, "y" * 7]
     path = written(tmp_path, "\n".join(content) + "\n")
     for stretch in (1, 2, 3, 8, 1 << 20):
-        monkeypatch.setattr(text, "STRETCH", stretch)
+        monkeypatch.setattr(text, "CHUNK", stretch)
         assert list(lines(path)) == [line.removesuffix("\r") for line in content]
 
 
-def test_lines_takes_a_path(tmp_path: Path) -> None:
+def test_lines_accepts_a_path(tmp_path: Path) -> None:
     assert list(lines(Path(written(tmp_path, "a\n", "TEXT.TXT")))) == ["a"]
     assert list(lines(Path(written(tmp_path, gzip.compress(b"a\n") + gzip.compress(b"b\n"), "t.GZ")))) == ["a", "b"]
 
 
-def test_missing_folder_forbidden_impossible_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such file" in refusal(str(tmp_path / "nothing.txt"))
     assert "is a folder" in refusal(str(tmp_path))
     for suffix in ("", ".gz", ".xz"):
@@ -100,17 +98,17 @@ def test_missing_folder_forbidden_impossible_empty(tmp_path: Path, monkeypatch: 
     assert "may not be read" in refusal(path)
 
 
-def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_position(tmp_path: Path) -> None:
     sentence = refusal(written(tmp_path, b"one\ntwo\ncaf\xe9 au lait\n"))
     assert "line 3 " in sentence
     assert "0xe9" in sentence
-    assert "place 4 " in sentence
+    assert "position 4 " in sentence
     for wrong in (b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80", b"\xe2\x82", b"\x80"):
         assert "line 2 is not text" in refusal(written(tmp_path, b"fine\n" + wrong + b"\n"))
     assert "0xff" in refusal(written(tmp_path, "\u4e2d".encode("utf-16")))
 
 
-def test_binary_files_are_not_text(tmp_path: Path) -> None:
+def test_binary_files_are_refused(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     safetensors = struct.pack("<Q", len(header)) + header + bytes(8)
     picture = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13)
@@ -119,8 +117,8 @@ def test_binary_files_are_not_text(tmp_path: Path) -> None:
     assert "line 3 is not text" in refusal(written(tmp_path, b"a\nb\nc\0d\n"))
 
 
-def test_a_binary_file_without_lines_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "STRETCH", 1000)
+def test_binary_file_without_line_feeds_is_refused_at_its_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "CHUNK", 1000)
     stream = io.BytesIO(b"\0" * 1_000_000)
     with pytest.raises(DataError, match="line 1 is not text"):
         next(decoded_lines(stream, "zeros"))
@@ -128,14 +126,14 @@ def test_a_binary_file_without_lines_is_refused_before_it_is_read(monkeypatch: p
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_packed_files_must_be_what_their_name_says(tmp_path: Path, suffix: str) -> None:
+def test_suffix_and_compression_must_agree(tmp_path: Path, suffix: str) -> None:
     sentences = [f"{number} {random.Random(number).random()}" for number in range(3000)]
     packed = PACKERS[suffix]("\n".join(sentences).encode())
     assert list(lines(written(tmp_path, packed, f"good{suffix}"))) == sentences
-    assert f"ends in {suffix} but is not packed" in refusal(written(tmp_path, "plain\n", f"plain{suffix}"))
-    assert f"let its name end in {suffix}" in refusal(written(tmp_path, packed, "renamed.txt"))
+    assert f"ends in {suffix} but is not a {suffix} file" in refusal(written(tmp_path, "plain\n", f"plain{suffix}"))
+    assert f"rename it to end in {suffix}" in refusal(written(tmp_path, packed, "renamed.txt"))
     other = {".gz": ".xz", ".xz": ".gz"}[suffix]
-    assert "packed" in refusal(written(tmp_path, packed, f"swapped{other}"))
+    assert "rename it" in refusal(written(tmp_path, packed, f"swapped{other}"))
     for cut in (8, len(packed) // 2, len(packed) - 3):
         assert "damaged or cut short" in refusal(written(tmp_path, packed[:cut], f"cut{suffix}"))
     broken = bytearray(packed)
@@ -145,7 +143,7 @@ def test_packed_files_must_be_what_their_name_says(tmp_path: Path, suffix: str) 
         list(lines(written(tmp_path, bytes(broken), f"broken{suffix}")))
 
 
-def test_damage_is_told_at_its_line(tmp_path: Path) -> None:
+def test_damaged_file_is_reported_with_its_line(tmp_path: Path) -> None:
     squeeze = zlib.compressobj(wbits=31)
     packed = squeeze.compress(b"one\ntwo\n") + squeeze.flush(zlib.Z_SYNC_FLUSH)
     assert "cut short: line 3 cannot be read" in refusal(written(tmp_path, packed, "cut.gz"))
@@ -154,12 +152,12 @@ def test_damage_is_told_at_its_line(tmp_path: Path) -> None:
     assert "damaged" in refusal(written(tmp_path, gzip.compress(b"one\n") + b"garbage", "longer.gz"))
 
 
-def test_files_are_read_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
+def test_files_are_read_lazily(tmp_path: Path) -> None:
     path = written(tmp_path, b"a\nb\n\xff\n")
     assert list(islice(lines(path), 2)) == ["a", "b"]
 
 
-def test_a_stream_gives_every_line_as_soon_as_it_is_there() -> None:
+def test_stream_yields_each_line_when_it_is_complete() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as end:
         given = decoded_lines(stream, "standard input")
@@ -178,7 +176,7 @@ def test_standard_input_and_pipes_can_be_read(tmp_path: Path) -> None:
     assert ran.stdout.decode().strip() == "['a', 'b']"
 
 
-def test_parallel_files(tmp_path: Path) -> None:
+def test_parallel_files_give_pairs(tmp_path: Path) -> None:
     source = written(tmp_path, "a\r\n\u2028\n\n", "x.en")
     target = written(tmp_path, gzip.compress("\u00e4\nb\x85\nc".encode()), "x.de.gz")
     corpus = ParallelFiles(source, target)
@@ -187,14 +185,14 @@ def test_parallel_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(2, 3), (3, 2), (1, 7), (7, 1)])
-def test_parallel_files_of_unequal_length_are_counted(tmp_path: Path, left: int, right: int) -> None:
+def test_parallel_files_of_unequal_length_are_refused_with_their_counts(tmp_path: Path, left: int, right: int) -> None:
     corpus = ParallelFiles(written(tmp_path, "a\n" * left, "x.en"), written(tmp_path, "b\n" * right, "x.de"))
     sentence = refusal(corpus)
     assert f"{corpus.source} has {left} lines" in sentence
     assert f"{corpus.target} has {right}" in sentence
 
 
-def test_tsv(tmp_path: Path) -> None:
+def test_tsv_gives_two_columns(tmp_path: Path) -> None:
     path = written(tmp_path, "id\ta b\t c\t\n2\t\td\tx\r\n")
     assert list(TSV(path).records()) == [("id", "a b"), ("2", "")]
     assert list(TSV(path, source_column=3, target_column=2).records()) == [(" c", "a b"), ("d", "")]
@@ -202,7 +200,7 @@ def test_tsv(tmp_path: Path) -> None:
     assert "line 2 has 1 column " in refusal(TSV(written(tmp_path, "a\tb\na b\n")))
 
 
-def test_jsonl(tmp_path: Path) -> None:
+def test_jsonl_gives_two_fields(tmp_path: Path) -> None:
     records = [{"source": "a\n\u2028", "target": "\u00e9", "translation": {"en": "x", "de": "y"}, "a.b": "dotted"}]
     path = written(tmp_path, "".join(json.dumps(record) + "\r\n" for record in records))
     assert list(JSONL(path).records()) == [("a\n\u2028", "\u00e9")]
@@ -230,14 +228,14 @@ def test_jsonl(tmp_path: Path) -> None:
     ],
     ids=range(10),
 )
-def test_jsonl_says_what_is_wrong_with_a_line(tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_jsonl_lines_are_refused(tmp_path: Path, line: str, said: str) -> None:
     fine = '{"source": "\\ud83d\\ude00", "target": ""}\n'
     sentence = refusal(JSONL(written(tmp_path, fine + line + "\n")))
     assert re.search(r"line 2\b", sentence)
     assert said in sentence
 
 
-def test_lines_corpus(tmp_path: Path) -> None:
+def test_lines_corpus_gives_lines_or_a_json_field(tmp_path: Path) -> None:
     assert list(Lines(written(tmp_path, "a\tb\n\nc")).records()) == [("a\tb",), ("",), ("c",)]
     packed = written(tmp_path, gzip.compress(b'{"text": "a"}\n'), "x.jsonl.gz")
     assert list(Lines(packed, field="text").records()) == [("a",)]
@@ -248,7 +246,7 @@ def test_lines_corpus(tmp_path: Path) -> None:
             Lines(name)
 
 
-def test_labelled(tmp_path: Path) -> None:
+def test_labelled_gives_labels_and_texts(tmp_path: Path) -> None:
     path = written(tmp_path, "good\ta b\nbad one\t\n__label__good  c d\n__label__bad\n__label__x\ty\n")
     expected = [("good", "a b"), ("bad one", ""), ("good", " c d"), ("bad", ""), ("x", "y")]
     assert list(Labelled(path).records()) == expected
@@ -256,11 +254,11 @@ def test_labelled(tmp_path: Path) -> None:
     assert "line 1 has 1 column" in refusal(Labelled(written(tmp_path, "no tab\n")))
     assert "line 1 has an empty label" in refusal(Labelled(written(tmp_path, "\tx\n")))
     assert "line 1 has an empty label" in refusal(Labelled(written(tmp_path, "__label__ x\n")))
-    assert "more than a label" in refusal(Labelled(written(tmp_path, "__label__a __label__b x\n")))
-    assert "more than a label" in refusal(Labelled(written(tmp_path, "__label__a some\ttext\n")))
+    assert "several labels" in refusal(Labelled(written(tmp_path, "__label__a __label__b x\n")))
+    assert "several labels" in refusal(Labelled(written(tmp_path, "__label__a some\ttext\n")))
 
 
-def test_what_a_record_holds() -> None:
+def test_corpora_declare_their_texts_and_labels() -> None:
     corpora = [ParallelFiles("a", "b"), TSV("a"), JSONL("a"), Lines("a"), Labelled("a")]
     assert [(c.kind, c.texts, c.labelled) for c in corpora] == [
         ("parallel", 2, False),
@@ -272,7 +270,7 @@ def test_what_a_record_holds() -> None:
     assert all(corpus.weight == 1.0 for corpus in corpora)
 
 
-def test_corpora_are_records_and_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corpora_round_trip_and_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     corpora = [ParallelFiles("a.en", "../b.de", 2.0), TSV("/x/t.tsv", 2, 1), Lines("l.jsonl", "text", 0.5)]
     here = [(f"{tmp_path}/a.en", f"{tmp_path.parent}/b.de"), ("/x/t.tsv",), (f"{tmp_path}/l.jsonl",)]
@@ -301,7 +299,7 @@ def test_corpora_are_records_and_can_be_moved(tmp_path: Path, monkeypatch: pytes
         (lambda: Labelled("a", label_column=2), "text_column"),
     ],
 )
-def test_impossible_corpora_are_refused(make: Callable[[], Corpus], field: str) -> None:
+def test_invalid_corpora_are_refused(make: Callable[[], Corpus], field: str) -> None:
     with pytest.raises(SpecError) as caught:
         make()
     assert caught.value.path == field
@@ -311,10 +309,8 @@ def test_impossible_corpora_are_refused(make: Callable[[], Corpus], field: str) 
 
 
 @pytest.mark.parametrize("name", ["text", "text.gz", "text.xz"])
-def test_a_line_has_a_longest_length_and_memory_a_bound(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text, "LONGEST", 1 << 21)
+def test_too_long_line_is_refused_in_bounded_memory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "MAX_LINE", 1 << 21)
     opened = {"text": open, "text.gz": gzip.open, "text.xz": lzma.open}[name]
     with opened(tmp_path / name, "wb") as file:
         file.write(b"short\n" + b"b" * (1 << 21) + b"\n")
@@ -329,29 +325,29 @@ def test_a_line_has_a_longest_length_and_memory_a_bound(
     tracemalloc.stop()
 
 
-def test_a_stream_has_the_same_longest_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LONGEST", 5)
+def test_too_long_line_of_a_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "MAX_LINE", 5)
     assert list(decoded_lines(io.BytesIO(b"12345\n12345"), "standard input")) == ["12345", "12345"]
     for content in (b"1\n123456\n", b"1\n123456"):
         with pytest.raises(DataError, match="standard input: line 2 is longer than 5 bytes"):
             list(decoded_lines(io.BytesIO(content), "standard input"))
 
 
-def test_all_lines_have_the_same_columns(tmp_path: Path) -> None:
+def test_lines_with_other_numbers_of_columns_are_refused(tmp_path: Path) -> None:
     for content in ("a\tb\nc\td\te\n", "a\tb\tc\nd\te\n"):
         assert "columns between tabs and line 1 has" in refusal(TSV(written(tmp_path, content)))
     mixed = written(tmp_path, "__label__x one text\ny\tanother\n__label__x the third\n")
     assert [label for label, _ in Labelled(mixed).records()] == ["x", "y", "x"]
 
 
-def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+def test_unused_columns_are_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "a\tb\tc\n")
     assert TSV(path).remarks() == [f"warning: {path} has 3 columns between tabs; only the first two are read"]
     assert "only columns 3 and 1 are read" in TSV(path, 3, 1).remarks()[0]
     assert TSV(written(tmp_path, "a\tb\n")).remarks() == []
 
 
-def test_a_file_is_checked_without_being_read(tmp_path: Path) -> None:
+def test_check_file_does_not_read_the_file(tmp_path: Path) -> None:
     check_file(written(tmp_path, "a\n"))
     for path, said in ((str(tmp_path), "is a folder"), (str(tmp_path / "no"), "no such file")):
         with pytest.raises(DataError, match=said):

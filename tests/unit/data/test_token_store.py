@@ -26,7 +26,7 @@ def written(folder: Path, vocab: int = 20) -> Table:
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(20, "<u2"), (2**16, "<u2"), (2**16 + 1, "<u4")])
-def test_lists_come_back_from_disk(tmp_path: Path, vocab: int, dtype: str) -> None:
+def test_ids_round_trip_through_disk(tmp_path: Path, vocab: int, dtype: str) -> None:
     largest = [vocab - 1, 0]
     writer = Writer(tmp_path, ("source", "target"), vocab)
     writer.add(Table.of(source=[largest, SOURCE[2]], target=[TARGET[0], [4]]))
@@ -36,7 +36,7 @@ def test_lists_come_back_from_disk(tmp_path: Path, vocab: int, dtype: str) -> No
         assert rows_of(table, "target") == [TARGET[0], [4]]
 
 
-def test_chunks_of_rows_follow_each_other(tmp_path: Path) -> None:
+def test_rows_may_be_written_in_chunks(tmp_path: Path) -> None:
     table = written(tmp_path)
     assert (table.rows, len(table["source"])) == (3, 3)
     assert rows_of(table, "source") == SOURCE
@@ -45,11 +45,11 @@ def test_chunks_of_rows_follow_each_other(tmp_path: Path) -> None:
     assert table["target"].lengths.tolist() == [3, 2, 5]
 
 
-def test_ids_are_mapped_not_read(tmp_path: Path) -> None:
+def test_ids_are_memory_mapped(tmp_path: Path) -> None:
     assert isinstance(written(tmp_path)["source"].ids, np.memmap)
 
 
-def test_a_table_in_memory_equals_the_one_on_disk(tmp_path: Path) -> None:
+def test_table_in_memory_equals_the_table_on_disk(tmp_path: Path) -> None:
     disk, memory = written(tmp_path), Table.of(source=SOURCE, target=TARGET)
     for name in ("source", "target"):
         assert rows_of(memory, name) == rows_of(disk, name)
@@ -63,7 +63,7 @@ def test_an_empty_sequence_keeps_its_row(tmp_path: Path) -> None:
     assert rows_of(Table.of(target=[[], [3], []]), "target") == [[], [3], []]
 
 
-def test_a_table_may_have_no_rows(tmp_path: Path) -> None:
+def test_empty_table(tmp_path: Path) -> None:
     Writer(tmp_path, ("source", "target"), 20).close()
     for table in (Table.open(tmp_path), Table.of(source=[], target=[])):
         assert table.rows == 0
@@ -71,7 +71,7 @@ def test_a_table_may_have_no_rows(tmp_path: Path) -> None:
         assert len(table["target"].ids) == 0
 
 
-def test_a_stream_is_one_row(tmp_path: Path) -> None:
+def test_stream_is_one_row(tmp_path: Path) -> None:
     writer = Writer(tmp_path, ("target",), 20, stream=True)
     writer.add(Table.of(target=[[4, 5], [6]]))
     writer.add(Table.of(target=[[7, 8, 9]]))
@@ -85,7 +85,7 @@ def test_an_empty_stream_is_one_empty_row(tmp_path: Path) -> None:
     assert (table.rows, table["target"].lengths.tolist()) == (1, [0])
 
 
-def test_an_id_beyond_the_vocabulary_is_no_other_id(tmp_path: Path) -> None:
+def test_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     writer = Writer(tmp_path, ("target",), 20)
     with pytest.raises(OverflowError):
         writer.add(Table.of(target=[[5], [2**16]]))
@@ -101,7 +101,7 @@ def as_lists(column: Column) -> list[list[int]]:
     return [column[row].tolist() for row in range(len(column))]
 
 
-def test_rows_are_taken_in_any_order(tmp_path: Path) -> None:
+def test_take_accepts_any_order(tmp_path: Path) -> None:
     for column in columns(tmp_path):
         assert as_lists(column.take(np.asarray([2, 0, 2]))) == [SOURCE[2], SOURCE[0], SOURCE[2]]
         assert as_lists(column.take(np.zeros(0, np.int64))) == []
@@ -109,13 +109,13 @@ def test_rows_are_taken_in_any_order(tmp_path: Path) -> None:
     assert (rows_of(table, "source"), rows_of(table, "target")) == ([SOURCE[1]], [TARGET[1]])
 
 
-def test_spans_may_lie_anywhere(tmp_path: Path) -> None:
+def test_spans_may_have_any_position(tmp_path: Path) -> None:
     for column in columns(tmp_path):
         found = column.spans(np.asarray([1, 0, 5, 8]), np.asarray([3, 0, 8, 8]))
         assert as_lists(found) == [[6, 7], [], [10, 11, 12], []]
 
 
-def test_ids_are_put_before_and_after(tmp_path: Path) -> None:
+def test_between_adds_ids_before_and_after(tmp_path: Path) -> None:
     for column in (*columns(tmp_path), Column.of([[], [4], []])):
         lists = as_lists(column)
         assert as_lists(column.between((1,), (2, 3))) == [[1, *row, 2, 3] for row in lists]
@@ -129,7 +129,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
         Table.of(source=[[1]], target=[[1], [2]])
 
 
-def test_without_a_manifest_there_is_no_table(tmp_path: Path) -> None:
+def test_table_without_manifest_is_refused(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "killed", ("target",), 20)
     writer.add(Table.of(target=[[1, 2]]))
     with pytest.raises(DataError, match="no token store"):
@@ -183,14 +183,14 @@ def test_a_file_that_grew_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offsets", [[0, 3, 4, 9], [1, 3, 4, 8], [0, 4, 3, 8]])
-def test_offsets_that_leave_their_ids_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+def test_offsets_outside_the_ids_are_refused(tmp_path: Path, offsets: list[int]) -> None:
     written(tmp_path)
     (tmp_path / "source.offsets").write_bytes(np.asarray(offsets, "<i8").tobytes())
     with pytest.raises(DataError, match="prepare the data again"):
         Table.open(tmp_path)
 
 
-def test_rows_that_are_missing_everywhere_are_missed(tmp_path: Path) -> None:
+def test_rows_missing_in_all_columns_are_detected(tmp_path: Path) -> None:
     written(tmp_path)
     for name, ids in (("source", 4), ("target", 5)):
         for path, size in ((tmp_path / f"{name}.offsets", 3 * 8), (tmp_path / f"{name}.ids", ids * 2)):
@@ -199,7 +199,7 @@ def test_rows_that_are_missing_everywhere_are_missed(tmp_path: Path) -> None:
         Table.open(tmp_path)
 
 
-def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
+def test_manifest_lists_the_columns(tmp_path: Path) -> None:
     written(tmp_path)
     about = json.loads((tmp_path / MANIFEST).read_text())["columns"]
     assert {name: (a["rows"], a["ids"]) for name, a in about.items()} == {"source": (3, 8), "target": (3, 10)}
@@ -215,7 +215,7 @@ def test_chunks_keep_all_items_in_order(count: int, sizes: list[int]) -> None:
     assert [item for chunk in found for item in chunk] == list(range(count))
 
 
-def test_vectors_come_back_from_disk(tmp_path: Path) -> None:
+def test_vectors_round_trip_through_disk(tmp_path: Path) -> None:
     rows = [[[0.5, 1.0], [2.0, -3.0]], [], [[4.0, 5.0]]]
     with Writer(tmp_path, ("text", "label"), 3) as writer:
         for part in (rows[:2], rows[2:]):

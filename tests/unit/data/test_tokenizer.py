@@ -18,13 +18,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from regard.data import tokenizer as module
 from regard.data.tokenizer import (
     BPE,
-    FREQUENT,
+    MIN_COUNT,
     Bytes,
     Characters,
     Imported,
     Tokenizer,
     TokenizerSpec,
-    TooFewPiecesError,
+    TooFewSubwordsError,
     Words,
     choose_vocab,
     train,
@@ -71,13 +71,13 @@ def test_control_tokens_have_fixed_ids(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     assert (tokenizer.pad, tokenizer.bos, tokenizer.eos) == (0, 1, 2)
     assert tokenizer.unknown == (3 if name == "words" else None)
-    assert tokenizer.pieces([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
+    assert tokenizer.tokens([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
     assert tokenizer.kind == LEARNED[name].kind
     assert tokenizer.lossless == (name in LOSSLESS)
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_every_id_has_a_name_of_its_own(name: str) -> None:
+def test_vocabulary_has_a_unique_name_for_every_id(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     words = tokenizer.vocabulary(tokenizer.size + 2)
     assert words[:3] == ["<pad>", "<s>", "</s>"]
@@ -89,7 +89,7 @@ def test_every_id_has_a_name_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("text", HARD)
-def test_text_comes_back_as_it_was(name: str, text: str) -> None:
+def test_decoding_restores_the_text(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text)
     assert (ids == []) == (text == "")
@@ -100,11 +100,11 @@ def test_text_comes_back_as_it_was(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_batch_is_its_texts_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_batch_equals_encoding_each_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = TOKENIZERS[name]
     single = [tokenizer.encode(text) for text in HARD]
     for together in (1, 3, 4096):
-        monkeypatch.setattr(module, "TOGETHER", together)
+        monkeypatch.setattr(module, "ENCODE_BATCH", together)
         assert tokenizer.encode_batch(HARD) == single
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.decode_batch(single) == [tokenizer.decode(ids) for ids in single]
@@ -112,7 +112,7 @@ def test_a_batch_is_its_texts_one_by_one(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_storage(name: str, tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_unchanged(name: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[name]
     path = tmp_path / "tokenizer.json"
     tokenizer.save(path)
@@ -128,7 +128,7 @@ def test_storage(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("plain", [False, True])
-def test_the_library_reads_the_file(name: str, plain: bool) -> None:
+def test_tokenizers_library_loads_the_file(name: str, plain: bool) -> None:
     """Whoever has the library alone gets the same ids and texts: an export needs nothing of regard."""
     tokenizer = TOKENIZERS[name]
     text = tokenizer.plain_json() if plain else tokenizer.to_json()
@@ -146,11 +146,11 @@ def test_the_library_reads_the_file(name: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_the_same_texts_give_the_same_file(name: str) -> None:
+def test_learning_is_deterministic(name: str) -> None:
     assert train(LEARNED[name], iter(CORPUS)).sha256 == TOKENIZERS[name].sha256
 
 
-def test_the_same_texts_give_the_same_file_in_any_process_with_any_number_of_threads() -> None:
+def test_learning_is_deterministic_across_processes_and_threads() -> None:
     """And nothing is printed, neither a bar nor a warning when a process forks; the child encodes alike."""
     code = (
         "import os, sys\n"
@@ -177,33 +177,33 @@ def test_the_same_texts_give_the_same_file_in_any_process_with_any_number_of_thr
     assert len(said) == 1
 
 
-def test_a_choice_of_threads_is_respected() -> None:
+def test_parallelism_setting_of_the_user_is_kept() -> None:
     code = "import os, regard.data.tokenizer\nif os.fork(): print(os.wait()[1], os.environ['TOKENIZERS_PARALLELISM'])\n"
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["0", "true"]
 
 
-def test_training_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_learning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for spec in LEARNED.values():
         train(spec, CORPUS)
     assert capfd.readouterr() == ("", "")
 
 
-def test_bpe_joins_what_is_frequent() -> None:
+def test_bpe_merges_frequent_pairs() -> None:
     """By hand: in `aaab aaab` joined are (a a), then of the equal pairs (aa a) and (a b) the one of lower ids."""
     tokenizer = train(BPE(261), ["aaab", "aaab"])
     assert tokenizer.size == 261
-    assert tokenizer.pieces([259, 260]) == ["aa", "ab"]
-    assert tokenizer.pieces(tokenizer.encode("aaab")) == ["aa", "ab"]
+    assert tokenizer.tokens([259, 260]) == ["aa", "ab"]
+    assert tokenizer.tokens(tokenizer.encode("aaab")) == ["aa", "ab"]
 
 
-def test_bpe_keeps_words_marks_digits_and_lines_apart() -> None:
+def test_bpe_splits_words_marks_digits_and_line_feeds() -> None:
     texts = ["1987 don't\n\n  \u0928\u092e\u0938\u094d\u0924\u0947 (ok)..."] * 50
     tokenizer = train(BPE(), texts)
     shown = ["1", "9", "8", "7", "\u2581don", "'", "t", "\\n", "\\n", "\u2581"]
     shown += ["\u2581\u0928\u092e\u0938\u094d\u0924\u0947", "\u2581(", "ok", ")..."]
-    assert tokenizer.pieces(tokenizer.encode(texts[0])) == shown
+    assert tokenizer.tokens(tokenizer.encode(texts[0])) == shown
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -211,40 +211,44 @@ def test_control_tokens_in_the_corpus_are_not_learned_as_words(name: str) -> Non
     tokenizer = train(LEARNED[name], ["no </s> or <s>, and <pad> twice"] * 9)
     model = json.loads(tokenizer.plain_json())["model"]
     assert not {"".join(merge) for merge in model["merges"]} & {"<pad>", "<s>", "</s>", "s>", "/s>", "<s", "<p"}
-    assert tokenizer.pieces(tokenizer.encode("</s>"))[-2:] == ["s", ">"]
+    assert tokenizer.tokens(tokenizer.encode("</s>"))[-2:] == ["s", ">"]
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_line_feed_is_one_piece(name: str) -> None:
+def test_line_feed_is_one_token(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     (feed,) = tokenizer.encode("\n")
     assert feed > 3
     assert tokenizer.encode("cat\n\ncat") == [*tokenizer.encode("cat"), feed, feed, *tokenizer.encode("cat")]
 
 
-def test_the_vocabulary_asked_for_is_had_or_refused() -> None:
+def test_requested_vocabulary_size_is_reached_or_refused() -> None:
     assert TOKENIZERS["bpe 270"].size == 270
-    with pytest.raises(DataError, match=r"^the corpus supports at most (\d+) pieces; ask for \1 or fewer$") as refused:
+    with pytest.raises(
+        DataError, match=r"^the corpus supports a vocabulary of at most (\d+); set vocab to \1 or less$"
+    ) as refused:
         train(BPE(20_000), CORPUS)
-    most = int(str(refused.value).split()[5])
+    most = int(str(refused.value).split()[8].rstrip(";"))
     assert train(BPE(most), CORPUS).size == most > TOKENIZERS["bpe"].size
-    with pytest.raises(DataError, match=f"^the corpus supports at most {most} pieces"):
+    with pytest.raises(DataError, match=f"^the corpus supports a vocabulary of at most {most}"):
         train(BPE(most + 1), CORPUS)
     most = TOKENIZERS["words"].size
     assert train(Words(most), CORPUS).size == most
     assert train(Words(10), CORPUS).size == 10
-    with pytest.raises(DataError, match=f"^the corpus supports at most {most} pieces; ask for {most} or fewer$"):
+    with pytest.raises(
+        DataError, match=f"^the corpus supports a vocabulary of at most {most}; set vocab to {most} or less$"
+    ):
         train(Words(most + 1), CORPUS)
     assert train(BPE(259), CORPUS).size == 259
 
 
-def test_a_rare_pair_is_not_joined() -> None:
+def test_rare_pairs_are_not_merged() -> None:
     assert train(BPE(260), ["xyzzy", "zz"]).size == 260  # a size that is given is reached
-    assert train(BPE(), ["zz"] * (FREQUENT - 1)).size == 259
-    assert train(BPE(), ["zz"] * FREQUENT).size == 260
+    assert train(BPE(), ["zz"] * (MIN_COUNT - 1)).size == 259
+    assert train(BPE(), ["zz"] * MIN_COUNT).size == 260
 
 
-def test_a_chosen_vocabulary_is_what_training_to_that_size_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_vocabulary_equals_training_to_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * 11 % 25)} abc{i % 17}ab" for i in range(2000)] * 10
     for size in (300, 333, 400):
         monkeypatch.setattr(module, "choose_vocab", lambda words, _, size=size: size if words == 40_000 else 0)
@@ -252,10 +256,10 @@ def test_a_chosen_vocabulary_is_what_training_to_that_size_gives(monkeypatch: py
         assert chosen.size == size
         assert json.loads(chosen.plain_json()) == json.loads(asked.plain_json())
         assert "40,000 words" in chosen.why
-        assert "as asked" in asked.why
+        assert "as requested" in asked.why
 
 
-def test_a_sample_stands_for_more() -> None:
+def test_vocabulary_learned_from_a_sample_fits_the_whole_corpus() -> None:
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(12_000)]
     texts = [" ".join(rng.choices(words, k=100)) for _ in range(400)]
@@ -265,38 +269,38 @@ def test_a_sample_stands_for_more() -> None:
     assert sample.why.startswith(
         f"{sample.size:,} subwords (chosen from the corpus size, about 160,000 words), learned from 0.2"
     )
-    with pytest.raises(TooFewPiecesError, match="a sample of the text has"):
+    with pytest.raises(TooFewSubwordsError, match="a sample of the corpus has"):
         train(BPE(20_000), texts, 0.25)
-    with pytest.raises(DataError, match="the corpus supports at most"):
+    with pytest.raises(DataError, match="the corpus supports a vocabulary of at most"):
         train(BPE(20_000), texts)
 
 
-def test_the_choice_of_a_vocabulary() -> None:
+def test_vocabulary_size_for_the_number_of_words() -> None:
     sizes = {0: 300, 1: 300, 10_000: 1_000, 200_000: 4_700, 1_000_000: 10_000, 50_000_000: 29_000, 10**9: 32_000}
     assert {words: choose_vocab(words) for words in sizes} == sizes
     assert [choose_vocab(words, languages=1) for words in (10_000, 200_000, 2_000_000)] == [1_000, 3_700, 6_600]
-    assert f"all that occur at least {FREQUENT} times" in TOKENIZERS["bpe"].why
+    assert f"all that occur at least {MIN_COUNT} times" in TOKENIZERS["bpe"].why
     assert f"{sum(len(text.split()) for text in CORPUS)} words" in TOKENIZERS["bpe"].why
 
 
-def test_bytes_are_their_numbers() -> None:
+def test_byte_ids_are_byte_values_plus_three() -> None:
     tokenizer = TOKENIZERS["bytes"]
     assert tokenizer.size == 259
     assert tokenizer.encode("A\u00e9\n") == [3 + byte for byte in "A\u00e9\n".encode()]
-    assert tokenizer.pieces(tokenizer.encode("A \u00e9\n")) == ["A", "\u2581", "\\xc3", "\\xa9", "\\n"]
+    assert tokenizer.tokens(tokenizer.encode("A \u00e9\n")) == ["A", "\u2581", "\\xc3", "\\xa9", "\\n"]
     assert tokenizer.decode([3 + 0xC3]) == "\ufffd"
 
 
-def test_characters_are_pieces_if_seen() -> None:
+def test_characters_of_the_corpus_are_tokens() -> None:
     tokenizer = train(Characters(), ["ros\u00e9 \u4f60\u4f60 e\u0301"])
     assert tokenizer.size == 259 + 3
-    assert tokenizer.pieces(tokenizer.encode("\u00e9\u4f60\u0301")) == ["\u00e9", "\u4f60", "\u0301"]
+    assert tokenizer.tokens(tokenizer.encode("\u00e9\u4f60\u0301")) == ["\u00e9", "\u4f60", "\u0301"]
     assert tokenizer.encode("\u4f60") == [259], "the most frequent comes first"
     assert len(tokenizer.encode("\u597d")) == 3
-    assert tokenizer.pieces(tokenizer.encode("<s>\n")) == ["<", "s", ">", "\\n"]
+    assert tokenizer.tokens(tokenizer.encode("<s>\n")) == ["<", "s", ">", "\\n"]
 
 
-def test_words() -> None:
+def test_words_that_occur_twice_are_tokens() -> None:
     tokenizer = train(Words(), ["the cat </s> <unk>x ros\u00e9 once", "the  cat </s> <unk>x ros\u00e9", "the"])
     assert tokenizer.size == 5 + 5
     text = " the\tcat  </s> dog <pad>\n\n ros\u00e9\r\n<unk>x once <unk> "
@@ -304,14 +308,14 @@ def test_words() -> None:
     assert not {0, 1, 2} & set(ids)
     assert tokenizer.decode(ids) == "the cat </s> <unk> <unk>\n\nros\u00e9\n<unk>x <unk> <unk>"
     assert tokenizer.encode(tokenizer.decode(ids)) == ids
-    assert tokenizer.pieces(ids[:3]) == ["\u2581the", "\u2581cat", "\u2581</s>"]
+    assert tokenizer.tokens(ids[:3]) == ["\u2581the", "\u2581cat", "\u2581</s>"]
     assert tokenizer.encode("the")[0] == 5, "the most frequent comes first"
     assert tokenizer.encode("  ") == []
-    with pytest.raises(DataError, match="no word twice"):
+    with pytest.raises(DataError, match="no word occurs twice"):
         train(Words(), ["every word here once"])
 
 
-def test_pieces_group_into_words() -> None:
+def test_starts_word_groups_tokens_into_words() -> None:
     expected = {"bpe": "The cat", "characters": "The cat", "bytes": "The cat", "words": "cat Katze"}
     for name, text in expected.items():
         tokenizer = TOKENIZERS[name]
@@ -324,23 +328,23 @@ def test_pieces_group_into_words() -> None:
         assert all(tokenizer.starts_word(one) for one in (0, 1, 2))
 
 
-def test_what_cannot_be_seen_is_shown() -> None:
+def test_invisible_characters_are_escaped_in_tokens() -> None:
     tokenizer = TOKENIZERS["characters"]
-    shown = tokenizer.pieces(tokenizer.encode("\t\x00 \u732b\u00a0"))
+    shown = tokenizer.tokens(tokenizer.encode("\t\x00 \u732b\u00a0"))
     assert shown == ["\\t", "\\x00", "\u2581", "\u732b", "\\xc2", "\\xa0"]
 
 
 @pytest.mark.parametrize("wrong", [-1, 259, 10**12])
-def test_ids_of_another_tokenizer_are_refused(wrong: int) -> None:
+def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
     tokenizer = TOKENIZERS["bytes"]
     for call in (tokenizer.decode, tokenizer.pieces, lambda ids: tokenizer.decode_batch([[5], ids])):
-        with pytest.raises(DataError, match=f"id {wrong} is not one of the tokenizer's, 0 .. 258"):
+        with pytest.raises(DataError, match=f"id {wrong} is not in the vocabulary, 0 .. 258"):
             call([5, wrong])
-    with pytest.raises(DataError, match="is not one of"):
+    with pytest.raises(DataError, match="is not in the vocabulary"):
         tokenizer.starts_word(wrong)
 
 
-def test_half_characters_are_refused() -> None:
+def test_lone_surrogates_are_refused() -> None:
     for name, tokenizer in TOKENIZERS.items():
         with pytest.raises(DataError, match="text 1 has half a character"):
             tokenizer.encode_batch(["fine", "\ud83d"])
@@ -350,7 +354,7 @@ def test_half_characters_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["bpe", "characters", "words"])
-def test_a_corpus_must_have_text(name: str) -> None:
+def test_empty_corpus_is_refused(name: str) -> None:
     for texts in ([], [""], iter(["", ""])):
         with pytest.raises(DataError, match="no text"):
             train(LEARNED[name], texts)
@@ -359,7 +363,7 @@ def test_a_corpus_must_have_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bpe", "characters", "words"])
-def test_an_error_of_the_reader_is_the_error(name: str) -> None:
+def test_error_while_reading_the_corpus_is_raised(name: str) -> None:
     def texts() -> Iterator[str]:
         yield "fine"
         raise DataError("file.txt: line 2 is not text")
@@ -369,7 +373,7 @@ def test_an_error_of_the_reader_is_the_error(name: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "vocab"), [(BPE, 258), (BPE, 0), (BPE, -5), (Words, 5), (Words, 0)])
-def test_impossible_vocabularies_are_refused(make: Any, vocab: int) -> None:
+def test_too_small_vocabulary_is_refused(make: Any, vocab: int) -> None:
     with pytest.raises(SpecError, match="vocab: must be"):
         make(vocab)
 
@@ -413,7 +417,7 @@ def damaged(**changes: Any) -> str:
     ],
     ids=range(21),
 )
-def test_damaged_and_alien_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+def test_invalid_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -422,7 +426,7 @@ def test_damaged_and_alien_files_are_refused_in_one_sentence(text: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing.json", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
             Tokenizer.load(path)
@@ -483,7 +487,7 @@ def imported(made: library.Tokenizer | str, folder: Path) -> Tokenizer:
     return train(Imported(str(path)), [])
 
 
-def test_a_tokenizer_like_gpt2s(tmp_path: Path) -> None:
+def test_import_of_a_tokenizer_like_gpt2(tmp_path: Path) -> None:
     theirs = gpt2()
     tokenizer = imported(theirs, tmp_path)
     last = theirs.get_vocab_size() - 1
@@ -497,13 +501,13 @@ def test_a_tokenizer_like_gpt2s(tmp_path: Path) -> None:
         assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
     for text in CORPUS:
         assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
-    assert tokenizer.pieces([last, last + 1, *tokenizer.encode(" the")]) == ["<|endoftext|>", "<pad>", "\u2581the"]
+    assert tokenizer.tokens([last, last + 1, *tokenizer.encode(" the")]) == ["<|endoftext|>", "<pad>", "\u2581the"]
     again = Tokenizer.from_json(tokenizer.to_json())
     assert again.encode_batch(HARD) == tokenizer.encode_batch(HARD)
     assert library.Tokenizer.from_str(tokenizer.plain_json()).token_to_id("<pad>") == last + 1
 
 
-def test_a_tokenizer_like_sentencepieces(tmp_path: Path) -> None:
+def test_import_of_a_tokenizer_like_sentencepiece(tmp_path: Path) -> None:
     theirs = sentencepiece()
     tokenizer = imported(theirs, tmp_path)
     added = theirs.get_vocab_size()
@@ -521,7 +525,7 @@ def test_a_tokenizer_like_sentencepieces(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("or </s> is <s>")) == "or </s> is <s>"
     assert not {0, 1, added} & set(tokenizer.encode("</s> <s> or</s>or <pad>"))
     assert tokenizer.decode(tokenizer.encode("cat \u0416")) == "cat <unk>"
-    assert tokenizer.pieces(tokenizer.encode("the mat"))[0].startswith("\u2581")
+    assert tokenizer.tokens(tokenizer.encode("the mat"))[0].startswith("\u2581")
     starts = [tokenizer.starts_word(one) for one in tokenizer.encode("the mat")]
     assert starts.count(True) == 2
     copy = Tokenizer.from_json(tokenizer.to_json())
@@ -529,7 +533,7 @@ def test_a_tokenizer_like_sentencepieces(tmp_path: Path) -> None:
     assert copy.encode_batch(CORPUS) == tokenizer.encode_batch(CORPUS)
 
 
-def test_a_tokenizer_like_berts(tmp_path: Path) -> None:
+def test_import_of_a_tokenizer_like_bert(tmp_path: Path) -> None:
     theirs = wordpiece()
     tokenizer = imported(theirs, tmp_path)
     assert (tokenizer.pad, tokenizer.unknown, tokenizer.bos, tokenizer.eos) == (0, 1, 2, 3)
@@ -547,7 +551,7 @@ def test_a_tokenizer_like_berts(tmp_path: Path) -> None:
     assert imported(made, tmp_path).encode("[UNK] x") == [4, 6, 5, 1]
 
 
-def test_control_tokens_in_the_text_of_any_model_are_text(tmp_path: Path) -> None:
+def test_control_tokens_in_text_are_encoded_as_text(tmp_path: Path) -> None:
     """Models that hold them as words, as whole pieces, or as the product of a merge."""
     vocab = {"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}
     words = library.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
@@ -561,13 +565,13 @@ def test_control_tokens_in_the_text_of_any_model_are_text(tmp_path: Path) -> Non
         assert tokenizer.eos == made.token_to_id("</s>")
         assert tokenizer.eos not in tokenizer.encode("</s>")
         assert tokenizer.encode("a") == [made.token_to_id("a")]
-    assert imported(merged, tmp_path).pieces(imported(merged, tmp_path).encode("</s>a")) == ["</", "s>", "a"]
+    assert imported(merged, tmp_path).tokens(imported(merged, tmp_path).encode("</s>a")) == ["</", "s>", "a"]
     old = json.loads(merged.to_str())
     old["model"]["merges"] = [" ".join(pair) for pair in merges]
     assert imported(json.dumps(old), tmp_path).encode("</s>") == [5, 6]
 
 
-def test_an_unknown_token_that_is_also_control_is_no_unknown(tmp_path: Path) -> None:
+def test_unknown_token_that_is_also_a_control_token_is_not_unknown(tmp_path: Path) -> None:
     made = library.Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1}, [], unk_token="<|endoftext|>"))
     made.add_special_tokens(["<|endoftext|>"])
     tokenizer = imported(made, tmp_path)
@@ -575,27 +579,27 @@ def test_an_unknown_token_that_is_also_control_is_no_unknown(tmp_path: Path) -> 
     assert tokenizer.encode("aa") == [1, 1]
 
 
-def test_what_an_imported_file_does_at_random_is_left_out(tmp_path: Path) -> None:
+def test_dropout_of_an_imported_tokenizer_is_disabled(tmp_path: Path) -> None:
     document = json.loads(gpt2().to_str())
     document["model"]["dropout"] = 0.9
     tokenizer = imported(json.dumps(document), tmp_path)
     assert len({tuple(tokenizer.encode(CORPUS[0])) for _ in range(20)}) == 1
 
 
-def test_our_own_file_can_be_imported(tmp_path: Path) -> None:
+def test_import_of_a_file_written_by_regard(tmp_path: Path) -> None:
     tokenizer = imported(TOKENIZERS["bpe"].to_json(), tmp_path)
     assert tokenizer.encode_batch(HARD) == TOKENIZERS["bpe"].encode_batch(HARD)
     assert (tokenizer.kind, tokenizer.pad, tokenizer.bos, tokenizer.eos) == ("imported", 0, 1, 2)
     assert imported(TOKENIZERS["words"].plain_json(), tmp_path).unknown == 3
 
 
-def test_imports_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_imports_are_refused(tmp_path: Path) -> None:
     strange = gpt2()
     strange.add_special_tokens(["<fin>"])
     document = json.loads(strange.to_str())
     document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] == "<fin>"]
     gaps = library.Tokenizer(models.BPE({"a": 0, "b": 7}, []))
-    for made, said in [
+    for content, message in [
         (json.dumps(document), r"none of its special tokens \('<fin>'\)"),
         (gaps, "have gaps"),
         ("{}", "has no model"),
@@ -605,8 +609,8 @@ def test_imports_that_cannot_be_used(tmp_path: Path) -> None:
         ('{"model": {"type": "Other", "vocab": {"a": 0}}}', "theirs.json"),
         ("x", "is not JSON"),
     ]:
-        with pytest.raises(DataError, match=said) as caught:
-            imported(made, tmp_path)
+        with pytest.raises(DataError, match=message) as caught:
+            imported(content, tmp_path)
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="cannot be read"):
         train(Imported(str(tmp_path / "nothing.json")), [])
