@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.models.build import build, count
     from regard.models.decoder_only import DecoderOnly
     from regard.models.decoding import Decoding
+    from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.encoder_only import EncoderOnly
     from regard.models.loss import Loss
@@ -39,6 +40,7 @@ __all__ = [
     "DataError",
     "DecoderOnly",
     "Decoding",
+    "Encoder",
     "EncoderDecoder",
     "EncoderOnly",
     "Generator",
@@ -84,6 +86,7 @@ _HOMES = {
     "regard.models.baselines.bytenet": ("ByteNet",),
     "regard.models.baselines.convs2s": ("ConvS2S",),
     "regard.models.decoder_only": ("DecoderOnly",),
+    "regard.models.encoder": ("Encoder",),
     "regard.models.encoder_decoder": ("EncoderDecoder",),
     "regard.models.encoder_only": ("EncoderOnly",),
     "regard.models.baselines.rnn": ("Recurrent",),
@@ -103,6 +106,8 @@ _FORMER = {"Run": "TrainedModel"}  # names of before, which go on working
 
 def __getattr__(name: str) -> Any:
     name = _FORMER.get(name, name)
+    if name == "weights":
+        return import_module("regard.weights")
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -128,7 +128,8 @@ def layers(decoder: bool, at: str = "", prefix: str = "") -> dict[str, Input]:
         f"{our}.0.branch.output": f"{their}.self_attn.out_proj",
         f"{our}.{last}.branch.up": f"{their}.linear1",
         f"{our}.{last}.branch.down": f"{their}.linear2",
-    } | {f"{our}.{n}.norm": f"{their}.norm{n + 1}" for n in range(last + 1)}
+    }
+    mapping |= {f"{our}.{n}.norm": f"{their}.norm{n + 1}" for n in range(last + 1)}
     if decoder:
         mapping[f"{our}.1.branch.query"] = rows(f"{their}.multihead_attn.in_proj_{{}}", 0, D)
         mapping[f"{our}.1.branch.kv"] = rows(f"{their}.multihead_attn.in_proj_{{}}", D)

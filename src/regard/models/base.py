@@ -12,6 +12,7 @@ from regard.errors import DataError
 from regard.models.decoding import Decoding, last_real
 from regard.models.embedding import Tables
 from regard.models.loss import Loss, token_loss
+from regard.models.summary import summary
 from regard.nn.init import Init
 from regard.nn.mask import Mask
 from regard.nn.state import Rows
@@ -48,6 +49,9 @@ class Model(nn.Module):
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
         """The summed loss of a batch."""
+
+    def __repr__(self) -> str:
+        return summary(self)
 
 
 class Generator(Model):

@@ -46,7 +46,7 @@ class Task(Spec):
     __slots__ = ()
 
     @abstractmethod
-    def build(self, spec: "EncoderOnly", encoder: "Encoder", site: Site) -> Model:
+    def build(self, spec: "EncoderOnly", encoder: "EncoderBody", site: Site) -> Model:
         """The whole model for this task."""
 
 
@@ -76,10 +76,10 @@ class EncoderOnly(ModelSpec):
     def build(self, init: Init) -> Model:
         depths, branches = (self.encoder.blocks(), 0), self.encoder.residual_branches()
         site = site_of(self, init, "encoder", causal=False, depths=depths, branches=branches)
-        return self.task.build(self, Encoder(self, site), site.inside("task"))
+        return self.task.build(self, EncoderBody(self, site), site.inside("task"))
 
 
-class Encoder(nn.Module):
+class EncoderBody(nn.Module):
     """Ids to the last stream."""
 
     def __init__(self, spec: EncoderOnly, site: Site) -> None:
@@ -110,7 +110,7 @@ class MaskedLM(Task):
     head: HeadSpec = Softmax(bias=True)
     tied: bool = True
 
-    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+    def build(self, spec: "EncoderOnly", encoder: EncoderBody, site: Site) -> Model:
         check_length(spec)
         return MaskedLMModel(self, spec, encoder, site)
 
@@ -118,7 +118,7 @@ class MaskedLM(Task):
 class MaskedLMModel(Model):
     """The module of a masked language model. `batch.weights` says which labels count."""
 
-    def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+    def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder = spec, encoder
         self.transform = site.linear(spec.d_model, {"other": spec.d_model})
@@ -166,7 +166,7 @@ class Pooled(Task):
 
     kind = "pooled"
 
-    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+    def build(self, spec: "EncoderOnly", encoder: EncoderBody, site: Site) -> Model:
         return PooledModel(spec, encoder, Pool("first", True, site), site)
 
 
@@ -192,7 +192,7 @@ class SentenceClassifier(Task):
         check_classes(self.classes)
         check_rate("label_smoothing", self.label_smoothing)
 
-    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+    def build(self, spec: "EncoderOnly", encoder: EncoderBody, site: Site) -> Model:
         return SentenceClassifierModel(self, spec, encoder, site)
 
 
@@ -206,7 +206,7 @@ class TokenClassifier(Task):
     def check(self) -> None:
         check_classes(self.classes)
 
-    def build(self, spec: "EncoderOnly", encoder: Encoder, site: Site) -> Model:
+    def build(self, spec: "EncoderOnly", encoder: EncoderBody, site: Site) -> Model:
         check_length(spec)
         return TokenClassifierModel(self, spec, encoder, site)
 
@@ -282,7 +282,7 @@ class Pool(nn.Module):
 class PooledModel(Model):
     """An encoder that gives one vector per row."""
 
-    def __init__(self, spec: EncoderOnly, encoder: Encoder, pool: Pool, site: Site) -> None:
+    def __init__(self, spec: EncoderOnly, encoder: EncoderBody, pool: Pool, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.pool, self.site = spec, encoder, pool, site
 
@@ -298,7 +298,7 @@ class PooledModel(Model):
 class SentenceClassifierModel(Classifier):
     """A class per row."""
 
-    def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+    def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
         self.pool = Pool(task.pool, task.pooler, site)
@@ -326,7 +326,7 @@ class SentenceClassifierModel(Classifier):
 class TokenClassifierModel(Classifier):
     """A class per token."""
 
-    def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: Encoder, site: Site) -> None:
+    def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
         self.classes = site.linear(spec.d_model, {"head": task.classes}, bias=True)

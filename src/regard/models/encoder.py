@@ -1,0 +1,88 @@
+"""An encoder of regard as a plain `nn.Module` for other PyTorch code."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.batch import check_padding, readable
+from regard.errors import DataError, SpecError
+from regard.models.base import Model, ModelSpec
+from regard.models.build import build
+from regard.models.encoder_decoder import EncoderDecoderModel
+from regard.models.encoder_only import EncoderBody
+from regard.nn.mask import Context, Mask, View
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """A trained run, as `regard.load` returns it."""
+
+    @property
+    def model(self) -> Model: ...
+
+
+class Encoder(nn.Module):
+    """The encoder of a model: token ids (B, T), or vectors, to hidden states (B, T, D).
+
+    `source` is the spec of an encoder-decoder or of an encoder-only model, such as `regard.preset("bert_base")`, whose
+    weights are drawn from `seed`; or a built model; or a trained run, `regard.load("runs/mine")`. The weights of a
+    model or a run are shared with it, not copied.
+
+    With `embed=False` there are no vocabulary table, positions and dropout before the first block: the encoder reads
+    vectors (B, T, d_model), as `torch.nn.TransformerEncoder` does. An encoder whose input is `Vectors` reads vectors of
+    that input's width.
+    """
+
+    def __init__(self, source: ModelSpec | Model | Trained, embed: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        if isinstance(source, ModelSpec):
+            model = build(source, seed=seed)
+        else:
+            model = source.model if isinstance(source, Trained) else source
+        if not isinstance(model, Model):
+            raise SpecError(
+                "", f"an encoder is made from a spec, a model or a trained run, not {type(source).__name__}"
+            )
+        spec: Any = model.spec
+        body = model if isinstance(model, EncoderDecoderModel) else getattr(model, "encoder", None)
+        if not isinstance(body, EncoderDecoderModel | EncoderBody):
+            raise SpecError("", f"{spec.kind!r} has no encoder for this; use encoder_only or encoder_decoder")
+        if spec.encoder.shortens:
+            raise SpecError("encoder", f"{spec.encoder.kind!r} returns fewer vectors than it reads; use 'plain'")
+        self.table = body.tables.get("source") if embed else None
+        self.input = body.inputs.get("source") if embed else None
+        self.stack = body.encoder if isinstance(body, EncoderDecoderModel) else body.stack
+        self.channels = body.inputs.channels["source"] if embed else spec.d_model
+        self.d_model: int = spec.d_model
+
+    def forward(
+        self,
+        x: Int[Tensor, "B T"] | Float[Tensor, "B T C"],
+        padding_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The hidden states after the last block. `padding_mask` is True at padding, which ends a row.
+
+        Padding influences no other position; the hidden states at padding have no meaning.
+        """
+        if x.shape[2:] != ((self.channels,) if self.channels else ()) or x.is_floating_point() != bool(self.channels):
+            form = f"vectors (B, T, {self.channels})" if self.channels else "token ids (B, T)"
+            raise DataError(f"x: this encoder reads {form}, not {tuple(x.shape)} of {x.dtype}")
+        T, seg = x.shape[1], None
+        if padding_mask is not None:
+            if padding_mask.shape != x.shape[:2] or padding_mask.dtype != torch.bool:
+                raise DataError(
+                    f"padding_mask: must be bool of shape {tuple(x.shape[:2])}, not {tuple(padding_mask.shape)} of "
+                    f"{padding_mask.dtype}"
+                )
+            seg = (~padding_mask).long()
+            check_padding("padding_mask", seg)
+            if readable(seg) and bool(padding_mask[:, 0].any()):
+                row = int(padding_mask[:, 0].nonzero()[0])
+                raise DataError(f"padding_mask: row {row} has nothing but padding; leave the row out")
+        mask = Mask(q_seg=seg, k_seg=seg)
+        if self.input is not None:
+            positions = mask.positions(T, T, x.device)[0]
+            x = self.input(x, self.table, positions, mask.bound(T))
+        return self.stack(x, Context(View(mask, T, T, x.device))).x
