@@ -1,4 +1,4 @@
-"""AttentionScore slot: how the state of a recurrence looks something up in a table of others."""
+"""AttentionScore slot: the attention of a recurrent decoder."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from regard.tree import Spec
 
 
 class AttentionScore(Spec):
-    """Slot: how well a state fits each entry of a table, and what it takes from there. `heads` look-ups at a time."""
+    """Slot: an attention score with `heads` heads, from decoder states to the entries of a memory."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        """A look-up by states of one width in a memory of another."""
+        """Build an attention with queries of width d_query to a memory of width d_memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DotScore(AttentionScore):
-    """Luong et al. 2015, dot: softmax(h' m_j) over the memory itself; nothing is learned. Heads share its channels."""
+    """Luong et al. 2015, dot: softmax(h' m_j), without parameters. The memory is split into heads."""
 
     kind = "dot"
     scale: Scale = "none"
@@ -36,14 +36,14 @@ class DotScore(AttentionScore):
         site.require(
             d_query == d_memory,
             "kind",
-            f"a state of width {d_query} has no product with a memory of {d_memory}; map them",
+            f"a state of width {d_query} has no dot product with a memory of {d_memory}; use bilinear",
         )
         return ProductScoreModule(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
 
 
 @dataclass(frozen=True, slots=True)
 class BilinearScore(AttentionScore):
-    """Luong et al. 2015, general: softmax(h' W m_j) over the memory itself. Heads share its channels."""
+    """Luong et al. 2015, general: softmax(h' W m_j). The memory is split into heads."""
 
     kind = "bilinear"
     scale: Scale = "none"
@@ -56,11 +56,11 @@ class BilinearScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class GeneralScore(AttentionScore):
-    """Learned maps as in the CS 182 notes: q = W_q h, (k_j, v_j) = (W_k, W_v) m_j, sum_j softmax(scale q' k_j) v_j."""
+    """Learned projections (CS 182): q = W_q h, (k_j, v_j) = (W_k, W_v) m_j, sum_j softmax(scale q' k_j) v_j."""
 
     kind = "general"
     scale: Scale = "sqrt"
-    bias: bool | None = None  # None: as the model's linear slot says
+    bias: bool | None = None  # None: as in the model's linear slot
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
         width = site.heads * site.d_head
@@ -71,13 +71,13 @@ class GeneralScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class AdditiveScore(AttentionScore):
-    """Bahdanau et al. 2015: softmax(v' tanh(W_q h + W_k m_j)) over the memory itself. Heads share its channels.
+    """Bahdanau et al. 2015: softmax(v' tanh(W_q h + W_k m_j)). The memory is split into heads.
 
     `normalised` (Salimans and Kingma 2016, as GNMT uses it): g v / |v| instead of v, and a bias within tanh.
     """
 
     kind = "additive"
-    d_hidden: int | None = None  # of the comparison; None: d_model
+    d_hidden: int | None = None  # width of W_q h; None: d_model
     normalised: bool = False
 
     def check(self) -> None:
@@ -88,40 +88,42 @@ class AdditiveScore(AttentionScore):
 
 
 class AttentionScoreModule(nn.Module):
-    """Abstract: questions, a table of keys and values, and answers."""
+    """Abstract: queries, keys and values, and context vectors."""
 
-    width: int  # of an answer
+    width: int  # of a context vector
     heads: int
     dropout: float
 
     @abstractmethod
-    def ask(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
-        """The questions of states."""
+    def queries(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+        """Return the queries of decoder states."""
 
     @abstractmethod
-    def table(self, memory: Float[Tensor, "B S M"]) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Keys and values of what is looked at."""
+    def keys_and_values(
+        self, memory: Float[Tensor, "B S M"]
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
+        """Return the keys and values of a memory."""
 
     @abstractmethod
-    def answer(
+    def context(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        """What is found."""
+        """Return the context vectors: the values, averaged by attention weight."""
 
     @abstractmethod
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
-        """How much of the answer comes from where: computed beside it for a trace."""
+        """Return the attention weights, for a trace."""
 
 
 def check_heads(width: int, heads: int, what: str, site: Site) -> None:
-    """Refuse channels that heads cannot share evenly."""
+    """Check that the heads divide the channels."""
     site.require(
         width % heads == 0, "kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor"
     )
 
 
 class ProductScoreModule(AttentionScoreModule):
-    """Scores that are products of queries and keys."""
+    """Scores that are dot products of queries and keys."""
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -135,14 +137,16 @@ class ProductScoreModule(AttentionScoreModule):
         self.heads, self.dropout = site.heads, site.attention_dropout
         self.scale = factor(scale, widths[0] // site.heads)
 
-    def ask(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+    def queries(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
         return split_heads(self.query(h), self.heads)
 
-    def table(self, memory: Float[Tensor, "B S M"]) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
+    def keys_and_values(
+        self, memory: Float[Tensor, "B S M"]
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
         k, v = (memory, memory) if self.both is None else self.both(memory).split(self.widths, -1)
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
-    def answer(
+    def context(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
         return self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
@@ -155,7 +159,7 @@ class AdditiveScoreModule(AttentionScoreModule):
     def __init__(self, spec: AdditiveScore, d_query: int, d_memory: int, site: Site) -> None:
         super().__init__()
         hidden = spec.d_hidden or site.d_model
-        check_heads(hidden, site.heads, "its comparison", site)
+        check_heads(hidden, site.heads, "d_hidden", site)
         check_heads(d_memory, site.heads, "a memory", site)
         self.heads, self.width, self.dropout = site.heads, d_memory, site.attention_dropout
         self.query = site.linear(d_query, {"query": hidden}, bias=False)
@@ -164,11 +168,13 @@ class AdditiveScoreModule(AttentionScoreModule):
         self.length = nn.Parameter(torch.full((site.heads, 1), hidden**-0.5)) if spec.normalised else None
         self.bias = nn.Parameter(torch.zeros(hidden)) if spec.normalised else None
 
-    def ask(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+    def queries(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
         q = self.query(h)
         return split_heads(q if self.bias is None else q + self.bias.to(q.dtype), self.heads)
 
-    def table(self, memory: Float[Tensor, "B S M"]) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
+    def keys_and_values(
+        self, memory: Float[Tensor, "B S M"]
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
         return split_heads(self.key(memory), self.heads), split_heads(memory, self.heads)
 
     def scores(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"]) -> Float[Tensor, "B H T S"]:
@@ -176,10 +182,10 @@ class AdditiveScoreModule(AttentionScoreModule):
         v = self.score
         if self.length is not None:
             v = self.length * v / v.norm(dim=1, keepdim=True)
-        compared = (q[:, :, :, None] + k[:, :, None]).tanh()  # (B, H, T, S, K)
-        return (compared @ v.to(q.dtype)[None, :, None, :, None]).squeeze(-1)
+        hidden = (q[:, :, :, None] + k[:, :, None]).tanh()  # (B, H, T, S, K)
+        return (hidden @ v.to(q.dtype)[None, :, None, :, None]).squeeze(-1)
 
-    def answer(
+    def context(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
         return mix(self.scores(q, k), v, view, dropout=active(self.dropout, self.training))
@@ -189,18 +195,21 @@ class AdditiveScoreModule(AttentionScoreModule):
             return softmax(self.scores(q, k), view)
 
 
-def look(
-    lookup: AttentionScoreModule,
+def attend_to(
+    score: AttentionScoreModule,
     h: Float[Tensor, "B T D"],
     k: Float[Tensor, "b H S K"],
     v: Float[Tensor, "b H S V"],
     view: View,
-    weighed: list[Tensor] | None,
+    weights: list[Tensor] | None,
 ) -> Float[Tensor, "B T C"]:
-    """What states find in a table, whose rows the beams of a source may share; `weighed` takes the weights."""
+    """Return the context vectors of states h, with keys and values shared by the beams of a source.
+
+    The attention weights are appended to `weights`, if given.
+    """
     B, T, _ = h.shape
     beams = B // k.shape[0]
-    q = beams_together(lookup.ask(h), beams)
-    if weighed is not None:
-        weighed.append(beams_apart(lookup.weights(q, k, view), beams, T))
-    return merge_heads(beams_apart(lookup.answer(q, k, v, view), beams, T))
+    q = beams_together(score.queries(h), beams)
+    if weights is not None:
+        weights.append(beams_apart(score.weights(q, k, view), beams, T))
+    return merge_heads(beams_apart(score.context(q, k, v, view), beams, T))

@@ -32,22 +32,22 @@ from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
-ROUNDING = 1e-6  # 1.2 * 35 is 42, and not a little more
+ROUNDING = 1e-6  # subtracted before rounding up, because 1.2 * 35 exceeds 42 in floating point
 
 
 @dataclass(frozen=True, slots=True)
 class ByteNet(ModelSpec):
-    """Residual blocks of dilated convolutions; what the decoder says at t, it says looking at column t of the encoder.
+    """Residual blocks of dilated convolutions; the decoder's input at t contains column t of the encoder's output.
 
         block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
 
-    Block i has dilation `dilations[i mod n]`; the decoder's convolutions read what is to the left alone. A source of s
-    tokens is padded, with a learned vector, to ceil(stretch * s) + extra columns: an estimate of the target's length.
-    Column t of what the encoder leaves, beside the target's token t, is projected to be the decoder's first stream;
-    columns beyond the estimate are zeros there, so a longer target can be said, from what was said so far alone.
+    Block i has dilation `dilations[i mod n]`; the decoder's convolutions are causal. A source of s tokens is padded
+    with a learned vector to ceil(stretch * s) + extra columns, an estimate of the target's length. Column t of the
+    encoder's output is concatenated to the embedding of target token t and projected to the decoder's input. Columns
+    beyond the estimate are zero, so that longer targets are possible.
 
-    Differs from Kalchbrenner et al. 2016: dropout (on what a block adds, as on the input), one norm at the end of the
-    decoder instead of further convolutions, and the projection that joins the two sides, which they do not describe.
+    Differs from Kalchbrenner et al. 2016: dropout (on the output of a block and on the input), one norm at the end of
+    the decoder instead of further convolutions, and the projection of the decoder's input, which the paper omits.
     """
 
     kind = "bytenet"
@@ -65,7 +65,7 @@ class ByteNet(ModelSpec):
     extra: int = 0
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
+    output_table: TableSpec | None = None  # of an output that does not share its table; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(scaled=False, position=None)
     norm: Norm = LayerNorm()
@@ -85,7 +85,7 @@ class ByteNet(ModelSpec):
         require(
             self.kernel > 0 and self.kernel % 2 == 1,
             "kernel",
-            f"must be odd, so that as many taps stand on either side, not {self.kernel}",
+            f"must be odd, so that the filter is symmetric, not {self.kernel}",
         )
         check_count("kernel", self.kernel, MOST_TAPS)
         require(
@@ -104,19 +104,19 @@ class ByteNet(ModelSpec):
         check_input(self.input)
 
     def dilation(self, block: int) -> int:
-        """How far apart the taps of a block are."""
+        """Return the dilation of a block."""
         return self.dilations[block % len(self.dilations)]
 
     def estimate(self, length: int) -> int:
-        """How many columns a source of this many tokens is padded to."""
+        """Return the number of columns to which a source of this length is padded."""
         return math.ceil(self.stretch * length - ROUNDING) + self.extra
 
     def estimates(self, lengths: Int[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
-        """The same for the sources of a batch."""
+        """Return `estimate` of the sources of a batch."""
         return torch.ceil(self.stretch * lengths.double() - ROUNDING).long() + self.extra
 
     def receptive_fields(self) -> tuple[int, int]:
-        """How many tokens one output of the encoder's, and of the decoder's convolutions depends on."""
+        """Return the receptive fields of the encoder and of the decoder, in tokens."""
         encoder, decoder = (
             [(self.kernel, self.dilation(i)) for i in range(blocks)]
             for blocks in (self.encoder_blocks, self.decoder_blocks)
@@ -144,7 +144,7 @@ class ByteNetModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> Memory:
-        """One column for every token that the target may have by the estimate; zeros behind those of shorter rows."""
+        """Encode the source, padded to the estimated length of the target; columns beyond it are zero."""
         if batch.source is None:
             raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
         if batch.packed:
@@ -183,14 +183,13 @@ class ByteNetModel(TwoSided):
         states: list[Any] | None = None,
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """The last stream, from the target's tokens and the columns of the encoder beside them."""
+        """Run the decoder on the target's embeddings e and the encoder's columns at the same positions."""
         x = self.join(torch.cat((columns.to(e.dtype), e), -1))
         return self.norm(self.decoder(x, view, states, counts))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         memory = self.encode(batch)
         sources, device = memory.x[0].shape[0], memory.x[0].device
-        # Every beam has rings of its own, so nobody needs to know whose past it shares.
         rows = self.new_rows(sources, beams, device, max_len, static)
         return Decoding(rows, self.decoder.start(rows), beams, memory)
 
@@ -213,7 +212,7 @@ class ByteNetStack(nn.Module):
         self.blocks = nn.ModuleList(ByteNetBlock(spec, spec.dilation(i), site) for i in range(site.depth))
 
     def start(self, rows: Rows) -> list[Any]:
-        """What each block remembers of its last inputs."""
+        """Return the convolution cache of each block."""
         return [block.start(rows) for block in self.blocks]  # type: ignore[reportCallIssue]
 
     def forward(
@@ -241,18 +240,18 @@ class ByteNetBlock(nn.Module):
         self.widen = site.linear(inner, {"down": d})
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """The last inputs of the convolution; a kernel of 1 needs none."""
+        """Return the cache of the convolution; a kernel of size 1 has none."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
         view: View,
-        ring: ConvolutionCache | None = None,
+        cache: ConvolutionCache | None = None,
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         first, second, third = self.norms
         y = self.narrow(first(x).relu())
-        y = self.convolution(unfold(second(y).relu(), self.extent, view, ring, counts))
+        y = self.convolution(unfold(second(y).relu(), self.extent, view, cache, counts))
         y = self.widen(third(y).relu())
         return x + self.dropout(y)

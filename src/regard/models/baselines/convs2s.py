@@ -1,4 +1,4 @@
-"""ConvS2S: gated convolutions that look at the source in every layer. Gehring et al. 2017."""
+"""ConvS2S: gated convolutions with attention to the source in every decoder layer. Gehring et al. 2017."""
 
 import math
 from dataclasses import dataclass, replace
@@ -34,23 +34,22 @@ from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
-HALF = math.sqrt(0.5)  # a sum of two terms of equal variance times this has their variance
+HALF = math.sqrt(0.5)  # keeps the variance of a sum of two terms of equal variance
 
 Layers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ConvS2S(ModelSpec):
-    """Gated convolutions on both sides; every layer of the decoder attends to the source. Gehring et al. 2017.
+    """Gated convolutions in encoder and decoder; every decoder layer attends to the source. Gehring et al. 2017.
 
-    Embeddings e are words plus learned positions. A layer of `encoder` or `decoder` is (width, kernel):
+    Embeddings e are token embeddings plus learned positions. A layer of `encoder` or `decoder` is (width, kernel):
 
         y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
         c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
 
-    where z is what the encoder leaves and h is projected wherever the width changes. The decoder's convolutions read
-    what is to the left alone. The encoder's gradients are divided by twice the number of attentions. All layers are
-    weight-softmaxd.
+    where z is the encoder's output and h is projected where the width changes. The decoder's convolutions are causal.
+    The encoder's gradients are divided by twice the number of attentions. All layers have weight normalisation.
     """
 
     kind = "convs2s"
@@ -58,13 +57,15 @@ class ConvS2S(ModelSpec):
     ordered = True
     vocab: int = 10000
     target_vocab: int | None = None  # None: the same
-    d_model: int = 256  # of embeddings, and of what is attended to
-    d_out: int | None = None  # of what the softmax reads; None: d_model
+    d_model: int = 256  # of embeddings and of the encoder's output
+    d_out: int | None = None  # of the decoder's output; None: d_model
     encoder: Layers = ((256, 3),) * 4
     decoder: Layers = ((256, 3),) * 3
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = NormedEmbeddings()  # where the output has a table of its own; None: like `table`
+    output_table: TableSpec | None = (
+        NormedEmbeddings()
+    )  # of an output that does not share its table; None: like `table`
     sharing: Sharing = Sharing(source_target=False, input_output=False)
     input: InputSpec = Tokens(scaled=False, position=Learned(1024))
     head: HeadSpec = Softmax(bias=True)
@@ -86,7 +87,7 @@ class ConvS2S(ModelSpec):
         check_input(self.input)
 
     def receptive_fields(self) -> tuple[int, int]:
-        """How many tokens one output of the encoder's, and of the decoder's convolutions depends on."""
+        """Return the receptive fields of the encoder and of the decoder, in tokens."""
         encoder, decoder = ([(kernel, 1) for _, kernel in layers] for layers in (self.encoder, self.decoder))
         return receptive_field(encoder), receptive_field(decoder)
 
@@ -109,7 +110,7 @@ class ConvS2SModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
 
     def encode(self, batch: Batch) -> Memory:
-        """What the decoder looks for in the source, z, and what it finds there, (z + e) sqrt(1/2)."""
+        """Return the keys z and the values (z + e) sqrt(1/2) of the source."""
         ids = source_of(batch)
         S = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
@@ -135,7 +136,6 @@ class ConvS2SModel(TwoSided):
         check_unpacked(batch)
         memory = self.encode(batch)
         sources, S, _ = memory.x[0].shape
-        # Every beam has rings of its own, so nobody needs to know whose past it shares.
         rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
         return Decoding(rows, self.decoder.start(rows), beams, memory, cross)
@@ -152,7 +152,7 @@ class ConvS2SModel(TwoSided):
 
 
 def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
-    """How many source tokens there are for each query; all of a row have the same unless several texts share it."""
+    """Return the number of source tokens for each query, which differs within a row only if rows are packed."""
     z, seg = memory.x[0], memory.seg
     if seg is None:
         return torch.full(z.shape[:1], z.shape[1], device=z.device)[:, None]
@@ -167,7 +167,7 @@ def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
 class ConvS2SEncoder(nn.Module):
     def __init__(self, spec: ConvS2S, site: Site) -> None:
         super().__init__()
-        bare = replace(site, dropout=0.0)  # for weights whose input is not dropped
+        bare = replace(site, dropout=0.0)  # for weights whose input has no dropout
         first, last = spec.encoder[0][0], spec.encoder[-1][0]
         before = (first, *(width for width, _ in spec.encoder))
         self.enter = site.linear(site.d_model, {"other": first})
@@ -181,7 +181,7 @@ class ConvS2SEncoder(nn.Module):
         h = self.enter(e)
         for block in self.blocks:
             h = block(h, view)
-        # Every attention sends gradients back here, so that without this the encoder would learn in larger steps.
+        # The gradients of all attentions are summed here, so the encoder would learn in larger steps than the decoder.
         return ScaledGradient.apply(self.leave(h), self.factor)
 
 
@@ -199,7 +199,7 @@ class ConvS2SDecoder(nn.Module):
         self.dropout = nn.Dropout(site.dropout)
 
     def start(self, rows: Rows) -> list[Any]:
-        """What each layer remembers of its last inputs."""
+        """Return the convolution cache of each layer."""
         return [block.start(rows) for block in self.blocks]  # type: ignore[reportCallIssue]
 
     def forward(
@@ -217,7 +217,7 @@ class ConvS2SDecoder(nn.Module):
 
 
 class ConvS2SBlock(nn.Module):
-    """GLU(conv(drop(h))), and how it joins the stream."""
+    """Abstract: GLU(conv(drop(h))) and its residual connection."""
 
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
         super().__init__()
@@ -231,15 +231,15 @@ class ConvS2SBlock(nn.Module):
         self,
         h: Float[Tensor, "B T C"],
         view: View,
-        ring: ConvolutionCache | None = None,
+        cache: ConvolutionCache | None = None,
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T W"]:
         """GLU(conv(drop(h)))."""
         h = self.dropout(h)
-        return F.glu(self.convolution(unfold(h, self.extent, view, ring, counts)), -1)
+        return F.glu(self.convolution(unfold(h, self.extent, view, cache, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
-        """(y + h) sqrt(1/2), where h has the width of y."""
+        """(y + h) sqrt(1/2), with h projected to the width of y."""
         return (y + (h if self.match is None else self.match(h))) * HALF
 
 
@@ -254,7 +254,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
         self.attention = ConvS2SAttention(width, replace(site, dropout=0.0))
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """The last inputs of the convolution; a kernel of 1 needs none."""
+        """Return the cache of the convolution; a kernel of size 1 has none."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
@@ -263,15 +263,15 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
         e: Float[Tensor, "B T D"],
         ctx: Context,
         lengths: Int[Tensor, "B t"],
-        ring: ConvolutionCache | None,
+        cache: ConvolutionCache | None,
         counts: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "B T W"]:
-        y = self.gated(h, ctx.own, ring, counts)
+        y = self.gated(h, ctx.own, cache, counts)
         return self.join(self.attention(y, e, ctx, lengths), h)
 
 
 class ConvS2SAttention(nn.Module):
-    """A look-up in the source: one head, not scaled, keys and values the same for all layers."""
+    """Unscaled single-head attention to the source; all layers share keys and values."""
 
     name = "decoder.cross"
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
@@ -288,18 +288,18 @@ class ConvS2SAttention(nn.Module):
         assert ctx.memory is not None
         k, v = (x[:, None] for x in ctx.memory.x)  # (b, 1, S, D)
         q = ((self.query(y) + e) * HALF).to(k.dtype)
-        # The beams of one source row ask as if they were more queries of it.
-        asked = q.reshape(k.shape[0], 1, -1, q.shape[-1])
+        # The beams of a source are further queries of its row.
+        queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
         if ctx.trace is not None:
-            weights = attention_weights(asked, k, ctx.cross, 1.0)
+            weights = attention_weights(queries, k, ctx.cross, 1.0)
             ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
-        c = self.attend(asked, k, v, ctx.cross, scale=1.0).reshape(q.shape)
-        # A mean of S terms has 1 / S of their variance if they are looked at alike.
+        c = self.attend(queries, k, v, ctx.cross, scale=1.0).reshape(q.shape)
+        # With uniform weights, the variance of a mean of S values is 1 / S of theirs.
         return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF
 
 
 class ScaledGradient(torch.autograd.Function):
-    """x itself, with its gradient multiplied."""
+    """The identity, whose gradient is multiplied by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

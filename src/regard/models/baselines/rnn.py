@@ -1,4 +1,4 @@
-"""The encoder-decoder before the Transformer: two recurrences, and the attention that was added to them."""
+"""Recurrent encoder-decoders, with or without attention."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.models.base import ModelSpec, own_mask, source_of
-from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, look
+from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, attend_to
 from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
@@ -37,19 +37,19 @@ CROSS, OWN = "decoder.cross", "decoder.self"
 
 
 class InitialState(Spec):
-    """Slot: what the decoder remembers before it says anything."""
+    """Slot: the initial state of the decoder."""
 
     __slots__ = ()
-    tells: ClassVar[bool] = False  # something of the source
+    reads_source: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, layers: list["Shape"], encoder: list["Shape"], site: Site) -> "InitialStateModule":
-        """The first states of these layers of the decoder, after those of the encoder."""
+        """Build a module from the last states of the encoder's layers to initial states of the decoder's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layer remembers: so many vectors of this width."""
+    """The shape of a layer's state: `parts` vectors of this width."""
 
     parts: int
     width: int
@@ -57,14 +57,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(InitialState):
-    """phi(W s + b) of the source's last state s: all that a decoder without attention knows of it (the bottleneck).
+    """phi(W s + b) of the encoder's last state s, all that a decoder without attention receives of the source.
 
-    Every layer has maps of its own from the encoder's layer at its height, counted from the top; where the encoder is
-    shallower, from its lowest. phi is tanh (Bahdanau et al. 2015) or nothing.
+    Every layer has projections of its own, from the encoder layer at the same height counted from the top, or from the
+    lowest layer of a shallower encoder. phi is tanh (Bahdanau et al. 2015) or the identity.
     """
 
     kind = "encoder_state"
-    tells = True
+    reads_source = True
     activation: Literal["tanh", "linear"] = "tanh"
 
     def build(self, layers: list[Shape], encoder: list[Shape], site: Site) -> "InitialStateModule":
@@ -73,7 +73,7 @@ class EncoderState(InitialState):
 
 @dataclass(frozen=True, slots=True)
 class ConstantState(InitialState):
-    """The same for every source: zeros, or what is learned. For a decoder that looks at the source itself."""
+    """The same initial state for every source, zeros or learned, for a decoder with attention to the source."""
 
     kind = "constant_state"
     start: Start = ZeroStart()
@@ -87,7 +87,7 @@ class InitialStateModule(nn.Module):
 
     @abstractmethod
     def forward(self, last: States) -> States:
-        """The first state of every layer, from the last ones of the encoder's layers."""
+        """Return the initial state of every layer from the last states of the encoder's layers."""
 
 
 class EncoderStateModule(InitialStateModule):
@@ -101,19 +101,20 @@ class EncoderStateModule(InitialStateModule):
         )
 
     def forward(self, last: States) -> States:
-        opened = []
+        states = []
         layers: Any = self.maps
         for below, maps in zip(self.below, layers, strict=True):
-            read = [*last[below], *[last[below][0]] * len(maps)]  # who remembers more parts reads h for the others
-            opened.append(tuple(self.activate(part(given)) for part, given in zip(maps, read, strict=False)))
-        return opened
+            inputs = [*last[below], *[last[below][0]] * len(maps)]  # a missing c is computed from h
+            states.append(tuple(self.activate(part(source)) for part, source in zip(maps, inputs, strict=False)))
+        return states
 
 
 class ConstantStateModule(InitialStateModule):
     def __init__(self, spec: ConstantState, layers: list[Shape], site: Site) -> None:
         super().__init__()
-        made = [spec.start.build(layer.parts, layer.width, site.inside("start")) for layer in layers]
-        self.starts = nn.ModuleList(made)
+        self.starts = nn.ModuleList(
+            spec.start.build(layer.parts, layer.width, site.inside("start")) for layer in layers
+        )
 
     def forward(self, last: States) -> States:
         h = last[0][0]
@@ -122,10 +123,10 @@ class ConstantStateModule(InitialStateModule):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentEncoder(Spec):
-    """Recurrences one above the other over the source.
+    """Stacked recurrent layers over the source.
 
-    `direction`: all layers forwards, backwards (Sutskever et al. 2014) or both ways, or only the first one both ways
-    (Wu et al. 2016). Two directions stand side by side and make a vector twice as wide.
+    `direction`: all layers forward, backward (Sutskever et al. 2014) or bidirectional, or only the first bidirectional
+    (Wu et al. 2016). The outputs of both directions are concatenated.
     """
 
     kind = "recurrent_encoder"
@@ -133,7 +134,7 @@ class RecurrentEncoder(Spec):
     depth: int = 2
     d_hidden: int | None = None  # of each direction; None: d_model
     direction: Reading = "both"
-    residual_from: int | None = None  # the lowest layer, counted from 1, that is added to what it reads; None: none is
+    residual_from: int | None = None  # the lowest layer, counted from 1, with a residual connection; None: no layer
     start: Start = ZeroStart()
 
     def check(self) -> None:
@@ -146,15 +147,14 @@ class RecurrentEncoder(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentDecoder(Spec):
-    """Recurrences one above the other over the target, which may look at the source and at their own past.
+    """Stacked recurrent layers over the target, with optional attention to the source and to their own past.
 
-    With `asks="top"` (Luong et al. 2015) the state h of the top layer looks things up, and tanh(W [h; found]) goes to
-    the head. With "bottom" (Wu et al. 2016) that of the lowest layer does, and what it finds stands beside the input of
-    every layer above.
+    With query "top" (Luong et al. 2015) the state h of the top layer is the query, and tanh(W [h; context]) goes to
+    the head. With "bottom" (Wu et al. 2016) the lowest layer's state is, and the context vector is concatenated to the
+    input of every layer above.
 
-    `feeding` takes the last step's "found" or, with the top, "output" into the lowest layer's next input: what was
-    looked up becomes part of the state update, where the `heads` look-ups are aggregated (CS 182). That is one step
-    after the other; without it all tokens are run through a layer at once.
+    `input_feeding` concatenates the context vector ("found") or, with the top, the "output" of the previous step to
+    the input of the lowest layer. Then tokens are computed one by one; otherwise each layer runs on all at once.
     """
 
     kind = "recurrent_decoder"
@@ -163,33 +163,33 @@ class RecurrentDecoder(Spec):
     residual_from: int | None = None  # as in the encoder
     initial_state: InitialState = EncoderState()
     attention: AttentionScore | None = None  # to the source
-    self_attention: AttentionScore | None = None  # to the states so far of the layer that asks
+    self_attention: AttentionScore | None = None  # to the previous states of the layer that is the query
     query: Literal["top", "bottom"] = "top"
     input_feeding: Literal["none", "found", "output"] = "none"
 
     def check(self) -> None:
         check_depth(self.depth, self.residual_from)
-        looks = self.attention is not None or self.self_attention is not None
+        attends = self.attention is not None or self.self_attention is not None
         require(
-            self.attention is not None or self.initial_state.tells,
+            self.attention is not None or self.initial_state.reads_source,
             "initial_state",
-            f"without attention {self.initial_state.kind!r} tells nothing of the source",
+            f"{self.initial_state.kind!r} does not read the source, which needs an attention then; add one",
         )
-        require(looks or self.query == "top", "query", "nothing is looked up; leave it at 'top' or add an attention")
+        require(attends or self.query == "top", "query", "needs an attention; add one or leave it at 'top'")
         require(
-            looks or self.input_feeding == "none",
+            attends or self.input_feeding == "none",
             "input_feeding",
-            "nothing is looked up that could be fed; set it to 'none' or add an attention",
+            "needs an attention; add one or set it to 'none'",
         )
         require(
             self.query == "top" or self.depth >= 2,
             "depth",
-            "there is no layer above the bottom that could use what it finds; add one",
+            "with query 'bottom' a layer above it must read the context vector; add one",
         )
         require(
             self.query == "top" or self.input_feeding != "output",
             "input_feeding",
-            "the bottom is run before there is an output; set it to 'found' or 'none'",
+            "with query 'bottom' there is no output to feed; set it to 'found' or 'none'",
         )
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
@@ -197,7 +197,7 @@ class RecurrentDecoder(Spec):
 
 
 def check_depth(depth: int, residual_from: int | None) -> None:
-    """Refuse depths that cannot be, and residuals of layers that are not there."""
+    """Check the depth, and that the first residual layer exists."""
     check_count("depth", depth, MOST_BLOCKS)
     require(
         residual_from is None or 2 <= residual_from <= depth,
@@ -208,10 +208,10 @@ def check_depth(depth: int, residual_from: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(ModelSpec):
-    """Sutskever et al. 2014, Bahdanau et al. 2015: a recurrence reads the source, another one says the target.
+    """Recurrent encoder-decoder: Sutskever et al. 2014; with `decoder.attention`, Bahdanau et al. 2015.
 
-    Without `decoder.attention` the last state is all that the decoder gets of the source. With it, `heads` look-ups are
-    made for every token that is said. Texts cannot be packed: a state would run from one into the next.
+    Without attention the decoder receives only the last states of the encoder. `heads` is the number of attention
+    heads. Rows cannot be packed, because states would pass from one text to the next.
     """
 
     kind = "recurrent"
@@ -220,14 +220,14 @@ class Recurrent(ModelSpec):
     packs = False
     vocab: int = 32000
     target_vocab: int | None = None  # None: the same
-    d_model: int = 512  # of words and of the decoder's states
+    d_model: int = 512  # of embeddings and of the decoder's states
     heads: int = 1
     dropout: float = 0.2
     attention_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
+    output_table: TableSpec | None = None  # of an output that does not share its table; None: like `table`
     sharing: Sharing = Sharing()
-    input: InputSpec = Tokens(position=None)  # vectors of unit variance: unscaled ones are learned much more slowly
+    input: InputSpec = Tokens(position=None)  # scaled to unit variance: unscaled embeddings learn much more slowly
     encoder: RecurrentEncoder = RecurrentEncoder()
     decoder: RecurrentDecoder = RecurrentDecoder()
     head: HeadSpec = Softmax()
@@ -249,7 +249,7 @@ class Recurrent(ModelSpec):
                 require(
                     getattr(self, name) == nothing,
                     name,
-                    f"nothing is looked up; set it to {nothing} or give the decoder an attention",
+                    f"needs an attention of the decoder; set it to {nothing} or give the decoder an attention",
                 )
         check_vocab("vocab", self.vocab)
         check_vocab("target_vocab", self.target_vocab)
@@ -260,8 +260,6 @@ class Recurrent(ModelSpec):
 
 
 class RecurrentEncoderModule(nn.Module):
-    """The source as states: after every token, and of every layer after the last."""
-
     def __init__(self, spec: RecurrentEncoder, site: Site) -> None:
         super().__init__()
         self.dropout = nn.Dropout(site.dropout)
@@ -275,7 +273,7 @@ class RecurrentEncoderModule(nn.Module):
             site.require(
                 layer.width == width or not _added(spec, i),
                 "residual_from",
-                f"layer {i + 1} makes {layer.width} channels of {width}, which cannot be added up",
+                f"layer {i + 1} has {layer.width} outputs and {width} inputs, which cannot be added; set d_hidden",
             )
             layers.append(layer)
             width = layer.width
@@ -286,6 +284,7 @@ class RecurrentEncoderModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B S M"], States]:
+        """Return the outputs at every token and the last state of every layer."""
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
@@ -300,50 +299,51 @@ def _added(spec: RecurrentEncoder | RecurrentDecoder, layer: int) -> bool:
 
 
 @dataclass(slots=True)
-class Carried:
-    """What a decoder carries from one token to the next."""
+class DecoderState:
+    """The state of a decoder between tokens."""
 
     states: States  # of every layer
-    fed: Float[Tensor, "B F"]  # what the last step left for the input of the next; F = 0 if nothing is fed
+    fed: Float[Tensor, "B F"]  # input feeding: concatenated to the next input; F = 0 without
 
 
-def _lookup(spec: AttentionScore | None, d_query: int, d_memory: int, site: Site) -> AttentionScoreModule | None:
+def _attention(spec: AttentionScore | None, d_query: int, d_memory: int, site: Site) -> AttentionScoreModule | None:
     return None if spec is None else spec.build(d_query, d_memory, site)
 
 
 class RecurrentDecoderModule(nn.Module):
-    """States of the target, and what they look up."""
+    """Stacked recurrent layers with attention."""
 
     def __init__(self, spec: RecurrentDecoder, memory: int, encoder: list[Shape], site: Site) -> None:
         super().__init__()
         D, self.dropout, self.input_feeding = site.d_model, nn.Dropout(site.dropout), spec.input_feeding
-        self.cross = _lookup(spec.attention, D, memory, site.inside("attention"))
-        self.own = _lookup(spec.self_attention, D, D, site.inside("self_attention"))
-        self.found = sum(lookup.width for lookup in (self.cross, self.own) if lookup is not None)
-        self.fed = {"none": 0, "found": self.found, "output": D}[spec.input_feeding]
-        self.asking = 1 if spec.query == "bottom" else spec.depth  # so many layers are run before anything is looked up
-        widths = [D + self.fed, *(D + (self.found if i >= self.asking else 0) for i in range(1, spec.depth))]
+        self.cross = _attention(spec.attention, D, memory, site.inside("attention"))
+        self.own = _attention(spec.self_attention, D, D, site.inside("self_attention"))
+        self.context_width = sum(score.width for score in (self.cross, self.own) if score is not None)
+        self.fed = {"none": 0, "found": self.context_width, "output": D}[spec.input_feeding]
+        self.query_layers = {"bottom": 1, "top": spec.depth}[spec.query]  # number of layers below the attention
+        above = spec.depth - self.query_layers
+        widths = [D + self.fed, *[D] * (self.query_layers - 1), *[D + self.context_width] * above]
         self.cells = nn.ModuleList(spec.cell.build(width, D, site.inside("cell")) for width in widths)
         self.added = [_added(spec, i) for i in range(spec.depth)]
         self.joint = None
-        if self.found and spec.query == "top":
-            self.joint = site.linear(D + self.found, {"attend_out": D}, bias=False)
+        if self.context_width and spec.query == "top":
+            self.joint = site.linear(D + self.context_width, {"attend_out": D}, bias=False)
         cells: Any = self.cells
         self.opening = spec.initial_state.build(
             [Shape(cell.parts, D) for cell in cells], encoder, site.inside("initial_state")
         )
-        lookups = {CROSS: self.cross, OWN: self.own}
-        self.shown = nn.ModuleList(Shown(name) for name, lookup in lookups.items() if lookup is not None)
+        scores = {CROSS: self.cross, OWN: self.own}
+        self.traces = nn.ModuleList(AttentionTrace(name) for name, score in scores.items() if score is not None)
 
-    def open(self, last: States) -> Carried:
-        """Before the first token."""
+    def initial_state(self, last: States) -> DecoderState:
+        """Return the state before the first token."""
         states = self.opening(last)
         h = states[0][0]
-        return Carried(states, h.new_zeros(h.shape[0], self.fed))
+        return DecoderState(states, h.new_zeros(h.shape[0], self.fed))
 
-    def table(self, memory: Float[Tensor, "B S M"]) -> StaticKV | None:
-        """The source as keys and values, if it is looked at."""
-        return None if self.cross is None else StaticKV(*self.cross.table(memory))
+    def keys_and_values(self, memory: Float[Tensor, "B S M"]) -> StaticKV | None:
+        """Return keys and values of the source, or None without attention to it."""
+        return None if self.cross is None else StaticKV(*self.cross.keys_and_values(memory))
 
     def forward(
         self,
@@ -353,49 +353,59 @@ class RecurrentDecoderModule(nn.Module):
         cross: View,
         trace: Trace | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """What goes to the head at every token of a whole target."""
-        own = None if self.own is None else Growing()
-        return self.run(x, self.open(last), Looks(self.table(memory), cross, own, None, trace))
+        """Return the input of the head at every token of a whole target."""
+        own = None if self.own is None else AttentionHistory()
+        return self.run(
+            x, self.initial_state(last), DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
+        )
 
     def run(
-        self, x: Float[Tensor, "B T D"], carried: Carried, looks: "Looks", lengths: Int[Tensor, " B"] | None = None
-    ) -> Float[Tensor, "B T D"]:
-        """The same for the next tokens; `carried` is then what is carried on from the last of `lengths`."""
-        h, found, y = (self.one_by_one if self.fed else self.at_once)(x, carried, looks, lengths)
-        if self.asking < len(self.cells):
-            assert found is not None
-            y = self.climb(h, found, carried.states, range(self.asking, len(self.cells)), lengths)
-        for shown in self.shown:
-            shown(looks)
-        return y
-
-    def at_once(
-        self, x: Float[Tensor, "B T I"], carried: Carried, looks: "Looks", lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """The state that asks, what it finds and what comes of both, for all tokens in parallel."""
-        h = self.climb(x, None, carried.states, range(self.asking), lengths)
-        found = looks(self, h) if self.found else None
-        return h, found, self.joined(h, found)
-
-    def one_by_one(
         self,
         x: Float[Tensor, "B T D"],
-        carried: Carried,
-        looks: "Looks",
-        lengths: Int[Tensor, " B"] | None,  # noqa: ARG002  # a decoding reads one token at a time
+        decoder_state: DecoderState,
+        attention: "DecoderAttention",
+        lengths: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Run the next tokens and update the decoder state to that after the last of `lengths`."""
+        h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
+        if self.query_layers < len(self.cells):
+            assert context is not None
+            y = self.run_layers(h, context, decoder_state.states, range(self.query_layers, len(self.cells)), lengths)
+        for attention_trace in self.traces:
+            attention_trace(attention)
+        return y
+
+    def run_parallel(
+        self,
+        x: Float[Tensor, "B T I"],
+        decoder_state: DecoderState,
+        attention: "DecoderAttention",
+        lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """The same where each token's input holds what the one before it left."""
+        """Return the query states, the context vectors and their combination for all tokens in parallel."""
+        h = self.run_layers(x, None, decoder_state.states, range(self.query_layers), lengths)
+        context = attention(self, h) if self.context_width else None
+        return h, context, self.combine(h, context)
+
+    def run_stepwise(
+        self,
+        x: Float[Tensor, "B T D"],
+        decoder_state: DecoderState,
+        attention: "DecoderAttention",
+        lengths: Int[Tensor, " B"] | None,  # noqa: ARG002  # with input feeding, decoding passes one token at a time
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
+        """Return the same with input feeding: each token's input contains a vector of the previous step."""
         steps = []
         for token in x.split(1, 1):
-            beside = torch.cat((token, carried.fed[:, None].to(token.dtype)), -1)
-            h, found, y = self.at_once(beside, carried, looks, None)
-            assert found is not None
-            carried.fed = (found if self.input_feeding == "found" else y)[:, 0].to(carried.fed.dtype)
-            steps.append((h, found, y))
-        h, found, y = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
-        return h, found, y
+            x_fed = torch.cat((token, decoder_state.fed[:, None].to(token.dtype)), -1)
+            h, context, y = self.run_parallel(x_fed, decoder_state, attention, None)
+            assert context is not None
+            decoder_state.fed = (context if self.input_feeding == "found" else y)[:, 0].to(decoder_state.fed.dtype)
+            steps.append((h, context, y))
+        h, context, y = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
+        return h, context, y
 
-    def climb(
+    def run_layers(
         self,
         x: Float[Tensor, "B T I"],
         beside: Float[Tensor, "B T C"] | None,
@@ -403,7 +413,7 @@ class RecurrentDecoderModule(nn.Module):
         layers: range,
         lengths: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "B T D"]:
-        """Run some layers; `beside` stands beside the input of each. Their states are replaced."""
+        """Run a range of layers, with `beside` concatenated to the input of each, and update their states."""
         for i in layers:
             cell: Any = self.cells[i]
             y, states[i] = cell(x if beside is None else torch.cat((x, beside), -1), states[i], lengths)
@@ -411,56 +421,56 @@ class RecurrentDecoderModule(nn.Module):
             x = x + y if self.added[i] else y
         return x
 
-    def joined(self, h: Float[Tensor, "B T D"], found: Float[Tensor, "B T C"] | None) -> Float[Tensor, "B T D"]:
-        """tanh(W [h; found]): Luong et al. 2015."""
-        if self.joint is None or found is None:
+    def combine(self, h: Float[Tensor, "B T D"], context: Float[Tensor, "B T C"] | None) -> Float[Tensor, "B T D"]:
+        """tanh(W [h; context]): Luong et al. 2015."""
+        if self.joint is None or context is None:
             return h
-        return self.dropout(self.joint(torch.cat((h, found), -1)).tanh())
+        return self.dropout(self.joint(torch.cat((h, context), -1)).tanh())
 
 
-class Looks:
-    """What a decoder can look at in one pass: the table of its source, and that of its own states, which grows."""
+class DecoderAttention:
+    """The attentions of a decoder in one pass: to the keys and values of the source, and to its own previous states."""
 
     def __init__(
         self,
         source: StaticKV | None,
         cross: View | None,
-        own: "KVCache | Growing | None",
+        own: "KVCache | AttentionHistory | None",
         own_view: View | None,
         trace: Trace | None,
     ) -> None:
         self.source, self.cross = source, cross
         self.own, self.own_view = own, own_view
         self.trace = trace
-        self.weighed: dict[str, list[Tensor]] = {CROSS: [], OWN: []}
+        self.weights: dict[str, list[Tensor]] = {CROSS: [], OWN: []}
 
     def __call__(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
-        """What these states find."""
-        found = []
+        """Return the context vectors of these query states."""
+        contexts = []
         if decoder.cross is not None:
             assert self.source is not None
             assert self.cross is not None
             table = self.source.keys, self.source.values
-            found.append(look(decoder.cross, h, *table, self.cross, self._weighed(CROSS)))
+            contexts.append(attend_to(decoder.cross, h, *table, self.cross, self._weights(CROSS)))
         if decoder.own is not None:
-            found.append(self.back(decoder.own, h))
-        return torch.cat(found, -1)
+            contexts.append(self.attend_to_past(decoder.own, h))
+        return torch.cat(contexts, -1)
 
-    def back(self, lookup: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
-        """What they find in the states so far, of which they are the last."""
+    def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
+        """Attend to the states so far, of which h are the last."""
         assert self.own is not None
-        k, v = self.own.append(*lookup.table(h))
+        k, v = self.own.append(*score.keys_and_values(h))
         view, T, S = self.own_view, h.shape[1], k.shape[2]
         if view is None:
             view = View(Mask(causal=True, start=S - T), T, S, h.device)
-        return look(lookup, h, k, v, view, self._weighed(OWN))
+        return attend_to(score, h, k, v, view, self._weights(OWN))
 
-    def _weighed(self, name: str) -> list[Tensor] | None:
-        return None if self.trace is None else self.weighed[name]
+    def _weights(self, name: str) -> list[Tensor] | None:
+        return None if self.trace is None else self.weights[name]
 
 
-class Growing:
-    """The states so far of one pass over a text. A cache would be written to while gradients still need it."""
+class AttentionHistory:
+    """Keys and values so far in one pass; unlike a cache, never written in place, so that gradients flow."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -469,24 +479,24 @@ class Growing:
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T V"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Store what is new; return all so far."""
+        """Store new keys and values; return all so far."""
         self.keys.append(k)
         self.values.append(v)
         return torch.cat(self.keys, 2), torch.cat(self.values, 2)
 
 
-class Shown(nn.Module):
-    """What was looked at in a pass, as one entry of its trace, however many steps it took."""
+class AttentionTrace(nn.Module):
+    """Adds the attention weights of a pass to its trace as one entry, for any number of steps."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
 
-    def forward(self, looks: Looks) -> None:
-        if looks.trace is not None:
-            weighed = looks.weighed[self.name]
-            S = max(weights.shape[3] for weights in weighed)
-            looks.trace.add(self.name, torch.cat([F.pad(w, (0, S - w.shape[3])) for w in weighed], 2))
+    def forward(self, attention: DecoderAttention) -> None:
+        if attention.trace is not None:
+            weights = attention.weights[self.name]
+            S = max(w.shape[3] for w in weights)
+            attention.trace.add(self.name, torch.cat([F.pad(w, (0, S - w.shape[3])) for w in weights], 2))
 
 
 class RecurrentModel(TwoSided):
@@ -503,7 +513,7 @@ class RecurrentModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
-        """The source as states: after every token, and of every layer after the last."""
+        """Return the encoder's outputs at every token and the last state of every layer."""
         source = source_of(batch)
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         lengths = real_lengths(mask)
@@ -512,7 +522,7 @@ class RecurrentModel(TwoSided):
     def hidden(
         self,
         batch: Batch,
-        losses: list[Tensor] | None = None,  # noqa: ARG002  # no part of it has a loss of its own
+        losses: list[Tensor] | None = None,  # noqa: ARG002  # no part has an auxiliary loss
         trace: Trace | None = None,
     ) -> Float[Tensor, "B T D"]:
         memory, last = self.encode(batch)
@@ -525,26 +535,27 @@ class RecurrentModel(TwoSided):
         memory, last = self.encode(batch)
         sources, S, _ = memory.shape
         rows = self.new_rows(sources, beams, memory.device, max_len, static)
-        carried = self.decoder.open(last)
-        opened = [RecurrentState(rows, _for_beams(state, beams)) for state in (*carried.states, (carried.fed,))]
+        decoder_state = self.decoder.initial_state(last)
+        parts = (*decoder_state.states, (decoder_state.fed,))
+        hidden = [RecurrentState(rows, _for_beams(part, beams)) for part in parts]
         own = None if self.decoder.own is None else KVCache(rows)
         cross = View(padding_mask(batch.source_seg, static), beams, S, memory.device)
-        return Decoding(rows, [*opened, self.decoder.table(memory), own], beams, cross=cross)
+        return Decoding(rows, [*hidden, self.decoder.keys_and_values(memory), own], beams, cross=cross)
 
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """Where every input holds what the step before it left, several tokens are as many readings of one."""
+        """Read new tokens; with input feeding, one at a time."""
         if not self.decoder.fed or ids.shape[1] == 1:
             return super().consume(ids, decoding, counts)
         decoding.rows.claim(ids.shape[1])
-        said: Tensor | None = None
+        last: Tensor | None = None
         for t, column in enumerate(ids.split(1, 1)):
             real = None if counts is None else (counts > t).long()
             new = super().consume(column, decoding, real)
-            said = new if real is None or said is None else torch.where(real[:, None] > 0, new, said)
-        assert said is not None
-        return said
+            last = new if real is None or last is None else torch.where(real[:, None] > 0, new, last)
+        assert last is not None
+        return last
 
     def step(
         self,
@@ -556,14 +567,14 @@ class RecurrentModel(TwoSided):
         *hidden, fed, source, own = decoding.states
         own_view = None if own is None else decoding.own_view(T)
         x = self.embed("target", ids, rows.mask(T), rows.reach(T))
-        carried = Carried([layer.parts for layer in hidden], fed.parts[0])
-        looks = Looks(source, decoding.cross_view(T), own, own_view, decoding.trace)
-        y = self.decoder.run(x, carried, looks, counts if T > 1 else None)
-        for layer, state in zip((*hidden, fed), (*carried.states, (carried.fed,)), strict=True):
+        decoder_state = DecoderState([layer.parts for layer in hidden], fed.parts[0])
+        attention = DecoderAttention(source, decoding.cross_view(T), own, own_view, decoding.trace)
+        y = self.decoder.run(x, decoder_state, attention, counts if T > 1 else None)
+        for layer, state in zip((*hidden, fed), (*decoder_state.states, (decoder_state.fed,)), strict=True):
             layer.write(state)
         return y
 
 
 def _for_beams(state: tuple[Tensor, ...], beams: int) -> tuple[Tensor, ...]:
-    """Every beam of a source begins like the others."""
+    """Repeat the initial state of a source for its beams."""
     return state if beams == 1 else tuple(part.repeat_interleave(beams, 0) for part in state)

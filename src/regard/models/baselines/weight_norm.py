@@ -1,4 +1,4 @@
-"""Weight normalisation: every row of a weight has a length and a direction of its own."""
+"""Weight normalisation: each row of a weight matrix is a learned length times a learned direction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from regard.nn.vocab.tables import Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class WeightNorm(Linear):
-    """y = x W' + b with rows W_o = g_o v_o / |v_o|: length and direction are learned apart. Salimans & Kingma 2016.
+    """y = x W' + b with rows W_o = g_o v_o / |v_o|, with g and v learned. Salimans & Kingma 2016.
 
-    v is drawn by role and g begins as |v|, so that W begins as any other weight.
+    v is initialised by role and g is |v| at the start, so that W is initialised as in a dense layer.
     """
 
     kind = "weight_norm"
@@ -33,9 +33,9 @@ class WeightNorm(Linear):
 
 @dataclass(frozen=True, slots=True)
 class NormedEmbeddings(TableSpec):
-    """One row per id, g_i v_i / |v_i|: the last layer of Gehring et al. 2017, which is weight-normalised as all others.
+    """A weight-normalised row g_i v_i / |v_i| per id: the output layer of Gehring et al. 2017.
 
-    The init slot draws v as a projection (role `head`).
+    The init slot initialises v as a projection (role `head`).
     """
 
     kind = "normed_embeddings"
@@ -53,7 +53,9 @@ class NormedRows(nn.Module):
         super().__init__()
         length = direction.norm(dim=1)
         if not isinstance(site.init_, Uninitialized) and bool((length == 0).any()):
-            raise site.error("kind", f"a row that {site.init_.kind!r} draws as zero has no direction; use 'dense'")
+            raise site.error(
+                "kind", f"a row that {site.init_.kind!r} initialises to zero has no direction; use 'dense'"
+            )
         self.direction, self.length = nn.Parameter(direction), nn.Parameter(length)
 
     def forward(self) -> Float[Tensor, "o i"]:

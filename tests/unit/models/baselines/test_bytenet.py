@@ -65,17 +65,17 @@ def by_formula(model: Any, source: list[int], target: list[int]) -> Tensor:
     return torch.stack([(table @ normed(model.norm, place)).log_softmax(0) for place in out])
 
 
-def test_it_is_the_formula(shaken: Shaken) -> None:
+def test_log_probs_match_the_formula(shaken: Shaken) -> None:
     """The second target is longer than the estimate of its source, and of the longest source in the batch."""
     model = shaken(build(tiny.bytenet()).double())
     with torch.no_grad():
-        said = model.log_probs(translation(PAIRS, source_end=()))
+        outputs = model.log_probs(translation(PAIRS, source_end=()))
         for row, (source, target) in enumerate(PAIRS):
             expected = by_formula(model, source, [1, *target])
-            torch.testing.assert_close(said[row, : len(expected)], expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(outputs[row, : len(expected)], expected, rtol=0, atol=1e-10)
 
 
-def test_the_estimate_is_exact() -> None:
+def test_estimated_length_is_exact() -> None:
     spec = ByteNet()
     lengths = list(range(1, 500))
     assert [spec.estimate(n) for n in lengths] == [math.ceil(Fraction(6, 5) * n) for n in lengths]
@@ -85,24 +85,24 @@ def test_the_estimate_is_exact() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_beyond_the_estimate_the_encoder_says_nothing(shaken: Shaken, static: bool) -> None:
+def test_encoder_columns_beyond_the_estimate_are_zero(shaken: Shaken, static: bool) -> None:
     """Step by step and at once, a source that is read no more has no influence on what is beyond the field."""
     model = shaken(build(replace(tiny.bytenet(), decoder_blocks=1)).double())
     target = [[1, *range(3, 13)]]
     with torch.no_grad():
         one, other = (translation([(source, target[0][1:])], source_end=()) for source in ([5, 6, 7], [8, 4, 9]))
-        said, again = model.log_probs(one)[0], model.log_probs(other)[0]
+        outputs, again = model.log_probs(one)[0], model.log_probs(other)[0]
         columns, field = model.spec.estimate(3), model.spec.receptive_fields()[1]
         beyond = columns + field - 1
-        torch.testing.assert_close(said[beyond:], again[beyond:], rtol=0, atol=1e-12)
-        assert not torch.allclose(said[beyond - 1], again[beyond - 1])
+        torch.testing.assert_close(outputs[beyond:], again[beyond:], rtol=0, atol=1e-12)
+        assert not torch.allclose(outputs[beyond - 1], again[beyond - 1])
         decoding = model.start(one, len(target[0]), static=static)
         steps = [model.advance(torch.tensor([[i]]), decoding)[0] for i in target[0]]
-        torch.testing.assert_close(torch.stack(steps), said, rtol=0, atol=1e-10)
+        torch.testing.assert_close(torch.stack(steps), outputs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("kernel", "dilations", "depth"), [(3, (1, 2, 4), 6), (3, (1,), 4), (5, (1, 3), 3)])
-def test_the_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], depth: int, shaken: Shaken) -> None:
+def test_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], depth: int, shaken: Shaken) -> None:
     """C27: what one output has a gradient to, 1 + (k - 1) * the sum of the dilations."""
     sizes = {"encoder_blocks": depth, "decoder_blocks": depth, "kernel": kernel, "dilations": dilations}
     model = shaken(build(ByteNet(vocab=9, d_model=32, dropout=0.0, **sizes)).double())
@@ -118,7 +118,7 @@ def test_the_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], d
         assert len(reached) == field
 
 
-def test_the_decoders_convolution_is_torchs(shaken: Shaken) -> None:
+def test_decoder_convolution_matches_torch(shaken: Shaken) -> None:
     model = shaken(build(tiny.bytenet()).double())
     block = model.decoder.blocks[1]
     h = torch.randn(2, 9, 8, dtype=torch.float64)
@@ -142,13 +142,13 @@ def test_the_decoders_convolution_is_torchs(shaken: Shaken) -> None:
         ({"dropout": -0.1}, "dropout"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes: dict[str, Any], path: str) -> None:
+def test_invalid_specs_are_refused(changes: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refusal:
         replace(tiny.bytenet(), **changes)
     assert refusal.value.path == path
 
 
-def test_what_would_be_ignored_is_refused() -> None:
+def test_inputs_that_would_be_ignored_are_refused() -> None:
     model: Any = build(tiny.bytenet())
     ids = torch.tensor([[3, 4]])
     with pytest.raises(DataError, match="source"):
@@ -162,7 +162,7 @@ def test_what_would_be_ignored_is_refused() -> None:
     assert packs(tiny.convs2s(), Translation())
 
 
-def test_it_learns_to_copy(learned: Learned) -> None:
+def test_learns_to_copy(learned: Learned) -> None:
     spec = ByteNet(vocab=9, d_model=32, encoder_blocks=2, decoder_blocks=2, dilations=(1, 2), dropout=0.0)
     task = copying(2, 3, 4, 5)
     wrong = [wrong_tokens(spec, task, seed, steps=30, rate=1e-2) for seed in learned.seeds(3)]

@@ -77,17 +77,17 @@ def by_formula(model: Any, source: list[int], target: list[int]) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_it_is_the_formula(shaken: Shaken, packed: bool) -> None:
+def test_log_probs_match_the_formula(shaken: Shaken, packed: bool) -> None:
     """Padded, and several pairs in one row, as if each were alone."""
     model = shaken(build(tiny.convs2s()).double())
     batch, trace = translation(PAIRS, packed=packed, source_end=()), Trace()
     with torch.no_grad():
-        said = model.log_probs(batch, trace=trace)
+        outputs = model.log_probs(batch, trace=trace)
         at = 0
         for i, (source, target) in enumerate(PAIRS):
             expected, looked = by_formula(model, source, [1, *target])
             row, first = (0, at) if packed else (i, 0)
-            torch.testing.assert_close(said[row, first : first + len(expected)], expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(outputs[row, first : first + len(expected)], expected, rtol=0, atol=1e-10)
             left = sum(len(s) for s, _ in PAIRS[:i]) if packed else 0
             for layer, weights in enumerate(trace.weights["decoder.cross"]):
                 mine = weights[row, 0, first : first + len(expected), left : left + len(source)]
@@ -96,7 +96,7 @@ def test_it_is_the_formula(shaken: Shaken, packed: bool) -> None:
     assert len(trace.weights["decoder.cross"]) == len(model.spec.decoder)
 
 
-def test_the_encoder_learns_in_smaller_steps(shaken: Shaken) -> None:
+def test_encoder_gradients_are_scaled(shaken: Shaken) -> None:
     """Gradients into z are divided by twice the number of attentions; values have them twice, through z and e."""
     model = shaken(build(replace(tiny.convs2s(), dropout=0.0)).double())
     batch, leave = translation(PAIRS), model.encoder.leave.bias
@@ -109,7 +109,7 @@ def test_the_encoder_learns_in_smaller_steps(shaken: Shaken) -> None:
     assert not torch.allclose(position * 2 * len(model.spec.decoder), model.inputs.get("source").position.weight.grad)
 
 
-def test_weights_begin_as_in_the_paper() -> None:
+def test_initial_weights_match_the_paper() -> None:
     p = 0.3
     model: Any = build(ConvS2S(vocab=300, d_model=200, encoder=((150, 3),), decoder=((150, 3),), dropout=p))
     block = model.decoder.blocks[0]
@@ -129,7 +129,7 @@ def test_weights_begin_as_in_the_paper() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "depth"), [(3, 1), (3, 4), (5, 2), (2, 3), (1, 3)])
-def test_the_receptive_field_is_exact(kernel: int, depth: int, shaken: Shaken) -> None:
+def test_receptive_field_is_exact(kernel: int, depth: int, shaken: Shaken) -> None:
     """C27: what one output has a gradient to, 1 + L (k - 1) inputs; the decoder's without the source."""
     layers = ((6, kernel),) * depth
     model = shaken(build(ConvS2S(vocab=9, d_model=6, encoder=layers, decoder=layers, dropout=0.0)).double())
@@ -148,7 +148,7 @@ def test_the_receptive_field_is_exact(kernel: int, depth: int, shaken: Shaken) -
     assert seen == list(range(N - field, N))
 
 
-def test_variants_of_the_weights_build(shaken: Shaken) -> None:
+def test_weight_variants_build(shaken: Shaken) -> None:
     spec = replace(tiny.convs2s(), d_out=None, sharing=Sharing(), output_table=None, linear=Dense(), init=Xavier())
     model = shaken(build(spec))
     assert math.isfinite(model.loss(translation(PAIRS)).total.item())
@@ -166,13 +166,13 @@ def test_variants_of_the_weights_build(shaken: Shaken) -> None:
         ({"d_out": -1}, "d_out"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes: dict[str, Any], path: str) -> None:
+def test_invalid_specs_are_refused(changes: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refusal:
         replace(tiny.convs2s(), **changes)
     assert refusal.value.path == path
 
 
-def test_what_would_be_ignored_is_refused() -> None:
+def test_inputs_that_would_be_ignored_are_refused() -> None:
     model: Any = build(tiny.convs2s())
     ids = torch.tensor([[3, 4]])
     with pytest.raises(DataError, match="source"):
@@ -185,7 +185,7 @@ def test_what_would_be_ignored_is_refused() -> None:
         build(replace(tiny.convs2s(), sharing=Sharing(), output_table=None))
 
 
-def test_it_learns_to_reverse(learned: Learned) -> None:
+def test_learns_to_reverse(learned: Learned) -> None:
     spec = ConvS2S(vocab=9, d_model=24, encoder=((24, 3),), decoder=((24, 3),) * 2, dropout=0.0)
     task = reversing(2, 3, 4, 5)
     wrong = [wrong_tokens(spec, task, seed, steps=60, rate=1.2e-2) for seed in learned.seeds(3)]

@@ -127,14 +127,14 @@ def by_hand(model: Any, row: int) -> Tensor:
         maps = decoder.opening.maps[i]
         raw = [m.weight @ (below[p] if p < len(below) else below[0]) + m.bias for p, m in enumerate(maps)]
         states.append([torch.tanh(part) if spec.initial_state.activation == "tanh" else part for part in raw])
-    fed, past, said = torch.zeros(decoder.fed, dtype=torch.float64), [], []
+    fed, past, outputs = torch.zeros(decoder.fed, dtype=torch.float64), [], []
     for word in TARGET[row]:
         x = torch.cat((model.tables.get("target").weight[word], fed))
         looked = torch.zeros(0, dtype=torch.float64)
         for i, module in enumerate(decoder.cells):
             states[i] = cell(module, torch.cat((x, looked)) if i else x, states[i])
             x = states[i][0] + x if decoder.added[i] else states[i][0]
-            if i + 1 == decoder.asking:
+            if i + 1 == decoder.query_layers:
                 past.append(x)
                 parts = []
                 if spec.attention is not None:
@@ -146,8 +146,8 @@ def by_hand(model: Any, row: int) -> Tensor:
         if decoder.joint is not None:
             x = torch.tanh(decoder.joint.weight @ torch.cat((x, looked)))
             fed = x if spec.input_feeding == "output" else fed
-        said.append((model.tables.get("output").weight @ x).log_softmax(0))
-    return torch.stack(said)
+        outputs.append((model.tables.get("output").weight @ x).log_softmax(0))
+    return torch.stack(outputs)
 
 
 GNMT = RecurrentDecoder(
@@ -172,7 +172,7 @@ READING = {"GNMT": RecurrentEncoder(LSTM(), 4, direction="first_both", residual_
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_loop_over_the_papers_formulas_says_the_same(name: str) -> None:
+def test_log_probs_match_a_loop_over_the_formulas(name: str) -> None:
     decoder = DECODERS[name]
     looks = decoder.attention is not None or decoder.self_attention is not None
     encoder = READING.get(name, RecurrentEncoder(decoder.cell, 2, D // 2))
@@ -181,11 +181,11 @@ def test_a_loop_over_the_papers_formulas_says_the_same(name: str) -> None:
     model = shaken(spec)
     batch = Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG)
     with torch.no_grad():
-        wanted = torch.stack([by_hand(model, row) for row in range(2)])
-        torch.testing.assert_close(model.log_probs(batch), wanted, rtol=0, atol=1e-12)
+        expected = torch.stack([by_hand(model, row) for row in range(2)])
+        torch.testing.assert_close(model.log_probs(batch), expected, rtol=0, atol=1e-12)
 
 
-def test_a_trace_has_one_entry_of_each_attention() -> None:
+def test_trace_has_one_entry_per_attention() -> None:
     """Whether a pass is one call or as many as there are tokens."""
     for input_feeding in ("none", "found"):
         decoder = RecurrentDecoder(attention=GeneralScore(), self_attention=GeneralScore(), input_feeding=input_feeding)
@@ -197,7 +197,7 @@ def test_a_trace_has_one_entry_of_each_attention() -> None:
             "decoder.self": [(2, 2, 4, 4)],
         }
         assert not trace.weights["decoder.cross"][0][1, :, :, 2:].any()  # padding
-        assert not trace.weights["decoder.self"][0].triu(1).any()  # what is yet to be said
+        assert not trace.weights["decoder.self"][0].triu(1).any()  # later tokens
 
 
 @pytest.mark.parametrize(
@@ -205,39 +205,42 @@ def test_a_trace_has_one_entry_of_each_attention() -> None:
     [
         (
             lambda: RecurrentDecoder(initial_state=ConstantState()),
-            "^initial_state: without attention 'constant_state' tells nothing",
+            "^initial_state: .constant_state. does not read the source",
         ),
-        (lambda: RecurrentDecoder(query="bottom"), "^query: nothing is looked up"),
-        (lambda: RecurrentDecoder(input_feeding="found"), "^input_feeding: nothing is looked up that could be fed"),
-        (lambda: replace(GNMT, depth=1, residual_from=None), "^depth: there is no layer above the bottom"),
-        (lambda: replace(GNMT, input_feeding="output"), "^input_feeding: the bottom is run before there is an output"),
+        (lambda: RecurrentDecoder(query="bottom"), "^query: needs an attention"),
+        (lambda: RecurrentDecoder(input_feeding="found"), "^input_feeding: needs an attention"),
+        (lambda: replace(GNMT, depth=1, residual_from=None), "^depth: with query .bottom. a layer above"),
+        (lambda: replace(GNMT, input_feeding="output"), "^input_feeding: with query .bottom. there is no output"),
         (lambda: RecurrentDecoder(residual_from=1), "^residual_from: must be one of layers 2 to 2, not 1"),
         (lambda: RecurrentEncoder(depth=0), "^depth: must be at least 1, not 0"),
         (lambda: RecurrentEncoder(d_hidden=0), "^d_hidden: must be at least 1"),
         (lambda: AdditiveScore(d_hidden=0), "^d_hidden: must be at least 1"),
-        (lambda: Recurrent(heads=2), "^heads: nothing is looked up; set it to 1"),
-        (lambda: Recurrent(attention_dropout=0.1), "^attention_dropout: nothing is looked up; set it to 0.0"),
+        (lambda: Recurrent(heads=2), "^heads: needs an attention of the decoder; set it to 1"),
+        (
+            lambda: Recurrent(attention_dropout=0.1),
+            "^attention_dropout: needs an attention of the decoder; set it to 0.0",
+        ),
         (lambda: Recurrent(dropout=1.0), "^dropout: must lie in"),
         (lambda: tiny.recurrent(heads=3), "^heads: 3 heads do not divide d_model 16"),
         (lambda: Recurrent(d_model=0), "^d_model: must be at least 1, not 0"),
         (
             lambda: build(Recurrent(encoder=RecurrentEncoder(direction="first_both", residual_from=2)), device="meta"),
-            "^encoder.residual_from: layer 2 makes 512 channels of 1024, which cannot be added up",
+            "^encoder.residual_from: layer 2 has 512 outputs and 1024 inputs",
         ),
         (
             lambda: build(
                 replace(tiny.recurrent(RecurrentDecoder(attention=DotScore())), encoder=RecurrentEncoder()),
                 device="meta",
             ),
-            "^decoder.attention.kind: a state of width 16 has no product with a memory of 32",
+            "^decoder.attention.kind: a state of width 16 has no dot product with a memory of 32",
         ),
         (
             lambda: build(tiny.recurrent(RecurrentDecoder(attention=AdditiveScore(d_hidden=5))), device="meta"),
-            "^decoder.attention.kind: 2 heads cannot share the 5 channels of its comparison",
+            "^decoder.attention.kind: 2 heads cannot share the 5 channels of d_hidden",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, sentence: str) -> None:
+def test_invalid_specs_are_refused(make: Any, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         make()
 
@@ -249,7 +252,7 @@ def test_attention_learns_to_reverse(learned: Learned) -> None:
     learned("wrong tokens", *wrong, below=0.12, broken=0.33)  # without attention
 
 
-def test_packed_rows_are_refused_and_never_made() -> None:
+def test_packed_rows_are_refused_and_not_built() -> None:
     spec = tiny.recurrent()
     assert not packs(spec, Translation())
     with pytest.raises(DataError, match=r"^packed: a recurrence would carry its state"):
@@ -278,7 +281,7 @@ def test_parameters_of_gnmt() -> None:
     assert count(preset("gnmt")) == encoder + decoder + 2 * vocab * d + vocab
 
 
-def test_a_recurrent_model_costs_what_the_arithmetic_says() -> None:
+def test_flops_of_a_recurrent_model() -> None:
     T, d, vocab = 8, 256, 10000
     costs = cost(preset("rnn_attention"), length=T)
     parts = {part.part: part for part in costs.parts}

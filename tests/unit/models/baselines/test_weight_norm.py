@@ -19,7 +19,7 @@ from regard.nn.init import ConvS2SInit, Uninitialized
 MakeSite = Callable[..., Site]
 
 
-def test_it_is_torchs(site: MakeSite) -> None:
+def test_matches_torch_weight_norm(site: MakeSite) -> None:
     ours: Any = WeightNorm().build(5, {"up": 3, "gate": 4}, None, site()).double()
     theirs: Any = parametrizations.weight_norm(nn.Linear(5, 7).double(), dim=0)
     for parameter in ours.parameters():
@@ -37,7 +37,7 @@ def test_it_is_torchs(site: MakeSite) -> None:
     torch.testing.assert_close(ours.rows.direction.grad, weight.original1.grad, rtol=0, atol=1e-12)
 
 
-def test_it_begins_as_what_was_drawn(site: MakeSite) -> None:
+def test_initial_weight_is_the_drawn_one(site: MakeSite) -> None:
     made: Any
     for made in (WeightNorm().build(6, {"up": 4}, False, site()), NormedEmbeddings().build(4, 6, site())):
         torch.testing.assert_close(made.rows(), made.rows.direction, rtol=0, atol=1e-7)
@@ -48,7 +48,7 @@ def test_it_begins_as_what_was_drawn(site: MakeSite) -> None:
     torch.testing.assert_close(table.logits(h), h @ table.rows().T)
 
 
-def test_the_product_is_kept_in_inference_alone_and_made_anew_when_weights_change(site: MakeSite) -> None:
+def test_product_is_cached_in_inference_until_weights_change(site: MakeSite) -> None:
     made: Any = WeightNorm().build(6, {"up": 4}, None, site()).eval()
     install(made, fixed=True)
     assert made.rows() is not made.rows()
@@ -67,14 +67,14 @@ def test_the_product_is_kept_in_inference_alone_and_made_anew_when_weights_chang
     assert set(made.state_dict()) == {"bias", "rows.direction", "rows.length"}
 
 
-def test_a_row_of_zeros_has_no_direction(site: MakeSite) -> None:
+def test_zero_rows_are_refused(site: MakeSite) -> None:
     with pytest.raises(SpecError, match="no direction"):
         WeightNorm().build(6, {"down": 4}, None, site(init_=FixupInit()))
     WeightNorm().build(6, {"down": 4}, None, site(init_=Uninitialized()))
 
 
 @pytest.mark.parametrize(("role", "gain"), [("up", 4.0), ("gate", 4.0), ("query", 1.0), ("other", 1.0), ("head", 1.0)])
-def test_draws_keep_the_variance(site: MakeSite, role: Any, gain: float) -> None:
+def test_init_preserves_the_variance(site: MakeSite, role: Any, gain: float) -> None:
     weight = torch.empty(500, 300)
     ConvS2SInit().draw(weight, role, site(dropout=0.2))
     assert abs(weight.std().item() / (gain * 0.8 / 300) ** 0.5 - 1) < 0.02
