@@ -184,7 +184,7 @@ def test_workers_say_what_one_process_says(run: Path) -> None:
         for one, same in zip(best, other, strict=True):
             assert {**one, "score": 0, "log_prob": 0} == {**same, "score": 0, "log_prob": 0}
             assert same["score"] == pytest.approx(one["score"], abs=1e-4)  # batches are others, and so is rounding
-    assert "needs at least 2 beams" in complaint(
+    assert "need at least 2 beams" in complaint(
         "translate", str(run), "--beam", "1", "--require", "x", "--workers", "1", stdin=b"one\n"
     )
 
