@@ -89,7 +89,7 @@ def main() -> None:
     }
     with (options.into / "records.jsonl").open("a") as file:
         file.write(json.dumps(record | {"rows": rows}) + "\n")
-    print(f"{seconds:.1f} s of training, {ratio:.1f} times the reference; test BLEU {test:.2f}")
+    print(f"{seconds:.1f} s of training, {REFERENCE / seconds:.1f} times the reference; test BLEU {test:.2f}")
 
 
 if __name__ == "__main__":
