@@ -97,7 +97,7 @@ def test_segments_over_several_blocks(T: int, S: int, causal: bool) -> None:
         assert (mine - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
-def test_segments_drop_weights_as_often_as_asked_and_the_same_ones_backwards() -> None:
+def test_segments_dropout_has_its_probability_and_the_same_mask_backwards() -> None:
     """With values of 1 a context is the sum of the weights that are kept: its mean stays, its gradient is that sum."""
     view = View(packed(), 16, 16, torch.device("cuda"))
     q, k, _ = tensors(torch.bfloat16, K=16)
@@ -192,7 +192,7 @@ def test_packed_model_equals_padded_model_in_half_precision() -> None:
 
 
 @torch.no_grad()
-def test_a_captured_decode_step_equals_the_eager_one() -> None:
+def test_a_captured_decoding_step_equals_the_eager_one() -> None:
     spec = tiny.encoder_decoder()
     model = regard.build(spec, device="cuda").eval()
     fast.install(model)
@@ -232,7 +232,7 @@ def norm_and_gradients(D: int, dtype: torch.dtype, tensors: list[torch.Tensor]) 
 
 @pytest.mark.parametrize("D", [16, 100, 512, 3000])
 @pytest.mark.parametrize("count", [1, 2])
-def test_our_layer_norm_is_that_of_torch(D: int, count: int) -> None:
+def test_layer_norm_equals_torch(D: int, count: int) -> None:
     """Outputs and gradients in bfloat16, against torch's own in float64; of a sum, too."""
     rng = torch.Generator().manual_seed(0)
     tensors = [torch.randn(40, 60, D, generator=rng).bfloat16().cuda() for _ in range(count + 1)]
@@ -260,7 +260,7 @@ def test_dropout_inside_a_layer_norm_is_dropout() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "D", "F"), [(2400, 64, 256), (1001, 48, 200), (7, 512, 2048)])
-def test_our_relu_inside_a_product_is_that_of_torch(tokens: int, D: int, F: int) -> None:
+def test_linear_relu_equals_torch(tokens: int, D: int, F: int) -> None:
     """Outputs and gradients in bfloat16, against torch's own in float64."""
     from regard.fast.linear_relu import linear_relu  # needs Triton
 
@@ -287,7 +287,7 @@ def test_our_relu_inside_a_product_is_that_of_torch(tokens: int, D: int, F: int)
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_queries_keys_and_values_that_lie_side_by_side_make_no_difference(causal: bool, dropout: float) -> None:
+def test_fused_qkv_equals_separate_projections(causal: bool, dropout: float) -> None:
     qkv = torch.randn(2, 16, 3, 4, 32, device="cuda", dtype=torch.bfloat16).requires_grad_()
     view = View(packed(causal=causal), 16, 16, qkv.device)
     found = []

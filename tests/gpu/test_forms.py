@@ -78,7 +78,7 @@ def test_beams_that_share_a_cache_decode_as_the_readable_form(family: str, stati
     torch.testing.assert_close(steps[1], steps[0], rtol=1e-3, atol=1e-3)
 
 
-def test_the_readable_form_comes_back() -> None:
+def test_remove_restores_the_readable_form() -> None:
     plain, quick = forms("encoder_decoder")
     fast.remove(quick)
     assert [type(module) for module in quick.modules()] == [type(module) for module in plain.modules()]

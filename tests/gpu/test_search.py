@@ -64,7 +64,7 @@ def same(found: Sequence[list[Hypothesis]], expected: Sequence[list[Hypothesis]]
 
 
 @pytest.mark.parametrize("size", [1, 64])
-def test_a_captured_search_is_that_of_the_host(size: int) -> None:
+def test_a_captured_search_equals_that_of_the_host(size: int) -> None:
     made, spec = model(), Beam(5, 2)
     for seed in range(3):  # the second and third time the decoder exists
         asked = job(made, rows(size, seed=seed))
@@ -76,7 +76,7 @@ def test_a_captured_search_is_that_of_the_host(size: int) -> None:
     assert all(decoder.graphs and decoder.stream is not None for decoder in decoders.values())
 
 
-def test_sources_take_the_places_of_those_that_are_done() -> None:
+def test_waiting_sources_replace_finished_ones() -> None:
     made, spec, sources = model(), Beam(4), rows(150, seed=5)
     engine = Native([made], ENDS, torch.device("cuda"))
     found = engine.find(sources, spec, 16, Limits(), FREE, range(len(sources)))
@@ -109,7 +109,7 @@ def test_half_precision_searches_every_source() -> None:
     assert all(len(best) == 1 for best in found)
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_released() -> None:
     made = model()
     Beam(5).find(job(made, rows(64)))
     before = torch.cuda.memory_allocated()

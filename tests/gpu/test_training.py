@@ -125,7 +125,7 @@ def test_a_compiled_step_learns_the_same(tmp_path: Path) -> None:
     assert final[0] == pytest.approx(final[1], rel=0.05)  # dropout is drawn in another way
 
 
-def test_torch_compile_never_describes_our_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_does_not_format_our_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would write all that leads to one, shared parts again and again: without end in a model of twelve layers."""
     met: list[str] = []
     monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(lambda target, *_: met.append(str(target)) or ""))
@@ -136,7 +136,7 @@ def test_torch_compile_never_describes_our_operators(tmp_path: Path, monkeypatch
     assert not [target for target in met if "regard" in target]
 
 
-def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(loss: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def fails(*_: Any) -> Any:
             raise RuntimeError("no compiler")
@@ -151,7 +151,7 @@ def test_a_run_goes_on_after_a_failed_compilation(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("row", ["switch", "light_conv", "synth_dense", "universal", "transparent", "adaptive_softmax"])
-def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -> None:
+def test_every_variant_trains_as_a_graph_or_reports_why_not(tmp_path: Path, row: str) -> None:
     _, notes = trained(tmp_path, replace(SPEC, steps=12), model(row))
     assert notes[-1]["finished"]
     (event,) = notes.executors
@@ -166,7 +166,7 @@ def test_every_row_trains_as_a_graph_or_says_why_not(tmp_path: Path, row: str) -
         (replace(SPEC, optimizer=Adafactor(learning_rate=1e-2)), Packing(512, 64), "optimizer"),
     ],
 )
-def test_what_stands_in_the_way_is_said(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:
+def test_obstacles_to_a_graph_are_reported(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:
     _, notes = trained(tmp_path, replace(spec, steps=8), batching=batching)
     assert [event["executor"] for event in notes.executors] == ["eager"]
     assert why in notes.executors[0]["why"]
@@ -193,7 +193,7 @@ BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", 
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path: Path, name: str) -> None:
+def test_baselines_learn_in_bfloat16_as_in_float32(tmp_path: Path, name: str) -> None:
     spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
     last = []
     for precision in ("float32", "bfloat16"):
@@ -208,7 +208,7 @@ def test_what_came_before_learns_in_bfloat16_what_it_learns_in_float32(tmp_path:
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_what_came_before_computes_on_a_gpu_what_it_computes_on_a_cpu(name: str) -> None:
+def test_baselines_compute_the_same_on_gpu_and_cpu(name: str) -> None:
     spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
     here, there = (build(spec, where, seed=1).double().eval() for where in ("cpu", "cuda"))
     there.load_state_dict(here.state_dict())

@@ -244,7 +244,7 @@ def test_laws(subject: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, BranchSpec)])
-def test_branches_heed_positions_and_say_whether_order_matters(name: str) -> None:
+def test_branches_use_positions_and_declare_whether_order_matters(name: str) -> None:
     with unchecked():
         found = {
             f"{family} with {scheme}": examine(family, model, ["positions"])[0]

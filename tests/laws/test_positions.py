@@ -105,7 +105,7 @@ class _Shift(Branch):
         return self.project(torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
 
 
-def test_a_branch_that_tells_order_says_so() -> None:
+def test_a_branch_that_depends_on_order_must_declare_it() -> None:
     found = outcomes(check(Shift(), ["positions"]))
     assert found["positions (none)", "masked_lm"] == "broken"
 
@@ -145,12 +145,12 @@ class _Zeros(AdditiveTable):
 
 
 @pytest.mark.parametrize("part", [Empty(), Zeros()])
-def test_a_position_that_tells_nothing_is_broken(part: Position | Additive) -> None:
+def test_a_position_without_effect_breaks_the_law(part: Position | Additive) -> None:
     assert set(outcomes(check(part, ["positions"])).values()) == {"broken"}
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "encoder_decoder", "token_classifier", "sentence_classifier"])
-def test_an_encoder_without_positions_does_not_know_order(family: str) -> None:
+def test_an_encoder_without_positions_ignores_order(family: str) -> None:
     """And with them it does: the law holds both ways because the answers differ."""
     spec = tiny.families()[family]
     bare = swap(spec, Tokens, lambda tokens: replace(tokens, position=None))
@@ -170,7 +170,7 @@ class Never(BranchSpec):
         raise site.error("", "cannot be built")
 
 
-def test_a_part_that_is_never_built_keeps_no_law() -> None:
+def test_a_part_that_is_never_built_is_an_error() -> None:
     """What is refused beside other positions does not apply; what is refused everywhere was not examined."""
     with pytest.raises(SpecError, match="no model could be built around Never"):
         check(Never)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard import fast
 from regard.fast.beam_cache import BeamCache, SharedRows, shared_rows, side_by_side
-from regard.fast.refill import refill, refillable
 from regard.models.base import LanguageModel, ModelSpec
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.decoding import Decoding
@@ -124,13 +123,13 @@ ROWS = (
 
 
 @pytest.mark.parametrize("name", ROWS.split())
-def test_nor_in_a_row_of_the_table(name: str) -> None:
+def test_sharing_a_cache_changes_no_variant(name: str) -> None:
     spec = apply(name, tiny.narang())
     both(spec, static=False, ragged=False, kept=True)
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_no_key_moves(static: bool) -> None:
+def test_reordering_moves_no_key(static: bool) -> None:
     """Reordering leaves every key where it is, and what a step writes goes to the same storage."""
     model = sharing(tiny.encoder_decoder())
     batch = Subject(tiny.encoder_decoder()).collate(Subject(tiny.encoder_decoder()).examples(2))
@@ -163,7 +162,7 @@ def test_keys_and_values_are_written_at_once() -> None:
     assert torch.equal(side_by_side(v, k), torch.cat((whole[:, :, 14:], whole[:, :, 8:14]), -1).flatten(0, 1))
 
 
-def test_rows_that_are_counted_by_somebody_else() -> None:
+def test_positions_follow_an_external_count() -> None:
     read = torch.tensor([[3, 3], [0, 0]])
     rows = shared_rows(2, 2, read.device, 9, static=True)
     rows.follow(read)
@@ -178,7 +177,7 @@ def test_rows_that_are_counted_by_somebody_else() -> None:
     assert read.tolist() == [[0, 0], [1, 1]]
 
 
-def test_paths_by_definition() -> None:
+def test_beam_ancestry_by_definition() -> None:
     """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is shown iff an ancestor wrote it."""
     rows = shared_rows(1, 2, torch.device("cpu"), 4, static=False)
     assert isinstance(rows, SharedRows)
@@ -194,17 +193,17 @@ def test_paths_by_definition() -> None:
     rows.advance(1, None)
     rows.reorder(torch.tensor([0, 0]))
     shown = paths.visible(1, 2)
-    assert paths.added(2) is None  # their type is not known
-    paths.hold(torch.float32)
-    added = paths.added(2)
-    assert added is not None
-    assert torch.equal(added[:, 0] == 0.0, shown)
-    assert bool((added[:, 0][~shown] == -torch.inf).all())
+    assert paths.additive(2) is None  # the type of the keys is not set
+    paths.set_dtype(torch.float32)
+    additive = paths.additive(2)
+    assert additive is not None
+    assert torch.equal(additive[:, 0] == 0.0, shown)
+    assert bool((additive[:, 0][~shown] == -torch.inf).all())
     assert paths.at.tolist() == [[1, 0, 2, 2], [1, 0, 2, 2]]  # 2: nothing
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
+def test_a_trace_has_the_attention_weights_of_every_beam(ragged: bool) -> None:
     spec = tiny.decoder_only()
     prompt = torch.randint(3, tiny.VOCAB, (BEAMS, 3))
     seg = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]) if ragged else None
@@ -224,24 +223,3 @@ def test_a_trace_tells_what_every_beam_looked_at(ragged: bool) -> None:
         torch.testing.assert_close(mine.transpose(1, 2)[real != 0], theirs.transpose(1, 2)[real != 0])
     for mine, theirs in zip(shared[2:], copied[2:], strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.parametrize("name", ["encoder_decoder", "multi-query", "window and shaw"])
-def test_a_source_that_comes_later_is_read_as_if_it_had_always_been_there(name: str) -> None:
-    """In the place of another, at any step, with any past of the others."""
-    spec = SUBJECTS[name]
-    model, rng = sharing(spec), torch.Generator().manual_seed(3)
-    batch = Subject(spec).collate(Subject(spec).examples(3))
-    ids = torch.randint(3, tiny.VOCAB, (6, 3 * BEAMS, 1), generator=rng)
-    with torch.no_grad():
-        decoding, fresh = (model.start(batch, 8, BEAMS, static=True) for _ in range(2))
-        assert refillable([decoding])
-        for step in range(3):
-            model.advance(ids[step], decoding)
-            decoding.reorder(torch.tensor([1, 1, 0, 5, 4, 3, 6, 8, 8]))
-        refill(decoding, fresh, torch.tensor([2]), torch.tensor([0]))
-        alone = model.start(batch, 8, BEAMS, static=True)
-        for step in range(3, 6):
-            mine = model.advance(ids[step], decoding)[:BEAMS]
-            theirs = model.advance(ids[step].roll(2 * BEAMS, 0), alone)[2 * BEAMS :]
-            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)

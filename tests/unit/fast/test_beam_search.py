@@ -120,7 +120,7 @@ def test_limits_that_come_from_the_sources() -> None:
     compare(translator(VOCAB, eos=0.0), ROWS[:4], Beam(3), limits=Limits())
 
 
-def test_a_vocabulary_smaller_than_what_is_fetched() -> None:
+def test_a_vocabulary_smaller_than_the_number_of_candidates() -> None:
     """All that can be said is looked at, and there is not always a continuation for every beam."""
     compare(translator(5, eos=0.0), random_rows(4, 5), Beam(5, 3), limits=Limits(max_len=5))
     compare(translator(4, eos=0.0), random_rows(4, 4), Beam(4, 4), limits=Limits(max_len=3))
@@ -134,12 +134,12 @@ def test_an_ensemble() -> None:
     compare([translator(VOCAB, seed=5), translator(VOCAB, seed=6)], ROWS, Beam(4, 2))
 
 
-def test_float32_has_ties_that_are_seen() -> None:
+def test_ties_in_float32_are_detected() -> None:
     compare(translator(VOCAB).float(), ROWS, Beam(5, 2), within=1e-4)
 
 
 @pytest.mark.parametrize("slots", [2, 8])
-def test_sources_that_wait_take_the_place_of_those_that_are_done(slots: int) -> None:
+def test_waiting_sources_replace_finished_ones(slots: int) -> None:
     """Whoever was in a place before, whenever a source comes in: what is found is the same."""
     model, spec = translator(VOCAB, eos=2.0), Beam(4, 2)
     rows = random_rows(12, VOCAB, seed=1)
@@ -229,7 +229,7 @@ def decoder(job: Job, spec: Beam) -> device.CapturedDecoder:
     )
 
 
-def test_an_interrupted_search_leaves_a_decoder_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_is_usable_after_an_interrupted_search(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = translator(VOCAB), Beam(3)
     job = asked(model, ROWS)
     step, calls = BeamState.step, 0
@@ -247,7 +247,7 @@ def test_an_interrupted_search_leaves_a_decoder_as_good_as_new(monkeypatch: pyte
     compare(model, ROWS, spec)
 
 
-def test_learned_positions_that_end_too_soon_are_left_to_the_host() -> None:
+def test_too_few_learned_positions_are_left_to_the_host() -> None:
     model = translator(VOCAB, eos=-3.0, input=Tokens(position=Learned(11)))
     job = asked(model, ROWS, Limits(max_len=20))
     (found,) = find_each([job], Beam(3))
@@ -299,7 +299,7 @@ def test_coarse_scores_leave_nothing_to_the_host(stopping: Any, monkeypatch: pyt
     compare(model, random_rows(12, 300, seed=3), Beam(5, 1, alpha=0.7, stopping=stopping))
 
 
-def test_what_cannot_be_searched_here_is_refused() -> None:
+def test_unsupported_searches_are_refused() -> None:
     model = translator(VOCAB)
     job = asked(model, ROWS)
     assert refusal(job, Beam(3)) is None
@@ -316,13 +316,13 @@ def test_what_cannot_be_searched_here_is_refused() -> None:
     assert refusal(asked(model, ROWS, rules=each), Beam(3)) is not None
 
 
-def test_a_state_that_cannot_take_in_others_is_left_to_the_host() -> None:
+def test_a_state_that_cannot_be_refilled_is_left_to_the_host() -> None:
     job = asked(Telling(random_says(7)), ROWS)
     (found,) = find_each([job], Beam(3))
     assert found == [None] * len(ROWS)
 
 
-def test_weights_that_are_no_numbers_are_left_to_the_host() -> None:
+def test_weights_with_nan_are_left_to_the_host() -> None:
     model = translator(VOCAB)
     with torch.no_grad():
         model.head.get_parameter("bias")[9] = torch.nan
@@ -443,7 +443,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, waits: str | None = None) -> list[
     return did
 
 
-def test_every_window_is_watched_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_window_is_tested_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     did = captured(monkeypatch)
     monkeypatch.setattr(device, "WINDOW", 5)
     model = translator(VOCAB, eos=-2.0)

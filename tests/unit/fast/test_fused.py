@@ -11,7 +11,7 @@ def drop(x: Tensor, p: float, training: bool) -> Tensor:
     return BitDropout(p).train(training)(x)
 
 
-def test_drop() -> None:
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
     x = torch.ones(10_000)
     assert drop(x, 0.5, False) is x
     assert drop(x, 0.0, True) is x
@@ -21,7 +21,7 @@ def test_drop() -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9, 1 / 3])
-def test_every_place_is_dropped_as_often_as_it_should_be(p: float) -> None:
+def test_elements_are_dropped_independently_with_the_same_probability(p: float) -> None:
     """Four places share a draw of 64 bits: each of the four must be kept at the same rate, independently."""
     torch.manual_seed(1)
     kept = drop(torch.ones(50_000, 4), p, True) != 0
@@ -33,7 +33,7 @@ def test_every_place_is_dropped_as_often_as_it_should_be(p: float) -> None:
     assert (kept[1:] & kept[:-1]).double().mean().item() == pytest.approx((1 - p) ** 2, abs=error)
 
 
-def test_what_is_kept_is_divided_by_the_rounded_probability() -> None:
+def test_kept_elements_are_divided_by_the_rounded_probability() -> None:
     """0.1 becomes 6,554 in 65,536, and the mean stays exact."""
     values = drop(torch.ones(1000), 0.1, True).unique().tolist()
     assert values == [0.0, 65536 / 58982]
@@ -41,7 +41,7 @@ def test_what_is_kept_is_divided_by_the_rounded_probability() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0,), (), (3,), (2, 5, 7), (4, 1)])
-def test_dropping_is_decided_by_the_seed_for_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_seed_determines_dropout_for_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
     torch.manual_seed(7)
     first, second = drop(x, 0.5, True), drop(x, 0.5, True)
@@ -53,7 +53,7 @@ def test_dropping_is_decided_by_the_seed_for_any_shape(shape: tuple[int, ...], d
     assert x.numel() < 20 or not torch.equal(first, second)
 
 
-def test_the_gradient_of_dropping() -> None:
+def test_gradients_of_dropout() -> None:
     x = torch.randn(5, 6, requires_grad=True)
 
     def dropped(x: Tensor) -> Tensor:

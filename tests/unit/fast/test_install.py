@@ -62,7 +62,7 @@ def test_names_weights_and_record_stay_the_same(family: str, fixed: bool) -> Non
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_both_calls_may_be_repeated(fixed: bool) -> None:
+def test_install_and_remove_may_be_repeated(fixed: bool) -> None:
     model = build(tiny.encoder_decoder(), seed=1).float()
     before, attributes = classes(model), [set(vars(module)) for module in model.modules()]
     fast.remove(model)
@@ -106,7 +106,7 @@ def test_a_copy_has_the_fast_form_and_its_own_weights(fixed: bool, copied: Calla
     torch.testing.assert_close(answer(other), changed, rtol=1e-4, atol=1e-4)
 
 
-def test_a_part_that_somebody_changed_is_left_alone() -> None:
+def test_a_subclass_of_a_part_is_not_replaced() -> None:
     """A subclass computes something else, so that no kernel made for its parent replaces it."""
 
     class Mine(nn.LayerNorm): ...

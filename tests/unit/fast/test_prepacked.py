@@ -45,7 +45,7 @@ def plain(module: Product, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("outputs", "inputs"), [(24, 16), (16, 24), (16, 16), (300, 16)])
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2,), (5, 1), (3, 4), (32, 1), (33,), (130,), ()])
-def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) -> None:
+def test_products_equal_those_of_the_weight(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) -> None:
     module, x = Product(outputs, inputs, bias), torch.randn(*rows, inputs)
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
@@ -54,7 +54,7 @@ def test_products(rows: tuple[int, ...], outputs: int, inputs: int, bias: bool) 
     assert (module.prepacked.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
 
 
-def test_rows_that_do_not_lie_together() -> None:
+def test_inputs_that_are_not_contiguous() -> None:
     module, x = Product(24, 16), torch.randn(5, 3, 16)[:, -1]
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
@@ -81,7 +81,7 @@ def test_rows_that_do_not_lie_together() -> None:
         "double",
     ],
 )
-def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
+def test_a_changed_weight_is_prepacked_again(rows: int, how: str) -> None:
     module, x = Product(24, 16), torch.randn(rows, 16)
     alias = module.weight.data
     with torch.inference_mode():
@@ -125,7 +125,7 @@ def test_no_product_of_an_older_weight(rows: int, how: str) -> None:
     assert how == "double" or not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
 
 
-def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> None:
+def test_foreign_memory_is_prepacked_only_if_it_is_frozen() -> None:
     module, x = Product(24, 16), torch.randn(5, 16)
     module.weight = nn.Parameter(torch.from_numpy(np.ones((24, 16), np.float32)))
     for frozen in (False, True):
@@ -139,7 +139,7 @@ def test_memory_that_is_not_torchs_own_is_laid_out_only_if_it_is_frozen() -> Non
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_decoding_lays_out_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoding_prepacks_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in a step counts as writing to a weight, which would lay it out anew every time."""
     begun: list[PrepackedWeight] = []
     begin = PrepackedWeight._begin
@@ -170,7 +170,7 @@ def test_gradients_are_those_of_the_weight() -> None:
     torch.testing.assert_close(module.weight.grad, x.sum(0).expand(24, 16))
 
 
-def test_a_model_keeps_its_parameters_and_its_answers() -> None:
+def test_a_model_keeps_its_parameters_and_its_outputs() -> None:
     model = build(tiny.encoder_decoder(), seed=1).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fast.install(model, fixed=True)
@@ -183,7 +183,7 @@ def test_a_model_keeps_its_parameters_and_its_answers() -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_lay_out_their_own_weight(again: object) -> None:
+def test_copies_prepack_their_own_weight(again: object) -> None:
     module, x = Product(24, 16), torch.randn(5, 16)
     with torch.inference_mode():
         module(x)
@@ -193,7 +193,7 @@ def test_copies_lay_out_their_own_weight(again: object) -> None:
         torch.testing.assert_close(other(x), plain(other, x), rtol=1e-5, atol=1e-5)
 
 
-def test_without_the_operators_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_operators_nothing_is_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepacked, "available", lambda: False)
     model = build(tiny.encoder_decoder(), seed=1).eval()
     fast.install(model, fixed=True)
