@@ -35,7 +35,7 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
             return spec.build(Uninitialized())
     with seeded(seed), _memory_error_in_words():  # drawn on the CPU: devices have generators of their own
         model = spec.build(draw)
-    return model if device is None else model.to(device)
+    return model.to(device=device)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H 
 
 
 def active(rate: float, training: bool) -> float:
-    """A rate of dropout or label smoothing that applies in training only."""
+    """A dropout rate: 0 in evaluation."""
     return rate if training else 0.0
 
 

@@ -1,5 +1,6 @@
 """Block: residual branches in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import require
-from regard.nn.core import Branch, Site, state_at
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.residual import PostNorm, Residual
 from regard.nn.state import Rows
@@ -40,14 +41,17 @@ class Block(Spec):
         return BlockModule(built)
 
 
+def state_at(states: Sequence[Any] | None, call: int) -> Any:
+    """The decoding state of one call of a block or branch; None outside of decoding."""
+    return None if states is None else states[call]
+
+
 class BlockModule(nn.Module):
     def __init__(self, branches: list[Branch]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
-    def forward(
-        self, x: Float[Tensor, "B T D"], ctx: Context, state: tuple[Any, ...] | None = None
-    ) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         for i, branch in enumerate(self.branches):
             x = branch(x, ctx, state_at(state, i))
         return x

@@ -1,7 +1,7 @@
 """Shared by all parts: Site (where a part is built) and Branch (the interface of a residual branch)."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -85,11 +85,6 @@ class Site:
 def build_optional(spec: Any, site: Site, *sizes: int) -> Any:
     """The module of an optional part; None without one."""
     return None if spec is None else spec.build(site, *sizes)
-
-
-def state_at(states: Sequence[Any] | None, call: int) -> Any:
-    """The decoding state of one call of a block or branch; None outside of decoding."""
-    return None if states is None else states[call]
 
 
 class Branch(nn.Module):

@@ -49,8 +49,7 @@ class Sinusoidal(Additive):
         """The vectors of positions 0 .. length - 1."""
         places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
         angles = places[:, None] * self.frequencies(width, device)
-        waves = (angles.sin(), angles.cos())
-        return torch.stack(waves, {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
+        return torch.stack((angles.sin(), angles.cos()), {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
 
 
 class SinusoidalModule(AdditiveTable):
@@ -88,16 +87,10 @@ class Tokens(InputSpec):
     word_dropout: float = 0.0
 
     def check(self) -> None:
-        require(
-            self.join == "add" or (self.position is not None and self.position_width is not None),
-            "position_width",
-            "concatenation needs a position and the number of channels it gets",
-        )
-        require(
-            self.join == "concat" or self.position_width is None,
-            "position_width",
-            "an added position is as wide as the model; leave it out or concatenate",
-        )
+        name, added, width = "position_width", self.join == "add", self.position_width
+        complete = self.position is not None and width is not None
+        require(added or complete, name, "concatenation needs a position and the number of channels it gets")
+        require(not added or width is None, name, "an added position is as wide as the model; leave it out")
         check_not_negative("types", self.types)
         check_rate("word_dropout", self.word_dropout)
 
@@ -107,8 +100,8 @@ class Tokens(InputSpec):
 
     def table_width(self, d_model: int) -> int:
         width = d_model - (self.position_width or 0)
-        message = f"{self.position_width} leaves {width} of {d_model} channels for tokens"
-        require(1 <= width <= d_model, "input.position_width", message)
+        name = "input.position_width"
+        require(1 <= width <= d_model, name, f"{self.position_width} leaves {width} of {d_model} channels for tokens")
         return width
 
     def build(self, site: Site) -> Input:
@@ -118,7 +111,7 @@ class Tokens(InputSpec):
 class TokensModule(Input):
     def __init__(self, spec: Tokens, site: Site) -> None:
         super().__init__()
-        width = site.d_model if spec.join == "add" else spec.position_width or 0
+        width = {"add": site.d_model, "concat": spec.position_width or 0}[spec.join]
         self.position = build_optional(spec.position, site.inside("position"), width)
         self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
         self.norm = spec.norm.build(site.inside("norm"))

@@ -76,16 +76,11 @@ class Mask:
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """The positions of queries and keys."""
-        return self.queries(T, device), _positions(self.k_pos, 0, S, device)
+        return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 
     def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
         """The positions of queries."""
-        return _positions(self.q_pos, self.start, T, device)
-
-
-def _positions(given: Int[Tensor, "#b N"] | None, start: int, count: int, device: torch.device) -> Int[Tensor, "#b N"]:
-    """The given positions, or start, start + 1, ... without any."""
-    return torch.arange(start, start + count, device=device)[None] if given is None else given
+        return torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
 
 
 @dataclass(frozen=True, slots=True)

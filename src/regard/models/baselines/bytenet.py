@@ -16,9 +16,10 @@ from regard.models.build import check_vocab
 from regard.models.decoding import Decoding
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.nn.block import state_at
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate, require
-from regard.nn.core import Site, state_at
+from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec

@@ -17,9 +17,10 @@ from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend
+from regard.nn.block import state_at
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate, require
-from regard.nn.core import Site, state_at
+from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.heads import attention_weights
 from regard.nn.init import ConvS2SInit, Init

@@ -8,9 +8,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.nn.block import state_at
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import require
-from regard.nn.core import Branch, Site, state_at
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.state import Rows
 

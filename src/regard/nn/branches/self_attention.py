@@ -62,9 +62,8 @@ class SelfAttentionModule(Branch):
         self.key_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
         self.output = output_projection(site, spec.output, spec.bias)
         self.position = build_optional(spec.position, site.inside("position"))
-        self.attention_pattern = spec.attention_pattern
         self.scale, self.dropout = factor(spec.scale, K), site.attention_dropout
-        self.name = f"{site.side}.self"
+        self.name, self.attention_pattern = f"{site.side}.self", spec.attention_pattern
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T W"]:
         view = self.view(ctx.own)

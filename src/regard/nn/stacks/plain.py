@@ -6,9 +6,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.block import Block
+from regard.nn.block import Block, state_at
 from regard.nn.checks import MOST_BLOCKS, check_count, require
-from regard.nn.core import Site, state_at
+from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
@@ -34,17 +34,9 @@ class Plain(StackSpec):
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
-        require(
-            self.unique is None or 1 <= self.unique <= self.depth,
-            "unique",
-            f"must lie between 1 and the depth {self.depth}, not {self.unique}",
-        )
-        built = self.unique or self.depth
-        require(
-            len(self.pattern) <= built,
-            "pattern",
-            f"has {len(self.pattern)} blocks, of which only {built} would ever run",
-        )
+        check_count("unique", self.unique, self.depth)
+        built, blocks = self.unique or self.depth, len(self.pattern)
+        require(blocks <= built, "pattern", f"has {blocks} blocks, of which only {built} would ever run")
         check_stack(self, self.pattern)
 
     def block_of(self, call: int) -> Block:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.block import Block, BlockModule
+from regard.nn.block import Block, BlockModule, state_at
 from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative, require
-from regard.nn.core import Site, state_at
+from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
