@@ -1,6 +1,6 @@
-"""Former names of kinds and keys: recipes and runs that were written with them keep working.
+"""Former names of kinds and keys, so that old recipes and runs keep working.
 
-A name is resolved where a record is read and where a path is edited (`regard.tree`); nothing else knows the old names.
+`regard.tree` resolves them when it reads a record or edits a path; no other module uses them.
 """
 
 from collections.abc import Mapping
@@ -37,17 +37,17 @@ _FORMER_KINDS = {new: old for old, new in KINDS.items()}
 
 
 def current_kind(kind: str) -> str:
-    """Return the present name of a kind."""
+    """Return the current name of a kind."""
     return KINDS.get(kind, kind)
 
 
 def current_field(kind: str, name: str) -> str:
-    """Return the present name of a field of a part."""
+    """Return the current name of a field of a part."""
     return FIELDS.get(kind, {}).get(name, name)
 
 
 def former(record: Any) -> Any:
-    """Return a record with every kind and key under its first name, so that a hash of it does not change."""
+    """Return a record with the original names of all kinds and keys, so that its hash does not change."""
     if isinstance(record, list):
         return [former(item) for item in record]
     if not isinstance(record, Mapping):

@@ -1,4 +1,4 @@
-"""Batch: rows of token ids, or of vectors, with their segments. A padded batch has one segment per row."""
+"""Batch: rows of token ids or vectors, and the segments that they consist of."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,29 +12,29 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The input of a model: `target` is the sequence it reads or continues, `labels` what it should predict there.
+    """Input of a model: `target` is the sequence that it reads or continues, `labels` are the tokens to predict.
 
-    A side holds token ids, or vectors where the model's input reads vectors. Segment 0 is padding and stands at the end
-    of a row. Unpacked rows have one segment, numbered 1; packed rows have several, numbered 1, 2, ... along the row,
-    and the source row numbers its segments like the target row.
+    Source and target hold token ids, or vectors for an input that reads vectors. Segment 0 is padding, always at the
+    end of a row. Unpacked rows have one segment, numbered 1; packed rows have segments 1, 2, ... in order, and segment
+    n of the source row belongs to segment n of the target row.
     """
 
     target: Int[Tensor, "B T"] | Float[Tensor, "B T C"]
     labels: Int[Tensor, "B T"] | Int[Tensor, " n"] | None = None  # per token, or one per row (sentence classification)
-    target_seg: Int[Tensor, "B T"] | None = None  # None: all real
+    target_seg: Int[Tensor, "B T"] | None = None  # None: no padding
     source: Int[Tensor, "B S"] | Float[Tensor, "B S C"] | None = None
     source_seg: Int[Tensor, "B S"] | None = None
-    weights: Float[Tensor, "B T"] | None = None  # of each label; None: 1 where the target is real
+    weights: Float[Tensor, "B T"] | None = None  # of each label; None: 1 except for padding
     target_pos: Int[Tensor, "B T"] | None = None  # within the segment; None: 0, 1, ... along the row
     source_pos: Int[Tensor, "B S"] | None = None
-    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: the tokens that all of their segment attend to
+    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: tokens that all tokens of their segment attend to
     types: Int[Tensor, "B T"] | None = None  # token types: BERT's sentence A and B
     packed: bool = False
-    segments: int = 1  # at most, in a row
-    longest: int | None = None  # tokens of a segment, at most
+    segments: int = 1  # maximum number per row
+    longest: int | None = None  # maximum tokens per segment
 
     def __post_init__(self) -> None:
-        """Refuse shapes that do not match and padding that is not at the end of a row."""
+        """Raise DataError for mismatched shapes, and for padding that is not at the end of a row."""
         self._check_shapes()
         if self.packed:
             for name in (
@@ -51,7 +51,7 @@ class Batch:
             self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
 
     def _check_shapes(self) -> None:
-        # Shapes are known on the host, so this costs nothing on any device.
+        # Shapes are known on the host, so this needs no synchronisation with a device.
         sides = {"target": self.target, "source": self.source}
         for side, values in sides.items():
             if values is not None and (values.dim() != 2 + values.is_floating_point() or not values.numel()):
@@ -88,19 +88,19 @@ class Batch:
             raise DataError(f"{name}: positions must lie in 0 .. {limit - 1}; set longest= if they may be larger")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The batch on a device."""
+        """Return the batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def copy_to(self, device: torch.device | str) -> "Batch":
-        """A copy of the batch on a device, which `fill` overwrites."""
+        """Return a copy of the batch on a device, for `fill` to overwrite."""
         return self._each(lambda tensor: tensor.to(device, copy=True))
 
     def pinned(self) -> "Batch":
-        """The batch in pinned memory, from which it is copied to a GPU asynchronously."""
+        """Return the batch in pinned memory, from which copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
     def alike(self, other: "Batch") -> bool:
-        """True if both have the same fields, shapes and types, so that `fill` can copy the other into this one."""
+        """True if both batches have the same fields, shapes and types, as `fill` requires."""
         for field in fields(self):
             a, b = getattr(self, field.name), getattr(other, field.name)
             if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -111,7 +111,7 @@ class Batch:
         return True
 
     def fill(self, other: "Batch") -> None:
-        """Copy the tensors of an alike batch into this one, in place: a captured step always reads the same memory."""
+        """Copy the tensors of a batch of the same shapes into this one, in place, as CUDA graphs require."""
         for field in fields(self):
             tensor = getattr(self, field.name)
             if isinstance(tensor, Tensor):
@@ -123,7 +123,7 @@ class Batch:
 
 
 def readable(seg: Tensor) -> bool:
-    """True if reading the values costs nothing: on a device it would wait for the device."""
+    """True if values can be read without waiting for a device or breaking a compiled graph."""
     return seg.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -134,13 +134,13 @@ def require_data(condition: bool, message: str) -> None:
 
 
 def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
-    """Refuse padding that is not at the end of its row, where checking costs nothing."""
+    """Raise DataError for padding that is not at the end of its row; skipped for tensors on a GPU."""
     if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
         raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Rows of ids, padded on the right with 0, and their segments."""
+    """Return rows of ids, padded on the right with 0, and their segments."""
     width = width or max(len(row) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     seg = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -153,7 +153,7 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Te
 def pack(
     rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Rows of several concatenated sequences: ids, segments, positions within the segment."""
+    """Return ids, segments and positions within the segment of rows of several concatenated sequences."""
     width = width or max(sum(len(sequence) for sequence in row) for row in rows)
     ids, seg, pos = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
     for i, row in enumerate(rows):
@@ -174,10 +174,10 @@ def translation(
     packed: bool = False,
     source_end: Sequence[int] | None = None,
 ) -> Batch:
-    """A batch of source and target ids: the model reads `s1 .. sm eos` and `bos t1 .. tn`, and predicts `t1 .. tn eos`.
+    """Return a batch of translation pairs: source `s1 .. sm eos`, target `bos t1 .. tn`, labels `t1 .. tn eos`.
 
-    `source_end` follows every source instead of eos; use `()` for sources that end with it already. `packed` puts all
-    pairs into one row. From text, `TrainedModel.batch` makes a batch with the tokenizers of a run.
+    `source_end` replaces the eos after every source; use `()` for sources that already end with it. `packed` puts all
+    pairs into one row. To convert text, use `TrainedModel.batch`.
     """
     if not pairs:
         raise DataError("pairs: there are none; a batch needs at least one")

@@ -1,6 +1,6 @@
-"""Every part by slot: the table of contents, and the only registry. A record can name what stands here.
+"""The parts of every slot, and the only registry: a record names these parts by their kind.
 
-Python code can pass any spec, listed or not. A new part is one line.
+To add a part, add one line. Python code can use specs that are not listed.
 """
 
 from collections.abc import Mapping
@@ -147,21 +147,21 @@ PARTS: dict[str, type[Spec]] = {part.kind: part for parts in SLOTS.values() for 
 def from_record(record: Mapping[str, Any], /, *, trust_code: bool = False) -> Any: ...
 @overload
 def from_record(expected: type[S], record: Mapping[str, Any], /, *, trust_code: bool = False) -> S: ...
-def from_record(*given: Any, trust_code: bool = False) -> Any:
-    """The spec a record describes: `from_record(record)`, or `from_record(Expected, record)` to insist on a slot.
+def from_record(*args: Any, trust_code: bool = False) -> Any:
+    """Convert a record to a spec: `from_record(record)`, or `from_record(Slot, record)` to require a slot.
 
-    Strict: an unknown key or kind, or a wrong type, is a SpecError with its path and the nearest name. A record that
-    names code (`"module:Class"`) is refused unless `trust_code`.
+    An unknown key or kind, or a wrong type, raises SpecError with its path and the nearest name, and so does a kind
+    `"module:Class"` without `trust_code`, because it would import code.
     """
-    expected, record = given if len(given) == 2 else (Spec, given[0])
+    expected, record = args if len(args) == 2 else (Spec, args[0])
     return tree.read(record, expected, "", PARTS, trust_code)
 
 
 def to_record(spec: Spec) -> dict[str, Any]:
-    """`spec` as plain JSON-able values; parts that are not in the catalogue as `module:Class`."""
+    """Convert a spec to JSON-compatible values; parts that are not in the catalogue have the kind `module:Class`."""
     return tree.to_record(spec, PARTS)
 
 
 def edited(spec: S, changes: Mapping[str, Any], trust_code: bool = False) -> S:
-    """`spec` with `changes` (path -> value) made, where a value may be a record or the name of a kind."""
+    """Return a copy of `spec` with `changes` (path -> value); values may be records or names of kinds."""
     return tree.edit(spec, changes, PARTS, trust_code)

@@ -1,4 +1,4 @@
-"""The errors a user meets: one sentence that says what is wrong, where, and what to do."""
+"""Errors shown to the user: one sentence with what is wrong, where, and what to do."""
 
 import errno
 import re
@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 class RegardError(Exception):
-    """Anything a user can put right. The command line prints it as one sentence and exits with code 2."""
+    """Base class of errors that the user can correct; the command line prints the message and exits with code 2."""
 
 
 class SpecError(RegardError, ValueError):
-    """A description that cannot be built or read; `path` is the field it is about, such as `decoder.depth`."""
+    """Invalid spec or record; `path` is the field concerned, such as `decoder.depth`."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -19,28 +19,28 @@ class SpecError(RegardError, ValueError):
         self.message = message
 
     def inside(self, prefix: str) -> "SpecError":
-        """The same complaint seen from the part that holds `prefix`."""
+        """Return the error with `prefix` before its path, for the part that contains this one."""
         return SpecError(join(prefix, self.path), self.message)
 
 
 class DataError(RegardError, ValueError):
-    """Data that no model could use; the message says where it is."""
+    """Invalid data; the message has its location."""
 
 
 class KernelError(RegardError, RuntimeError):
-    """A kernel was asked for something that it cannot compute exactly; the message says what and why."""
+    """Request that a kernel cannot compute exactly."""
 
 
 class OutOfMemoryError(RegardError, MemoryError):
-    """The memory of the machine or of its GPU does not hold the work; the message says what would make it smaller."""
+    """Not enough memory on the CPU or GPU; the message suggests what to reduce."""
 
 
-# How torch's errors begin where it has no type of its own for a lack of memory: on a CPU, in cuBLAS, on Apple's GPUs.
+# In messages of torch's RuntimeErrors for a lack of memory: on the CPU, in cuBLAS, on Apple's GPUs.
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "storage size calculation overflowed")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error of Python, NumPy or torch means that memory ran out."""
+    """True if an error of Python, NumPy or torch means that memory is exhausted."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     text = str(error).lower()
@@ -48,10 +48,10 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 class CountedWarnings:
-    """Show a warning once, and count those like it: the same sentence, whatever its numbers.
+    """Show only the first of several warnings that differ only in numbers, and count the others.
 
     `with CountedWarnings(print) as warn: run.translate(texts, warn=warn)` prints the first warning of each kind and, at
-    the end, how many more there were.
+    the end, the number of further ones.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -60,7 +60,7 @@ class CountedWarnings:
         self.first: dict[str, str] = {}
 
     def __call__(self, sentence: str) -> None:
-        """Show the sentence if it is the first of its kind."""
+        """Show the warning if it is the first of its kind."""
         kind = re.sub(r"\d[\d,.]*", "0", sentence)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind not in self.first:
@@ -68,7 +68,7 @@ class CountedWarnings:
             self.show(sentence)
 
     def close(self) -> None:
-        """Say how many more there were of each kind, and forget them."""
+        """Show the number of further warnings of each kind and reset the counts."""
         counts, first = self.counts, self.first
         self.counts, self.first = {}, {}
         for kind, count in counts.items():
@@ -83,19 +83,19 @@ class CountedWarnings:
 
 
 def join(prefix: str, path: str) -> str:
-    """`join("decoder", "depth") == "decoder.depth"`; an index needs no dot."""
+    """Join two paths: `join("decoder", "depth") == "decoder.depth"`; no dot before an index."""
     if not prefix or not path:
         return prefix or path
     return prefix + path if path.startswith("[") else f"{prefix}.{path}"
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """The end of an error sentence about an unknown name: the closest option, or all of them if they are few."""
+    """Return a hint for an unknown name: the closest option, or else up to 24 options."""
     names = sorted(options)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     if not names:
-        return "nothing can be named here"
+        return "there are no names to choose from"
     shown = ", ".join(repr(option) for option in names[:24])
     return f"known names: {shown}" + (f" and {len(names) - 24} more" if len(names) > 24 else "")

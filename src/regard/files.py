@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, are written by one process at a time, and never through a link."""
+"""Atomic files and folders, locks against concurrent writers, and protection against writing through links."""
 
 import os
 import re
@@ -14,24 +14,24 @@ from regard.errors import DataError
 
 try:
     import fcntl
-except ImportError:  # where there are no such locks, two commands in one folder are not noticed
+except ImportError:  # without these locks, concurrent writers are not detected
     fcntl = None
 
 WINDOWS = os.name == "nt"
 LOCK = ".lock"
-STALE = 24 * 3600  # seconds after which what is half-made is what nobody goes on with
+STALE = 24 * 3600  # seconds after which an unfinished temporary file counts as abandoned
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 TEMPORARY = re.compile(r"\..+-making-[0-9a-f]{16}")
-FORMER = re.compile(r"\.saving|\..+-making")  # temporaries of earlier versions, in folders that are ours
+FORMER = re.compile(r"\.saving|\..+-making")  # temporary names of earlier versions
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` that nobody can know before, for what is to become `path`."""
+    """Return an unpredictable temporary path next to `path`, to be renamed to it."""
     return path.with_name(f".{path.name}-making-{secrets.token_hex(8)}")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, on the disk when this returns. It is a new file: one that is there, or a link, is replaced."""
+    """Write a text file and flush it to disk; an existing file or link is replaced, never written through."""
     path.unlink(missing_ok=True)
     with open(path, "x", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -40,7 +40,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all, on the disk when this returns."""
+    """Write a text file atomically and flush it to disk."""
     making = temporary(path)
     try:
         write_text(making, text)
@@ -51,7 +51,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Write at the end of a text file that is no link."""
+    """Append to a text file; raise OSError if it is a link."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666)
     with open(handle, "a", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -59,7 +59,7 @@ def append_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` once it is filled."""
+    """Yield a temporary folder that replaces `path` when the block ends without an error."""
     making = temporary(path)
     making.mkdir(parents=True)
     try:
@@ -71,7 +71,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link and not what it points to."""
+    """Remove a file, a folder with its content, or a link but not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -79,7 +79,7 @@ def remove(path: Path) -> None:
 
 
 def usual_mode(folder: Path) -> int:
-    """The permissions that a new file gets in a folder: what the umask, and the folder, leave of them."""
+    """Return the permissions of a new file in a folder, given the umask and the folder."""
     probe = temporary(folder / "mode")
     try:
         with open(probe, "x") as file:
@@ -89,7 +89,7 @@ def usual_mode(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk. Windows opens no folder, and flushes only what may be written."""
+    """Flush a file or folder to disk; folders cannot be opened on Windows, and files only for writing."""
     if WINDOWS and path.is_dir():
         return
     handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
@@ -100,58 +100,56 @@ def sync(path: Path) -> None:
 
 
 def clear(folder: Path, keep: Container[str]) -> None:
-    """Remove all that is in a folder but what has a name in `keep`."""
+    """Remove everything in a folder except the names in `keep`."""
     for path in list(folder.iterdir()):
         if path.name not in keep:
             remove(path)
 
 
 @contextmanager
-def held(
+def locked(
     folder: Path,
     check: Callable[[], None] = lambda: None,
     writes: Callable[[str], bool] = lambda _: True,
     wait: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Keep other processes from writing to a folder, which is made if it is not there, and goes if it is still empty.
+    """Lock a folder against other processes; create it if it is missing and remove it afterwards if it is empty.
 
-    Whoever comes second is refused; with `wait` it calls that, and waits. `check` may refuse the folder once it is
-    locked, before anything in it is touched. `writes` tells which names in the folder may be written to: a link there,
-    at any depth, is refused. The lock ends with its holder, however that ends; what a killed holder left half-made is
+    If another process has the lock, raise DataError, or call `wait` and block until it is released. `check` may raise
+    to refuse the locked folder before anything in it changes. `writes` returns True for the names that will be written:
+    links there, at any depth, are refused. The lock ends with its process, and temporary files of killed processes are
     removed.
     """
-    lock = _locked(folder, wait)
+    lock = _acquire(folder, wait)
     try:
         check()
-        for link in filter(Path.is_symlink, _written(folder, writes)):
-            raise DataError(
-                f"{link} is a link, and nothing is written through links; put what it points to in its place"
-            )
-        _sweep(folder, lock.works)
+        for link in filter(Path.is_symlink, _written_paths(folder, writes)):
+            raise DataError(f"{link} is a link, and nothing is written through links; replace it by its target")
+        _remove_temporary(folder, lock.exclusive)
         yield
     finally:
         lock.release()
 
 
-def _written(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path]:
-    """All in a folder that may be written to, at any depth, or removed."""
+def _written_paths(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the paths in a folder that may be written, at any depth, or removed."""
     for path in sorted(folder.iterdir()):
         if writes(path.name):
             yield path
             yield from path.rglob("*")
-        elif _left_over(path):
+        elif _is_temporary(path):
             yield path
 
 
-def _sweep(folder: Path, locked: bool) -> None:
-    """Remove what was left half-made; without a lock, only what is so old that nobody is still making it."""
-    for path in filter(_left_over, list(folder.iterdir())):
-        with suppress(FileNotFoundError):  # finished by another process, where there are no locks
-            if locked or time.time() - path.stat().st_mtime > STALE:
+def _remove_temporary(folder: Path, exclusive: bool) -> None:
+    """Remove temporary files; without an exclusive lock only those older than `STALE`."""
+    for path in filter(_is_temporary, list(folder.iterdir())):
+        with suppress(FileNotFoundError):  # renamed by another process
+            if exclusive or time.time() - path.stat().st_mtime > STALE:
                 remove(path)
 
 
-def _left_over(path: Path) -> bool:
+def _is_temporary(path: Path) -> bool:
     return bool(TEMPORARY.fullmatch(path.name) or FORMER.fullmatch(path.name))
 
 
@@ -161,63 +159,61 @@ class _Lock:
 
     path: Path
     handle: int
-    works: bool  # False where there are no locks: others may have the same file open
-    made: bool  # whether the file was made for it
-    folder_made: bool
+    exclusive: bool  # False where the system has no locks
+    created: bool  # True if this lock created the file
+    folder_created: bool
 
     def release(self) -> None:
-        """Remove the lock file, unless it is somebody else's, and the folder if it was made for it and is empty."""
+        """Remove the lock file unless another lock owns it, and the folder if it is empty and this lock created it."""
         with suppress(OSError):
-            if not self.works:
-                os.close(self.handle)  # first, for Windows removes no open file
-                if self.made:
+            if not self.exclusive:
+                os.close(self.handle)  # first, because Windows cannot remove an open file
+                if self.created:
                     self.path.unlink()
-            elif _is(self.handle, self.path) and not os.fstat(self.handle).st_size:  # ours are empty
-                self.path.unlink()  # while it is locked: whoever waits for it sees that, and makes another
+            elif _same_file(self.handle, self.path) and not os.fstat(self.handle).st_size:  # lock files are empty
+                self.path.unlink()  # while locked: a waiting process notices and creates a new file
         with suppress(OSError):
-            if self.folder_made:
-                self.path.parent.rmdir()  # fails if there is anything in it, such as the lock of whoever came next
-        if self.works:
+            if self.folder_created:
+                self.path.parent.rmdir()  # fails if it has content, such as the lock of the next process
+        if self.exclusive:
             os.close(self.handle)
 
 
-def _locked(folder: Path, wait: Callable[[], None] | None) -> _Lock:
-    """A lock that is ours, in a folder that is made if it is not there."""
+def _acquire(folder: Path, wait: Callable[[], None] | None) -> _Lock:
+    """Acquire the lock of a folder, which is created if it is missing."""
     path = folder / LOCK
     while True:
-        folder_made = not folder.exists()
+        folder_created = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot make the folder {folder}: {error.strerror}") from None
-        made = not os.path.lexists(path)
+            raise DataError(f"cannot create the folder {folder}: {error.strerror}") from None
+        created = not os.path.lexists(path)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
-        except FileNotFoundError:  # the folder was removed a moment ago
+        except FileNotFoundError:  # the folder has just been removed
             continue
         except OSError as error:
             raise DataError(f"cannot write to {folder}: {path.name}: {error.strerror}") from None
         try:
-            works = _lock(handle, folder, wait)
-            if _is(handle, path):
-                return _Lock(path, handle, works, made, folder_made)
+            exclusive = _lock(handle, folder, wait)
+            if _same_file(handle, path):
+                return _Lock(path, handle, exclusive, created, folder_created)
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # of a holder who has ended, and taken the file away
+        os.close(handle)  # the previous process has removed this file
 
 
 def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
-    """Lock an open file; False if there are no locks here."""
+    """Lock an open file; return False if the system or file system has no locks."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         if wait is None:
-            raise DataError(
-                f"{folder} is being worked on by another process; wait for it, or choose another folder"
-            ) from None
+            raise DataError(f"{folder} is in use by another process; wait for it, or choose another folder") from None
     except OSError:  # a file system without locks
         return False
     else:
@@ -227,8 +223,8 @@ def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
     return True
 
 
-def _is(handle: int, path: Path) -> bool:
-    """Return True if the open file is the one at `path`."""
+def _same_file(handle: int, path: Path) -> bool:
+    """True if the open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except OSError:

@@ -1,7 +1,7 @@
-"""Functions on spec trees: edit by type, edit by path, write and read records, compare.
+"""Functions on trees of specs: edit by type or path, convert to and from records, compare.
 
-A spec is a frozen dataclass that describes a part; its fields hold numbers, strings, other specs, or tuples of specs.
-Everything here works on that alone, so it knows no part by name and needs no torch.
+A spec is a frozen dataclass that describes a part of a model or recipe; its fields are numbers, strings, other specs,
+or tuples of them. This module depends on no particular part and does not import torch.
 """
 
 import math
@@ -20,13 +20,13 @@ S = TypeVar("S", bound="Spec")
 N = TypeVar("N", bound="Spec")
 
 Parts = Mapping[str, type["Spec"]]
-DEEPEST = 100  # tables and lists inside one another: many times what any recipe has, a fraction of what Python bears
+MAX_DEPTH = 100  # nested tables and lists: far more than any recipe has, far below Python's recursion limit
 
 
 class Spec:
-    """A frozen description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
+    """Description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
 
-    Field types are checked when a spec is made, whether by Python code or from a record, so a wrong type never travels.
+    Field types are checked on construction, from Python code as from a record.
     """
 
     __slots__ = ()
@@ -42,12 +42,12 @@ class Spec:
         self.check()
 
     def check(self) -> None:
-        """Refuse values that no site could build, with `SpecError(field, sentence)`. Nothing by default."""
+        """Raise `SpecError(field, message)` for invalid values; the default accepts all."""
 
 
 @cache
 def hints(spec: type[Spec]) -> dict[str, Any]:
-    """Field name -> annotation, resolved."""
+    """Return the resolved annotation of every field."""
     if not is_dataclass(spec):
         return {}
     resolved = typing.get_type_hints(spec)
@@ -55,10 +55,10 @@ def hints(spec: type[Spec]) -> dict[str, Any]:
 
 
 def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trust: bool = False) -> Any:
-    """`value` as `annotation` wants it, or a SpecError at `path`.
+    """Convert a value to the type of an annotation; raise SpecError with `path` if that is impossible.
 
-    With `parts`, mappings and kind names become specs (that is reading a record); without, only values that already
-    fit are taken, apart from the two harmless widenings int -> float and list -> tuple.
+    With `parts`, mappings and names of kinds become specs, as in a record. Otherwise the only conversions are from int
+    to float and from list to tuple.
     """
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
@@ -68,11 +68,11 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in options):
             return value
-        if value is None and "none" in options:  # the command line writes null like that
+        if value is None and "none" in options:  # the command line's notation of null
             return "none"
-        known = ", ".join(repr(option) for option in options)
+        choices = ", ".join(repr(option) for option in options)
         hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "choose one"
-        raise SpecError(path, f"{value!r} is not one of {known}; {hint}")
+        raise SpecError(path, f"{value!r} is not one of {choices}; {hint}")
     if origin is tuple:
         return _fit_tuple(value, options, path, parts, trust)
     if isinstance(annotation, type) and issubclass(annotation, Spec):
@@ -91,7 +91,7 @@ def _fit_plain(value: Any, annotation: Any, path: str) -> Any:
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)
-        except OverflowError:  # a whole number that no float is as large as
+        except OverflowError:  # an integer beyond the range of float
             number = math.inf
         if not math.isfinite(number):
             raise SpecError(path, f"needs a finite number, not {_describe(value)}")
@@ -115,20 +115,20 @@ def _fit_tuple(value: Any, options: tuple[Any, ...], path: str, parts: Parts | N
 
 
 def _fit_union(value: Any, options: tuple[Any, ...], path: str, parts: Parts | None, trust: bool) -> Any:
-    complaints = []
+    errors = []
     for option in options:
         try:
             return fit(value, option, path, parts, trust)
         except SpecError as error:
-            complaints.append((option, error))
-    # A complaint from inside the value, or one about a name, says more than a list of types.
-    for option, error in complaints:
-        named = isinstance(value, Mapping) and isinstance(option, type) and issubclass(option, Spec)
-        worded = isinstance(value, str) and typing.get_origin(option) is Literal
-        if error.path != path or named or worded:
+            errors.append((option, error))
+    # An error inside the value, or about a name, is more specific than a list of types.
+    for option, error in errors:
+        is_record = isinstance(value, Mapping) and isinstance(option, type) and issubclass(option, Spec)
+        is_choice = isinstance(value, str) and typing.get_origin(option) is Literal
+        if error.path != path or is_record or is_choice:
             raise error
-    wanted = " or ".join(_name(option) for option in options)
-    raise SpecError(path, f"needs {wanted}, not {_describe(value)}")
+    expected = " or ".join(_name(option) for option in options)
+    raise SpecError(path, f"needs {expected}, not {_describe(value)}")
 
 
 def _name(annotation: Any) -> str:
@@ -152,7 +152,7 @@ def _describe(value: Any) -> str:
 
 
 def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
-    """Replace every part of type `kind`, wherever it stands, by `to(part)`; inner parts first."""
+    """Replace every part of type `kind` in the tree by `to(part)`, inner parts first."""
     return _swapped(tree, kind, to, "")
 
 
@@ -177,23 +177,23 @@ def _swapped(node: Any, kind: type[Spec], to: Callable[[Any], Any], path: str) -
 
 
 def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
-    """A copy of `tree` with the field at `path` (`decoder.pattern[0].residual`) set to `value`."""
+    """Return a copy of `tree` with the field at `path`, such as `decoder.pattern[0].residual`, set to `value`."""
     return edit(tree, {path: value}, parts)
 
 
 def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None, trust: bool = False) -> S:
-    """A copy of `tree` with all of `changes` (path -> value) made at once, so that sizes may change together."""
+    """Return a copy of `tree` with all `changes` (path -> value); checked together, so dependent sizes may change."""
     steps = [(_steps(path), value) for path, value in changes.items()]
     return _edited(tree, Any, steps, "", lambda value, annotation, path: fit(value, annotation, path, parts, trust))
 
 
 def get_at(tree: Spec, path: str) -> Any:
-    """The value at `path`."""
+    """Return the value at `path`."""
     node: Any = tree
-    seen = ""
+    parent_path = ""
     for step in _steps(path):
-        node = _child(node, _current(node, step), seen)
-        seen = join(seen, _shown(step))
+        node = _child(node, _current(node, step), parent_path)
+        parent_path = join(parent_path, _shown(step))
     return node
 
 
@@ -207,16 +207,16 @@ def _shown(step: str | int) -> str:
     return step if isinstance(step, str) else f"[{step}]"
 
 
-def _child(node: Any, step: str | int, seen: str) -> Any:
-    where = join(seen, _shown(step))
+def _child(node: Any, step: str | int, parent_path: str) -> Any:
+    where = join(parent_path, _shown(step))
     if isinstance(step, int):
         if not isinstance(node, tuple):
-            raise SpecError(where, f"{seen or 'the root'} is not a list")
+            raise SpecError(where, f"{parent_path or 'the root'} is not a list")
         if not -len(node) <= step < len(node):
             raise SpecError(where, f"there are only {len(node)} entries, counted from 0")
         return node[step]
     if not isinstance(node, Spec):
-        raise SpecError(where, f"{seen or 'the root'} is {_describe(node)} and has no fields")
+        raise SpecError(where, f"{parent_path or 'the root'} is {_describe(node)} and has no fields")
     known = hints(type(node))
     if step not in known:
         raise SpecError(where, f"unknown key {step!r} in {type(node).kind!r}; {nearest(step, known)}")
@@ -224,7 +224,7 @@ def _child(node: Any, step: str | int, seen: str) -> Any:
 
 
 def _current(node: Any, step: str | int) -> str | int:
-    """A step of a path by its present name or index."""
+    """Resolve a former field name or a negative index in a step of a path."""
     if isinstance(step, int):
         return step % len(node) if isinstance(node, tuple) and -len(node) <= step < len(node) else step
     return current_field(type(node).kind, step) if isinstance(node, Spec) else step
@@ -234,35 +234,35 @@ def _edited(
     node: Any,
     annotation: Any,
     changes: list[tuple[list[str | int], Any]],
-    seen: str,
+    parent_path: str,
     fitted: Callable[[Any, Any, str], Any],
 ) -> Any:
     groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
     for (step, *rest), value in changes:
         at = _current(node, step)
-        _child(node, at, seen)
+        _child(node, at, parent_path)
         groups.setdefault(at, []).append((rest, value))
     new: dict[Any, Any] = {}
     for step, inner in groups.items():
-        child, where = _child(node, step, seen), join(seen, _shown(step))
-        wanted = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
+        child, where = _child(node, step, parent_path), join(parent_path, _shown(step))
+        expected = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
         whole = [value for steps, value in inner if not steps]
         if len(whole) > 1:  # as pattern[0] and pattern[-1]
             raise SpecError(where, "is set twice; leave one of the two out")
         for value in whole:
-            child = fitted(value, wanted, where)
+            child = fitted(value, expected, where)
         deeper = [(steps, value) for steps, value in inner if steps]
-        new[step] = _edited(child, wanted, deeper, where, fitted) if deeper else child
+        new[step] = _edited(child, expected, deeper, where, fitted) if deeper else child
     if isinstance(node, tuple):
         return tuple(new.get(i, item) for i, item in enumerate(node))
     try:
         return replace(node, **new)
     except SpecError as error:
-        raise error.inside(seen) from None
+        raise error.inside(parent_path) from None
 
 
 def _item(annotation: Any, index: int) -> Any:
-    """The annotation of one entry of a tuple, which may be one option of a union."""
+    """Return the annotation of an entry of a tuple, which may be an option of a union."""
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, UnionType):
         return next(_item(option, index) for option in options if typing.get_origin(option) is tuple)
@@ -270,9 +270,9 @@ def _item(annotation: Any, index: int) -> Any:
 
 
 def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
-    """The tree as plain JSON-able values, every part tagged with its kind and complete with its defaults.
+    """Convert a tree to JSON-compatible values: every part with its kind and all fields, including defaults.
 
-    A part that is not among `parts`, if they are given, is tagged `module:Class`: only who trusts its code reads it.
+    A part that is not in `parts`, if given, has the kind `module:Class`, which only `trust_code` reads.
     """
     part = type(tree)
     known = parts is None or parts.get(part.kind) is part
@@ -283,7 +283,7 @@ def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
 
 
 def plain(value: Any, parts: Parts | None = None) -> Any:
-    """A field's value as a record writes it."""
+    """Convert the value of a field to JSON-compatible values."""
     if isinstance(value, Spec):
         return to_record(value, parts)
     if isinstance(value, tuple):
@@ -292,25 +292,24 @@ def plain(value: Any, parts: Parts | None = None) -> Any:
 
 
 def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = False) -> S:
-    """The spec that `record` describes, strictly: unknown keys, kinds and wrong types are errors with their path.
+    """Convert a record to a spec; unknown keys or kinds and wrong types raise SpecError with their path.
 
-    `record` is a mapping with a `kind`, or just the name of a kind when its defaults will do.
+    `record` is a mapping with a `kind`, or the name of a kind with all defaults.
     """
     check_plain(record, path)
     return _read(record, expected, path, parts, trust)
 
 
 def check_plain(record: Any, path: str = "") -> None:
-    """Refuse what a JSON or TOML file can hold and no record has.
+    """Raise SpecError for values that JSON or TOML allows and records do not.
 
-    That is tables nested beyond `DEEPEST`, whole numbers beyond 64 bits, and strings with half a character, which could
-    not be written again.
+    These are nesting beyond `MAX_DEPTH`, integers beyond 64 bits, and strings with lone surrogates.
     """
     waiting: list[tuple[Any, str, int]] = [(record, path, 0)]
     while waiting:
         value, where, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise SpecError(where[:40] + "...", f"is nested more than {DEEPEST} levels deep; no part needs that")
+        if depth > MAX_DEPTH:
+            raise SpecError(where[:40] + "...", f"is nested more than {MAX_DEPTH} levels deep; no part needs that")
         if isinstance(value, Mapping):
             waiting += [(inner, join(where, str(key)), depth + 1) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
@@ -336,12 +335,14 @@ def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) 
     part = _part(kind, expected, join(path, "kind"), parts, trust)
     known = hints(part)
     values: dict[str, Any] = {}
-    for given, value in record.items():
-        key = current_field(part.kind, given) if isinstance(given, str) else given
+    for name, value in record.items():
+        key = current_field(part.kind, name) if isinstance(name, str) else name
         if key == "kind":
             continue
         if key in values:
-            raise SpecError(join(path, str(given)), f"is {key} by another name; leave one of the two out")
+            raise SpecError(
+                join(path, str(name)), f"{key} is set twice, also by its former name; leave one of the two out"
+            )
         if key not in known:
             raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
         values[key] = fit(value, known[key], join(path, key), parts, trust)
@@ -368,25 +369,24 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
     part = parts[kind]
     if not issubclass(part, expected):
         fitting = [name for name, candidate in parts.items() if issubclass(candidate, expected)]
-        raise SpecError(path, f"{kind!r} is no {expected.__name__}; {nearest(kind, fitting)}")
+        raise SpecError(path, f"{kind!r} is not a {expected.__name__}; {nearest(kind, fitting)}")
     return part
 
 
 def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
-    """The spec class `module:Class`, imported because the user said so."""
-    found = load(name, path)
-    if not (isinstance(found, type) and issubclass(found, expected) and is_dataclass(found)):
+    """Import the spec class `module:Class`; only call this if the user trusts its code."""
+    spec = load(name, path)
+    if not (isinstance(spec, type) and issubclass(spec, expected) and is_dataclass(spec)):
         raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
-    return found
+    return spec
 
 
 def load(name: str, path: str = "") -> Any:
-    """Import the object `module:name`; any exception of the module becomes one sentence.
+    """Import the object `module:name`; raise SpecError if the import fails.
 
-    The current folder is searched too, after all that is installed, so that no file there can take the place of
-    an installed library.
+    The working directory is searched last, so that no file there can replace an installed package.
     """
-    import importlib  # noqa: PLC0415  # only what the user trusts comes here
+    import importlib  # noqa: PLC0415  # only for trusted code
     import sys  # noqa: PLC0415
 
     if "" not in sys.path:
@@ -403,7 +403,7 @@ def load(name: str, path: str = "") -> Any:
 
 
 def walk(tree: Spec) -> Iterator[Spec]:
-    """Every part of the tree, the tree itself first."""
+    """Yield every part of the tree, starting with its root."""
     yield tree
     for name in hints(type(tree)):
         value = getattr(tree, name)
@@ -413,7 +413,7 @@ def walk(tree: Spec) -> Iterator[Spec]:
 
 
 def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:
-    """Every path with its plain value; a spec contributes its kind."""
+    """Yield every path with its value; for a spec, the path of its `kind`."""
     yield from _leaves(tree, "")
 
 
@@ -430,7 +430,7 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def diff(a: Spec, b: Spec) -> list[tuple[str, Any, Any]]:
-    """What changed from `a` to `b`: (path, before, after), the highest differing part only; None where absent."""
+    """List the differences (path, value in a, value in b) of two trees; for different kinds, the whole parts."""
     return list(_differences(a, b, ""))
 
 

@@ -30,8 +30,8 @@ def test_a_run_that_is_training_is_left_alone(corpus: dict[str, str], tmp_path: 
     running = process(*training(corpus, run, *LONG))
     try:
         wait_for(running, run / "trainer-00000030.json")
-        assert "is being worked on by another process" in complaint("resume", str(run))
-        assert "is being worked on by another process" in complaint(*training(corpus, run))
+        assert "is in use by another process" in complaint("resume", str(run))
+        assert "is in use by another process" in complaint(*training(corpus, run))
         assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0  # reading needs no lock
         assert running.poll() is None
     finally:

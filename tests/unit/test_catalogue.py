@@ -27,7 +27,7 @@ def test_every_part_is_a_subclass_of_its_slot(slot: type[Spec]) -> None:
 def test_from_record_with_and_without_a_slot() -> None:
     assert from_record({"kind": "rms_norm", "eps": 1e-3}) == RMSNorm(1e-3)
     assert from_record(Norm, {"kind": "rms_norm"}) == RMSNorm()
-    with pytest.raises(SpecError, match=r"^kind: 'rms_norm' is no ModelSpec; known names: 'bytenet', 'convs2s', 'dec"):
+    with pytest.raises(SpecError, match=r"^kind: 'rms_norm' is not a ModelSpec; known names: 'bytenet', 'convs2s'"):
         from_record(ModelSpec, {"kind": "rms_norm"})
 
 
@@ -53,7 +53,7 @@ def test_code_in_a_record_needs_trust() -> None:
         ),
         ("decoder.pattern[0].branches[0].scale", "sqr", "decoder.pattern[0].branches[0].scale", "'sqrt'?"),
         ("decoder.position", "t5_bis", "decoder.position.kind", "did you mean 't5_bias'?"),
-        ("decoder.position", "layer_norm", "decoder.position.kind", "'layer_norm' is no Position"),
+        ("decoder.position", "layer_norm", "decoder.position.kind", "'layer_norm' is not a Position"),
         ("decoder.pattern[0].residual", ["pre_norm"] * 2, "decoder.pattern[0].residual", "2 rules for 3 branches"),
         (
             "decoder.pattern[0].residual",

@@ -55,7 +55,7 @@ def test_nearest_cuts_a_long_list() -> None:
 
 
 def test_nearest_without_options() -> None:
-    assert nearest("a", []) == "nothing can be named here"
+    assert nearest("a", []) == "there are no names to choose from"
 
 
 def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:

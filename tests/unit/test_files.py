@@ -12,21 +12,21 @@ import pytest
 
 from regard import files
 from regard.errors import DataError
-from regard.files import LOCK, held, new_folder, replace_text, temporary
+from regard.files import LOCK, locked, new_folder, replace_text, temporary
 from regard.training.checkpoint import RunFolder
 
-HOLDER = "import sys, time, pathlib\nfrom regard.files import held\nwith held(pathlib.Path(sys.argv[1])):\n"
+HOLDER = "import sys, time, pathlib\nfrom regard.files import locked\nwith locked(pathlib.Path(sys.argv[1])):\n"
 
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     with (
-        held(tmp_path),
-        pytest.raises(DataError, match=f"{tmp_path} is being worked on by another process"),
-        held(tmp_path),
+        locked(tmp_path),
+        pytest.raises(DataError, match=f"{tmp_path} is in use by another process"),
+        locked(tmp_path),
     ):
         pass
     assert not list(tmp_path.iterdir())
-    with held(tmp_path / "a" / "new"):
+    with locked(tmp_path / "a" / "new"):
         assert [path.name for path in (tmp_path / "a" / "new").iterdir()] == [LOCK]
     assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
@@ -39,7 +39,7 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(DataError, match="another process"), held(tmp_path):
+        with pytest.raises(DataError, match="another process"), locked(tmp_path):
             pass
         half = temporary(tmp_path / "recipe.json")
         half.write_text("{")
@@ -47,7 +47,7 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
     assert (tmp_path / LOCK).exists()  # nobody was left to remove it
-    with held(tmp_path):
+    with locked(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
@@ -58,7 +58,7 @@ def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
 
     def work(n: int) -> None:
         for _ in range(20):
-            with held(tmp_path / "run", wait=lambda: None):
+            with locked(tmp_path / "run", wait=lambda: None):
                 (tmp_path / "run" / "work").write_text("")
                 inside.append(n)
                 most.append(len(inside))
@@ -81,17 +81,17 @@ def test_link_in_the_folder_is_refused(tmp_path: Path) -> None:
         (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
         with (
             pytest.raises(DataError, match=f"run/{name} is a link, and nothing is written through links"),
-            held(tmp_path / "run"),
+            locked(tmp_path / "run"),
         ):
             pass
         (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / LOCK).symlink_to(tmp_path / "outside" / "made")
-    with pytest.raises(DataError, match="cannot write to"), held(tmp_path / "run"):
+    with pytest.raises(DataError, match="cannot write to"), locked(tmp_path / "run"):
         pass
     assert not list((tmp_path / "outside").iterdir())
     (tmp_path / "run" / LOCK).unlink()
     (tmp_path / "link").symlink_to(tmp_path / "run")  # the folder itself may be one: whoever named it meant that
-    with held(tmp_path / "link"):
+    with locked(tmp_path / "link"):
         assert (tmp_path / "run" / LOCK).exists()
 
 
@@ -101,7 +101,7 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
         (folder / "weights").write_bytes(b"half")
     for name in (".log.jsonl-making", ".mine", "making", ".git"):
         (tmp_path / name).write_text("")
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", ".mine", "making"]
 
@@ -113,17 +113,17 @@ def test_links_are_refused_at_any_depth_of_written_paths(tmp_path: Path) -> None
     run.recipe.touch()
     (run.path / "best").symlink_to("weights-00001000.safetensors")
     run.data.symlink_to(outside)  # only read, once there is a recipe
-    with held(run.path, writes=run.writes):
+    with locked(run.path, writes=run.writes):
         pass
-    with pytest.raises(DataError, match="best is a link"), held(run.path):
+    with pytest.raises(DataError, match="best is a link"), locked(run.path):
         pass
     for name in ("log.jsonl", "tensorboard/events", ".saving", "weights-00001000.safetensors", "tokenizer.source.json"):
         (run.path / name).symlink_to(outside)
-        with pytest.raises(DataError, match=f"{name} is a link"), held(run.path, writes=run.writes):
+        with pytest.raises(DataError, match=f"{name} is a link"), locked(run.path, writes=run.writes):
             pass
         (run.path / name).unlink()
     run.recipe.unlink()
-    with pytest.raises(DataError, match="data is a link"), held(run.path, writes=run.writes):
+    with pytest.raises(DataError, match="data is a link"), locked(run.path, writes=run.writes):
         pass
 
 
@@ -134,11 +134,11 @@ def test_refused_folder_keeps_all_files(tmp_path: Path) -> None:
     def refuse() -> None:
         raise DataError("not ours")
 
-    with pytest.raises(DataError, match="not ours"), held(tmp_path, refuse):
+    with pytest.raises(DataError, match="not ours"), locked(tmp_path, refuse):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".photos-making", ".saving", "mine"]
     (tmp_path / LOCK).write_text("of another program")
-    with pytest.raises(DataError, match="not ours"), held(tmp_path, refuse):
+    with pytest.raises(DataError, match="not ours"), locked(tmp_path, refuse):
         pass
     assert (tmp_path / LOCK).read_text() == "of another program"
 
@@ -158,12 +158,12 @@ def test_platform_without_locks_keeps_all_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: type[NoLocks] | None
 ) -> None:
     monkeypatch.setattr(files, "fcntl", locks)
-    with held(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         live, old = temporary(tmp_path / "run" / "data"), temporary(tmp_path / "run" / "old")
         for path in (live, old):
             path.mkdir()
         os.utime(old, (1, 1))
-        with held(tmp_path / "run"):
+        with locked(tmp_path / "run"):
             assert not old.exists()
         assert live.exists()
         assert (tmp_path / "run" / LOCK).exists()
@@ -190,22 +190,22 @@ def test_windows_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_waiting_for_a_lock_calls_wait(tmp_path: Path) -> None:
     told: list[str] = []
-    first = held(tmp_path)
+    first = locked(tmp_path)
     first.__enter__()
 
     def wait() -> None:
         told.append("waiting")
         first.__exit__(None, None, None)
 
-    with held(tmp_path, wait=wait):
+    with locked(tmp_path, wait=wait):
         assert told == ["waiting"]
-    with held(tmp_path, wait=wait):
+    with locked(tmp_path, wait=wait):
         assert told == ["waiting"]
 
 
 def test_folder_that_cannot_be_created_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot make the folder"), held(tmp_path / "file" / "run"):
+    with pytest.raises(DataError, match="cannot create the folder"), locked(tmp_path / "file" / "run"):
         pass
 
 

@@ -284,7 +284,7 @@ class TestRecords:
             ({"kind": "leaf", "size": True}, "size", "needs a whole number, not True (bool)"),
             ({"kind": "leaf", "rate": "1"}, "rate", "needs a number, not '1' (str)"),
             ({"kind": "leaf", "size": -1}, "size", "must be at least 1, not -1"),
-            ({"kind": "knot", "left": "other"}, "left.kind", "'other' is no Leaf; known names: 'leaf'"),
+            ({"kind": "knot", "left": "other"}, "left.kind", "'other' is not a Leaf; known names: 'leaf'"),
             ({"kind": "knot", "left": 3}, "left", "needs a part of slot Leaf, not 3 (int)"),
             ({"kind": "knot", "many": "leaf"}, "many", "needs a list, not 'leaf' (str)"),
             ({"kind": "knot", "inner": {"kind": "knot", "many": ["leaf", "othr"]}}, "inner.many[1].kind", "'othr'"),
@@ -305,10 +305,10 @@ class TestRecords:
         assert words in str(error)
 
     def test_a_kind_of_another_slot_is_refused_at_the_root(self) -> None:
-        assert "'other' is no Leaf" in str(complaint({"kind": "other"}, Leaf))
+        assert "'other' is not a Leaf" in str(complaint({"kind": "other"}, Leaf))
 
     def test_code_is_refused_unless_trusted(self) -> None:
-        name = "regard.nn.norm:RMSNorm"
+        name = "regard.nn.rms_norm:RMSNorm"
         record = {"kind": "knot", "anything": None, "left": {"kind": name}}
         error = complaint(record)
         assert error.path == "left.kind"

@@ -17,7 +17,7 @@ from regard.ablation.results import DONE, Results
 from regard.ablation.rows import MATCHES, Row, RowBuilder, select_rows
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.validation import metric_for
-from regard.files import LOCK, clear, held
+from regard.files import LOCK, clear, locked
 from regard.planner import adamw
 from regard.processes import JobError
 from regard.recipe.recipe import Recipe, RecipeRequest
@@ -99,7 +99,7 @@ def open_ablation(
     choose_device(machine.device)  # refuse a missing device before anything is written
     folder = Path(out)
     _check_folder(folder)  # before a lock is written to it
-    with held(folder, lambda: _check_folder(folder), _writes), _runs(folder):
+    with locked(folder, lambda: _check_folder(folder), _writes), _runs(folder):
         user_request = request() if callable(request) else request
 
         def report(sentence: str) -> None:

@@ -14,7 +14,7 @@ from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
 from regard.evaluation.validation import measured, metric_for, validate
-from regard.files import LOCK, clear, held
+from regard.files import LOCK, clear, locked
 from regard.processes import sentence
 from regard.recipe.recipe import Recipe
 from regard.runs.assemble import assemble, held_out, measure_of
@@ -123,7 +123,7 @@ def run(order: dict[str, Any], emit: Emit) -> Result:
         text = f"{folder} is in use by another process, perhaps left by a killed command; waiting for it"
         emit({"event": "message", "text": text})
 
-    with held(folder, wait=wait):
+    with locked(folder, wait=wait):
         data = opened(recipe.data, Path(order["data"]))
         if "seconds" in order:
             return {"steps_per_second": speed(folder, recipe, data, device, order["seconds"])}

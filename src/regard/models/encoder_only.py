@@ -1,4 +1,4 @@
-"""The encoder alone: masked language models, and classifiers of sentences and tokens."""
+"""Encoder-only models (Devlin et al. 2019): masked language models, and classifiers of sentences and tokens."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -41,18 +41,18 @@ Pooling = Literal["first", "mean", "last", "ends", "max", "mean_max"]
 
 
 class Task(Spec):
-    """Slot: what is asked of the encoded sequence."""
+    """Slot: what an encoder-only model predicts."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, spec: "EncoderOnly", encoder: "EncoderBody", site: Site) -> Model:
-        """The whole model for this task."""
+        """Return the model: the encoder with this task's head."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOnly(ModelSpec):
-    """A sequence read at once, every token seeing every other. `task` says what is asked of it."""
+    """Bidirectional Transformer encoder with a `task`: every token attends to all tokens of its segment."""
 
     kind = "encoder_only"
     task: Task
@@ -80,7 +80,7 @@ class EncoderOnly(ModelSpec):
 
 
 class EncoderBody(nn.Module):
-    """Ids to the last stream."""
+    """Token ids to the output of the last layer."""
 
     def __init__(self, spec: EncoderOnly, site: Site) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class EncoderBody(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class MaskedLM(Task):
-    """Devlin et al. 2019: say the hidden tokens. A dense layer, an activation, a norm, then the head over the table."""
+    """Devlin et al. 2019: predict masked tokens with a dense layer, an activation, a norm and the vocabulary head."""
 
     kind = "masked_lm"
     activation: Activation = "gelu"
@@ -116,7 +116,7 @@ class MaskedLM(Task):
 
 
 class MaskedLMModel(Model):
-    """The module of a masked language model. `batch.weights` says which labels count."""
+    """Module of `MaskedLM`; `batch.weights` is 1 for the labels of masked tokens and 0 elsewhere."""
 
     def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
@@ -138,21 +138,21 @@ class MaskedLMModel(Model):
             self.own = spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
 
     def table(self) -> Table | None:
-        """The table the head reads from."""
+        """Return the embedding table of the head."""
         return self.own if self.own is not None else self.encoder.tables.get("source")
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The transformed stream at every token."""
+        """Return the transformed encoder output of every token."""
         return self.norm(self.activate(self.transform(self.encoder(batch, losses, trace).x)))
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Unnormalised log-probabilities of every token at every position."""
+        """Return the logits of every token at every position."""
         return self.head.logits(self.hidden(batch, trace=trace), self.table())
 
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """log p of every token at every place."""
+        """Return the log-probability of every token at every position."""
         return self.head.log_probs(self.hidden(batch, trace=trace), self.table())
 
     def loss(self, batch: Batch) -> Loss:
@@ -162,7 +162,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per row: BERT's pooler, tanh(x_first W + b). It predicts nothing; the two tasks below do."""
+    """One vector per row, BERT's pooler: tanh(x_first W + b). It has no loss and cannot be trained by itself."""
 
     kind = "pooled"
 
@@ -172,14 +172,14 @@ class Pooled(Task):
 
 @dataclass(frozen=True, slots=True)
 class SentenceClassifier(Task):
-    """One class per row, from one vector for all of it, through BERT's pooler or not.
+    """One class per row, predicted from one pooled vector, optionally through BERT's pooler.
 
-    The vector is that of the first token, the mean of all, that of the last one (where a recurrence has read the whole
-    text), those of both ends side by side (where one has that reads both ways), the maximum of each channel over all
-    tokens (Collobert et al. 2011), or the mean and the maximum side by side (Howard and Ruder 2018).
+    `pool` is the vector of the first token, of the last (for a recurrent encoder) or of both concatenated ("ends", for
+    a bidirectional one), the mean over tokens, the maximum of each channel (Collobert et al. 2011), or mean and maximum
+    concatenated (Howard and Ruder 2018).
 
-    In training, each row's loss is (1 - smoothing) * nll + smoothing * mean_c(-log p_c): label smoothing after Szegedy
-    et al. 2016 (torch's definition). Evaluation has none.
+    With label smoothing s (Szegedy et al. 2016, as in torch), the training loss of a row is
+    (1 - s) * nll + s * mean_c(-log p_c).
     """
 
     kind = "sentence_classifier"
@@ -198,7 +198,7 @@ class SentenceClassifier(Task):
 
 @dataclass(frozen=True, slots=True)
 class TokenClassifier(Task):
-    """One class per token: tagging."""
+    """One class per token, for tagging."""
 
     kind = "token_classifier"
     classes: int
@@ -212,7 +212,7 @@ class TokenClassifier(Task):
 
 
 def check_length(spec: EncoderOnly) -> None:
-    """A task that speaks of every token needs a vector for each."""
+    """Raise SpecError if the encoder shortens the sequence: the task needs one vector per token."""
     if spec.encoder.shortens:
         raise SpecError(
             "encoder", f"{spec.encoder.kind!r} leaves fewer vectors than tokens; use a sentence_classifier, or plain"
@@ -220,67 +220,67 @@ def check_length(spec: EncoderOnly) -> None:
 
 
 def check_classes(classes: int) -> None:
-    """Fewer than two classes leave nothing to tell apart."""
+    """Raise SpecError for fewer than 2 classes."""
     if classes < 2:
         raise SpecError("classes", f"must be at least 2, not {classes}")
 
 
 class Pool(nn.Module):
-    """The stream of a row as one vector."""
+    """Pool the encoder output of every row to one vector."""
 
-    def __init__(self, how: Pooling, projected: bool, site: Site) -> None:
+    def __init__(self, pooling: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
-        self.read = {
+        self.pool = {
             "first": self.first,
             "mean": self.mean,
             "last": self.last,
             "ends": self.ends,
             "max": self.max,
             "mean_max": self.mean_max,
-        }[how]
-        found = 2 * site.d_model if how in ("ends", "mean_max") else site.d_model
-        self.pooler = site.linear(found, {"other": site.d_model}) if projected else None
-        self.width = site.d_model if projected else found
+        }[pooling]
+        width = 2 * site.d_model if pooling in ("ends", "mean_max") else site.d_model
+        self.pooler = site.linear(width, {"other": site.d_model}) if projected else None
+        self.width = site.d_model if projected else width
 
     def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B W"]:
         if batch.packed:
             raise DataError("packed: a packed row has no single vector; classify sentences in padded batches")
-        x = self.read(out)
+        x = self.pool(out)
         return x if self.pooler is None else self.pooler(x).tanh()
 
     def first(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """The first token."""
+        """Vector of the first token."""
         return out.x[:, 0]
 
     def last(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """The last real token."""
+        """Vector of the last token before padding."""
         return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
 
     def ends(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """The first and the last real token, side by side."""
+        """Vectors of the first and the last token, concatenated."""
         return torch.cat((self.first(out), self.last(out)), -1)
 
     def mean(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """The mean over real tokens."""
+        """Mean over tokens, without padding."""
         if out.seg is None:
             return out.x.mean(1)
         real = (out.seg != 0).to(out.x.dtype)[:, :, None]
         return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
 
     def max(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """The maximum of each channel over real tokens; 0 where a row has none."""
+        """Maximum of each channel over tokens, without padding; 0 for a row of padding."""
         if out.seg is None:
             return out.x.amax(1)
         padding = (out.seg == 0)[:, :, None]
         return out.x.masked_fill(padding, -torch.inf).amax(1).masked_fill(padding.all(1), 0.0)
 
     def mean_max(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """The mean and the maximum over real tokens, side by side."""
+        """Mean and maximum over tokens, concatenated."""
         return torch.cat((self.mean(out), self.max(out)), -1)
 
 
 class PooledModel(Model):
-    """An encoder that gives one vector per row."""
+    """Module of `Pooled`."""
 
     def __init__(self, spec: EncoderOnly, encoder: EncoderBody, pool: Pool, site: Site) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ class PooledModel(Model):
 
 
 class SentenceClassifierModel(Classifier):
-    """A class per row."""
+    """Module of `SentenceClassifier`."""
 
     def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ class SentenceClassifierModel(Classifier):
 
 
 class TokenClassifierModel(Classifier):
-    """A class per token."""
+    """Module of `TokenClassifier`."""
 
     def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
@@ -346,5 +346,5 @@ class TokenClassifierModel(Classifier):
 
 
 def classified(total: Tensor, nll: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
-    """A classifier's loss, and what the parts added."""
+    """Return the loss of a classifier with the auxiliary losses of its parts."""
     return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), nll.detach())

@@ -28,7 +28,7 @@ from regard.presets import PRESETS, preset
 from regard.training.optim import Adafactor, AdamW, Muon, OptimizerSpec
 from regard.training.schedule import Constant, Cosine, InverseSqrt, LinearDecay, Schedule, WarmupStableDecay
 from regard.training.spec import TrainSpec
-from regard.tree import DEEPEST, Spec, check_plain, edit, get_at, read, to_record
+from regard.tree import MAX_DEPTH, Spec, check_plain, edit, get_at, read, to_record
 from regard.variants import combine
 
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
@@ -405,7 +405,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SpecError("", f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
     except RecursionError:
-        raise SpecError("", f"{path} is nested more than {DEEPEST} levels deep; no part needs that") from None
+        raise SpecError("", f"{path} is nested more than {MAX_DEPTH} levels deep; no part needs that") from None
     if not isinstance(record, dict):
         raise SpecError("", f"{path} must hold a table, not a {type(record).__name__}")
     try:
@@ -450,6 +450,6 @@ def parse_change(change: str) -> tuple[str, Any]:
     except ValueError:  # also of a number with too many digits
         value = text
     except RecursionError:
-        raise SpecError(path, f"is nested more than {DEEPEST} levels deep; no part needs that") from None
+        raise SpecError(path, f"is nested more than {MAX_DEPTH} levels deep; no part needs that") from None
     check_plain(value, path)
     return path, value

@@ -17,7 +17,7 @@ from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines
 from regard.evaluation.likelihood_metrics import LOSS
 from regard.evaluation.validation import criterion_of, measured
-from regard.files import LOCK, TEMPORARY, clear, held
+from regard.files import LOCK, TEMPORARY, clear, locked
 from regard.planner.speed import hardware
 from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
@@ -87,7 +87,9 @@ def start_run(
     check_request(request)
     request = request.absolute()
     console = TrainingConsole(quiet=options.quiet)
-    with held(folder.path, lambda: _check_free(folder, beside)):  # from here on no other process can start a run there
+    with locked(
+        folder.path, lambda: _check_free(folder, beside)
+    ):  # from here on no other process can start a run there
         try:
             write_json(folder.request, {"format": FORMAT} | request.record())
             trainer = _prepare_and_assemble(folder, request, options, console)
@@ -135,7 +137,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
         raise DataError(f"{folder.path} is no run; regard train makes one")
     console = TrainingConsole(quiet=options.quiet)
     if not folder.final.exists():
-        with held(folder.path, writes=folder.writes):
+        with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished it a moment ago
                 request = _read_request(folder, options.trust_code)
                 trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console)

@@ -10,7 +10,7 @@
     data/                       the token store, needed only to resume
 
 A checkpoint exists once its JSON does, which is written last and contains the digests of the other two files. Writing
-to the folder requires its lock (`regard.files.held`); reading does not.
+to the folder requires its lock (`regard.files.locked`); reading does not.
 """
 
 import errno

@@ -32,7 +32,7 @@ def test_an_ablation_that_is_refused_harms_no_other_in_the_same_new_folder(tmp_p
 
     def meanwhile() -> RecipeRequest:
         (folder / "text").mkdir()
-        with pytest.raises(DataError, match="is being worked on by another process"):
+        with pytest.raises(DataError, match="is in use by another process"):
             begin(folder, stop)
         assert {path.name for path in folder.iterdir()} == {".lock", "runs", "text"}
         raise StopError
@@ -46,16 +46,16 @@ def test_of_two_ablations_that_begin_together_the_second_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second looks at the folder before the first has made it, and locks it after."""
-    folder, held = tmp_path / "new", experiment.held
+    folder, lock = tmp_path / "new", experiment.locked
     with ExitStack() as first:
 
         def late(*given: Any) -> Any:
-            first.enter_context(held(folder))
+            first.enter_context(lock(folder))
             (folder / "data").mkdir()
-            return held(*given)
+            return lock(*given)
 
-        monkeypatch.setattr(experiment, "held", late)
-        with pytest.raises(DataError, match="is being worked on by another process"):
+        monkeypatch.setattr(experiment, "locked", late)
+        with pytest.raises(DataError, match="is in use by another process"):
             begin(folder, stop)
         assert {path.name for path in folder.iterdir()} == {".lock", "data"}
 

@@ -22,7 +22,7 @@ from regard.data.text import TSV
 from regard.data.tokenizer import Characters
 from regard.errors import DataError, SpecError
 from regard.evaluation.validation import metric_for
-from regard.files import held
+from regard.files import locked
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.norm import LayerNorm
@@ -420,7 +420,7 @@ def test_a_worker_reports_that_it_waits_for_another(tmp_path: Path) -> None:
         assert f"{tmp_path / 'abc'} is in use by another process" in event["text"]
         raise KeyboardInterrupt
 
-    with held(tmp_path / "abc"), pytest.raises(KeyboardInterrupt):
+    with locked(tmp_path / "abc"), pytest.raises(KeyboardInterrupt):
         single_run.run(order, watch)
 
 

@@ -151,7 +151,7 @@ def test_show_reads_recipes(tmp_path: Path) -> None:
         (["show", "t5_base", "--set", "heads=7", "--set", "d_head=none"], "heads: 7 heads do not divide d_model 768"),
         (["show", "t5_base", "--set", "decoder.pattern[3].residual=post_norm"], "decoder.pattern[3]: there are only 1"),
         (["show", "t5_base", "--set", "encoder.pattern[0].residual=post_nrm"], "did you mean 'post_norm'?"),
-        (["show", "t5_base", "--set", "head=rotary"], "'rotary' is no HeadSpec"),
+        (["show", "t5_base", "--set", "head=rotary"], "'rotary' is not a HeadSpec"),
         (["show", "t5_base", "--set", "depth"], "--set: 'depth' is not path=value"),
         (["show", "transformer_tiny", "--set", CONCATENATED], "sharing: the output table is 10000 x 128"),
         (["show", "missing.toml"], "cannot read missing.toml: No such file or directory"),
