@@ -236,3 +236,58 @@ def test_what_comes_out_goes_into_another_model() -> None:
     assert torch.equal(parts["decoder.blocks.0.branches.0.branch.query.weight"], queries)
     gate: Tensor = parts["decoder.blocks.0.branches.2.branch.gate.weight"]
     assert torch.equal(gate, model.get_parameter("decoder.blocks.0.branches.2.branch.gate_up.weight")[: len(gate)])
+
+
+def sections() -> dict[str, tuple[list[str], list[tuple[str, str]]]]:
+    """The presets and the rows of every table of names in docs/weights.md, by heading."""
+    page = re.split(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {}
+    for heading, content in zip(page[1::2], page[2::2], strict=True):
+        presets = re.search(r"^Presets: ([^.]*)\.", content, re.MULTILINE)
+        if presets:
+            table = re.findall(r"^\| `(.*?)` \| (.*) \|$", content, re.MULTILINE)
+            found[heading] = (re.findall(r"`(\w+)`", presets[1]), table)
+    return found
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """`{a,b}` is a choice, and `*` a number."""
+    choice = re.sub(r"\{(.*?)\}", lambda match: f"({match[1].replace(',', '|')})", name)
+    return re.compile(choice.replace(".", r"\.").replace("*", r"\d+"))
+
+
+SECTIONS = sections()
+
+
+def test_the_page_covers_every_preset() -> None:
+    assert sorted(name for presets, _ in SECTIONS.values() for name in presets) == sorted(PRESETS)
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_page_lists_the_names_of_every_weight(heading: str) -> None:
+    """Every weight has a row, every row a weight, and the parts of a fused weight are listed in their order."""
+    presets, table = SECTIONS[heading]
+    unused = dict(table)
+    for preset_name in presets:
+        model = build(preset(preset_name), device="meta")
+        parts = unfused(model)
+        for name in model.state_dict():
+            matches = [row for row in table if pattern(row[0]).fullmatch(name)]
+            assert matches, f"{name} of {preset_name} is not in {PAGE.name}"
+            for row, _ in matches:
+                unused.pop(row, None)
+            if name not in parts:
+                module = name.rpartition(".rows." if ".rows." in name else ".")[0]
+                outer, suffix = module.rpartition(".")[0], name.removeprefix(module)
+                pieces = [f"{outer}.{role}{suffix}" for role in re.findall(r"`(\w+)`", matches[0][1])]
+                assert [part for part in parts if part in pieces] == pieces
+                assert sum(len(parts[part]) for part in pieces) == len(model.state_dict()[name])
+    assert not unused
+
+
+def test_the_programs_of_the_page_run() -> None:
+    torch.set_default_dtype(torch.float32)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    assert names["parts"]["encoder.blocks.0.branches.0.branch.query.weight"].shape == (128, 128)

@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         self.table = body.tables.get("source") if embed else None
         self.input = body.inputs.get("source") if embed else None
         self.stack = body.encoder if isinstance(body, EncoderDecoderModel) else body.stack
-        self.channels = body.inputs.channels["source"] if embed else spec.d_model
+        self.channels = spec.input.of("source").vector_channels if embed else spec.d_model
         self.d_model: int = spec.d_model
 
     def forward(
