@@ -65,7 +65,7 @@ class Inputs(nn.Module):
         sides = list(sites)
         shared = shared and spec.of(sides[0]) == spec.of(sides[-1])
         self.owner: dict[Side, Side] = {side: sides[0] if shared else side for side in sides}
-        self.forms = {side: _form(spec.of(side).vector_channels) for side in sides}
+        self.forms = {side: value_form(spec.of(side).vector_channels) for side in sides}
         self.inputs = nn.ModuleDict()
         for side in dict.fromkeys(self.owner.values()):
             self.inputs[side] = spec.of(side).build(sites[side].inside("input"))
@@ -90,7 +90,7 @@ class Inputs(nn.Module):
         return self.get(side)(values, table, positions, bound, types)
 
 
-def _form(channels: int) -> tuple[tuple[int, ...], str]:
+def value_form(channels: int) -> tuple[tuple[int, ...], str]:
     """The shape of a value of an input and its description: vectors of `channels` channels, or token ids (0)."""
     return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 

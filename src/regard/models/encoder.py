@@ -10,6 +10,7 @@ from regard.batch import check_padding, readable
 from regard.errors import DataError, SpecError
 from regard.models.base import Model, ModelSpec
 from regard.models.build import build
+from regard.models.embedding import value_form
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.models.encoder_only import EncoderBody
 from regard.nn.mask import Context, Mask, View
@@ -54,7 +55,7 @@ class Encoder(nn.Module):
         self.table = body.tables.get("source") if embed else None
         self.input = body.inputs.get("source") if embed else None
         self.stack = body.encoder if isinstance(body, EncoderDecoderModel) else body.stack
-        self.channels = spec.input.of("source").vector_channels if embed else spec.d_model
+        self.shape, self.form = body.inputs.forms["source"] if embed else value_form(spec.d_model)
         self.d_model: int = spec.d_model
 
     def forward(
@@ -66,9 +67,8 @@ class Encoder(nn.Module):
 
         Padding influences no other position; the hidden states at padding have no meaning.
         """
-        if x.shape[2:] != ((self.channels,) if self.channels else ()) or x.is_floating_point() != bool(self.channels):
-            form = f"vectors (B, T, {self.channels})" if self.channels else "token ids (B, T)"
-            raise DataError(f"x: this encoder reads {form}, not {tuple(x.shape)} of {x.dtype}")
+        if x.shape[2:] != self.shape or x.is_floating_point() != bool(self.shape):
+            raise DataError(f"x: this encoder reads {self.form}, not {tuple(x.shape)} of {x.dtype}")
         T, seg = x.shape[1], None
         if padding_mask is not None:
             if padding_mask.shape != x.shape[:2] or padding_mask.dtype != torch.bool:
