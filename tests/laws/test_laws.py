@@ -260,7 +260,7 @@ def test_every_catalogued_part_is_under_law() -> None:
     deep = tiny.narang(depth=6, d_model=24, heads=6)
     for variant in VARIANTS.values():
         seen |= {part.kind for part in walk(variant.edit(deep))}
-    # An undrawn model has no numbers to compare, and a pooled one answers nothing until it gets a task.
+    # An uninitialized model has no numbers to compare, and a pooled one no outputs without a task.
     assert set(PARTS) - seen == {Uninitialized.kind, "pooled"}
 
 

@@ -1,4 +1,4 @@
-"""Commands to study parts and modifications: check, variants."""
+"""Commands about parts and modifications: check, variants."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,37 +14,38 @@ if TYPE_CHECKING:
 
 @app.command(rich_help_panel=STUDY)
 def check(
-    part: Annotated[str, typer.Argument(metavar="MODULE:PART", help="Your spec class or instance, or a kind of ours.")],
-    law: Annotated[list[str] | None, typer.Option("--law", help="Only this law. May be repeated.")] = None,
+    part: Annotated[
+        str, typer.Argument(metavar="MODULE:PART", help="Spec class or instance, or the kind of a built-in part.")
+    ],
+    law: Annotated[list[str] | None, typer.Option("--law", help="Try only this law; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try the laws on a part that you wrote: tiny models are built around it, and each law says kept or broken.
+    """Test a part in tiny models; each law is reported as kept or broken.
 
-    Exit code 1 if a law is broken. MODULE is imported, from the current folder too, so check only code that you trust.
+    Exit code 1 if a law is broken. MODULE is imported, also from the current folder, so check only code that you trust.
 
     \b
-    causality   no answer depends on a later token
-    padding     more padding changes neither answers nor loss
-    packing     texts in one row give what they give in rows of their own
-    steps       decoding step by step gives what one pass gives
+    causality   no output depends on a later token
+    padding     padding changes neither outputs nor loss
+    packing     outputs of packed sequences equal those of separate rows
+    steps       decoding step by step equals one parallel pass
     ragged      prompts of unequal length continue correctly
-    beams       the score of a beam is that of its text in one pass
-    batch       the output of a row does not depend on its neighbours
-    positions   order matters exactly if a part depends on it; no position is ignored
-    inspection  a trace changes no bit; attention weights sum to one
-    records     a saved description gives the same model; a misspelt key is named
+    beams       the score of a beam equals that of its tokens in one pass
+    batch       the output of a row does not depend on the other rows
+    positions   order matters if and only if a part depends on it
+    inspection  a trace changes no output; attention weights sum to one
+    records     a saved record builds the same model; misspelt keys are refused
     parameters  every parameter gets a gradient; counts are exact
     storage     no tensor is stored twice; saving and loading are exact
-    kernels     all attention kernels give the same, or refuse
-    fast        the fast form of a model gives what the readable one gives
-    compile     torch.compile takes the loss as one graph and changes nothing
+    kernels     every attention kernel equals the reference, or refuses
+    fast        the fast form of a model equals the readable one
+    compile     torch.compile traces the loss as one graph; it does not change
     build       other depths, widths and heads build, or are refused with a path
     """  # noqa: D301  # click wants the character itself
     from regard.testing import LAWS
     from regard.testing import check as try_laws
 
-    found = _import_part(part)
-    report = try_laws(found, law or tuple(LAWS))
+    report = try_laws(_import_part(part), law or tuple(LAWS))
     if as_json:
         verdicts = [{"model": v.model, "law": v.law, "outcome": v.outcome, "detail": v.detail} for v in report.verdicts]
         print(json.dumps({"part": report.part, "broken": len(report.broken), "verdicts": verdicts}, indent=2))
@@ -61,7 +62,7 @@ def _import_part(name: str) -> Any:
     if ":" in name:
         return load(name)
     if name not in PARTS:
-        raise SpecError("", f"{name!r} is neither module:Part nor a kind of regard; {nearest(name, PARTS)}")
+        raise SpecError("", f"{name!r} is neither module:Part nor the kind of a built-in part; {nearest(name, PARTS)}")
     return PARTS[name]
 
 
@@ -91,17 +92,19 @@ def _print_report(report: "Report") -> None:
 
 @app.command(rich_help_panel=STUDY)
 def variants(
-    name: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these; with every change.")] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="GROUP", help="Only this group, such as activation.")
+    name: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="List only these, with every change.")
     ] = None,
-    base: Annotated[str, typer.Option(metavar="PRESET", help="The model that is changed.")] = "narang_base",
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="List only this group, such as activation.")
+    ] = None,
+    base: Annotated[str, typer.Option(metavar="PRESET", help="Base model.")] = "narang_base",
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """List the modifications: the 52 rows of Narang et al. 2021, the methods of the papers, and what came since.
+    """List the modifications: the 52 of Narang et al. 2021, those of earlier papers, and later ones.
 
-    For each its group, its row of the table, the parameters of the base with it, and the paper.
+    Columns: row in the table of Narang et al., group, number of parameters of the modified base, and paper.
     """
     from regard.presets import preset
     from regard.variants import described, select

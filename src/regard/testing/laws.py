@@ -1,6 +1,6 @@
-"""The laws, one function each: it takes a subject and raises LawBroken with the smallest example it has.
+"""The laws, one function each: it raises LawBroken, with a small example, if a subject breaks the law.
 
-Models run in float64 with every weight disturbed, so that no zero or one of an initialisation hides a fault.
+Models run in float64 with noise added to every weight: weights initialised to zero or one could hide a fault.
 """
 
 import tempfile
@@ -28,24 +28,24 @@ from regard.tree import Spec, edit, leaves, read, to_record
 TOLERANCE = 1e-9
 
 
-class LawBroken(AssertionError):  # noqa: N818  # what it says is better than a suffix
-    """A part breaks a law; the message is the smallest example."""
+class LawBroken(AssertionError):  # noqa: N818  # reads better than with a suffix
+    """A part breaks a law; the message is an example."""
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error
-    """The law does not apply to this family, or the family refuses its input with an error."""
+    """The law does not apply to this family, or the family refuses the input of the law."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model to be checked. It is built once; a law that changes it calls `own_model`."""
+    """A tiny model under the laws, built once; a law that changes it calls `own_model`."""
 
     spec: ModelSpec
     extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
-    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # and its state then
+    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # with its condition
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """The model with every weight disturbed, in evaluation mode, shared by all laws that do not change it."""
+        """Return the model with noise on every weight, in evaluation mode, shared by all laws that do not change it."""
         model, before = self.built.get(dtype, (None, ()))
         if model is None or _condition(model) != before:
             model = self.own_model(dtype)
@@ -53,9 +53,9 @@ class Subject:
         return model
 
     def own_model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """A new model of this kind, for a law that changes it."""
+        """Build a new model with noise on every weight, for a law that changes it."""
         if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
-            raise NotApplicable("a pooled encoder has no outputs until it gets a task")
+            raise NotApplicable("a pooled encoder has no outputs without a task")
         model = build(self.spec, seed=1).to(dtype)
         rng = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -74,9 +74,9 @@ class Subject:
         """Return random examples for the model."""
         return tiny.examples(self.spec, number, seed)
 
-    def collate(self, rows: list[tiny.Example], **how: Any) -> Batch:
+    def collate(self, rows: list[tiny.Example], **options: Any) -> Batch:
         """Return a batch of examples."""
-        return tiny.collate(self.spec, rows, **how)
+        return tiny.collate(self.spec, rows, **options)
 
 
 def _condition(model: Model) -> tuple[Any, ...]:
@@ -115,9 +115,9 @@ def causality(subject: Subject) -> None:
         changed = list(example.target)
         changed[t] = 3 + (changed[t] - 2) % (tiny.VOCAB - 3)
         after = answers(model, subject.collate([replace(example, target=tuple(changed))]))
-        close(before[:, :t], after[:, :t], f"token {t} changed, answers before it")
+        close(before[:, :t], after[:, :t], f"token {t} changed, outputs before it")
         if torch.equal(before[:, t:], after[:, t:]):
-            raise LawBroken(f"token {t} changed and no output from it on did")
+            raise LawBroken(f"token {t} changed, but no output from position {t} on")
 
 
 def padding(subject: Subject) -> None:
@@ -128,14 +128,14 @@ def padding(subject: Subject) -> None:
     if a.shape[:2] == tight.target.shape[:2]:
         assert tight.target_seg is not None
         real = tight.target_seg != 0
-        close(a[real], b[:, : a.shape[1]][real], "answers with three more columns of padding")
+        close(a[real], b[:, : a.shape[1]][real], "outputs with three more columns of padding")
     else:
-        close(a, b, "answers with three more columns of padding")
+        close(a, b, "outputs with three more columns of padding")
     close(loss(model, tight), loss(model, loose), "loss with three more columns of padding")
 
 
 def loss(model: Model, batch: Batch) -> Tensor:
-    """The summed loss, without gradient."""
+    """Return the summed loss, the number of tokens and the auxiliary loss, without gradients."""
     with torch.no_grad():
         total, tokens, aux, _ = model.loss(batch)
     return torch.stack((total, tokens.to(total), aux.to(total)))
@@ -153,12 +153,12 @@ def packing(subject: Subject) -> None:
         raise NotApplicable(f"refused: {refusal}") from None
     assert apart.target_seg is not None
     assert together.target_seg is not None
-    close(alone[apart.target_seg != 0], packed[together.target_seg != 0], "packed answers")
+    close(alone[apart.target_seg != 0], packed[together.target_seg != 0], "packed outputs")
     close(loss(model, apart), loss(model, together), "packed loss")
 
 
 def steps(subject: Subject) -> None:
-    """Reading 2, then 1, then 1 equals reading 4, equals the parallel pass; with static shapes, too."""
+    """Decoding 2, 1 and 1 tokens equals one parallel pass over all 4; with static shapes, too."""
     model, rows = subject.generator(), [replace(row, target=row.target[:4]) for row in subject.examples(2)]
     rows = [replace(row, labels=row.labels[:4], weights=row.weights[:4]) for row in rows]
     batch = subject.collate(rows)
@@ -188,17 +188,17 @@ def ragged(subject: Subject) -> None:
     for static in (False, True):
         with torch.no_grad():
             decoding = model.start(batch, width + 2, static=static)
-            said = model.advance(prompt, decoding, seg)
+            log_probs = model.advance(prompt, decoding, seg)
             for more in range(2):
                 for i, length in enumerate(lengths):
                     name = f"row {i} after {length + more} tokens{', static' if static else ''}"
-                    close(said[i], whole[i, length - 1 + more], name)
+                    close(log_probs[i], whole[i, length - 1 + more], name)
                 following = torch.stack([batch.target[i, length + more] for i, length in enumerate(lengths)])
-                said = model.advance(following[:, None], decoding)
+                log_probs = model.advance(following[:, None], decoding)
 
 
 def beams(subject: Subject) -> None:
-    """The score of every hypothesis is the score of its text in one pass, after any reordering."""
+    """The score of every beam equals the score of its tokens in one pass, after any reordering."""
     model, rows = subject.generator(), subject.examples(2)
     batch, width = subject.collate(rows), 3
     for static in (False, True):
@@ -217,11 +217,11 @@ def beams(subject: Subject) -> None:
                 decoding.reorder(parent)
                 log_probs = model.advance(chosen[:, None], decoding)
         for i in range(2 * width):
-            said = tuple(text[i].tolist())
-            row = replace(rows[i // width], target=said[:-1], labels=said[1:], weights=(1.0,) * 4, prefix=2)
+            ids = tuple(text[i].tolist())
+            row = replace(rows[i // width], target=ids[:-1], labels=ids[1:], weights=(1.0,) * 4, prefix=2)
             whole = answers(model, subject.collate([row]))[0]
-            again = whole[torch.arange(1, 4), text[i, 2:]].sum()
-            close(scores[i], again, f"beam {i} of source {i // width}{', static' if static else ''}")
+            score = whole[torch.arange(1, 4), text[i, 2:]].sum()
+            close(scores[i], score, f"beam {i} of source {i // width}{', static' if static else ''}")
 
 
 def batch_law(subject: Subject) -> None:
@@ -231,18 +231,18 @@ def batch_law(subject: Subject) -> None:
     for i, row in enumerate(rows):
         alone = answers(model, subject.collate([row]))[0]
         mine = together[i][: alone.shape[0]] if alone.dim() == 2 else together[i]
-        close(mine, alone, f"row {i} among others and alone")
+        close(mine, alone, f"row {i} in a batch and alone")
 
 
 def positions(subject: Subject) -> None:
-    """The order of tokens matters exactly if a part depends on it; and positions, in a decoder, if one reads them.
+    """The order of tokens matters if and only if a part depends on it; in a decoder, so do positions.
 
-    Without such a part an encoder's tokens in another order give the same answers in that order, up to 1e-10; and a
-    decoder, whose mask alone tells order, the same answers at positions twice as far apart.
+    Without such a part, permuting the tokens of an encoder permutes its outputs, up to 1e-10. A decoder depends on
+    order by its mask; without such a part, its outputs do not change when positions are twice as far apart.
     """
     model, streams = subject.model(), tiny.streams(subject.spec)
     if not streams:
-        raise NotApplicable("this family reads no row of which its parts could tell the order")
+        raise NotApplicable("no part of this family could depend on the order of its input")
     for stream, parts in streams.items():
         causal = stream == "target" and isinstance(model, LanguageModel)
         must, may = tiny.order(parts, causal)
@@ -252,19 +252,19 @@ def positions(subject: Subject) -> None:
             raise NotApplicable(f"refused: {refusal}") from None
         if must and gap < CHANGED:
             raise LawBroken(
-                f"{what} changes nothing, though {must!r} is there: it is ignored (an attention that looks heeds all "
+                f"{what} changes nothing: the model contains {must!r} but ignores it (an attention branch applies all "
                 "of view.terms, or refuses the stack's position when it is built)"
             )
         if not must and not may and gap > SAME:
             raise LawBroken(
-                f"{what} changes the answers by {gap:.3g}, though no part says that order matters to it (a branch, "
-                "stack or model to which it does says ordered = True)"
+                f"{what} changes the outputs by {gap:.3g}, but no part declares that order matters (a branch, stack or "
+                "model that depends on order declares ordered = True)"
             )
 
 
 DISTINCT = (5, 11, 17, 23, 8, 14, 20)
-SHUFFLED = (0, 2, 4, 1, 5, 3, 6)  # both ends stay, which a classifier may read
-SAME, CHANGED = 1e-10, 1e-12  # without residuals, what a token adds may be no more than 1e-9 of what is said
+SHUFFLED = (0, 2, 4, 1, 5, 3, 6)  # the ends, which a classifier may read, stay in place
+SAME, CHANGED = 1e-10, 1e-12  # without residuals, a token may change the output by as little as 1e-9
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
@@ -292,12 +292,12 @@ def _row(subject: Subject, stream: str, ids: tuple[int, ...]) -> tiny.Example:
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    close(a, b, "answers", float("inf"))  # of one shape, and finite
+    close(a, b, "outputs", float("inf"))  # checks shapes, and that both are finite
     return (a - b).abs().max().item()
 
 
 def inspection(subject: Subject) -> None:
-    """Outputs are bit-equal with a trace; weights sum to one, or to zero in an empty row; one entry per call."""
+    """Outputs are bit-equal with a trace; it has one entry per call; weights sum to one, or zero in an empty row."""
     model, calls = subject.model(), 0
 
     def counted(module: nn.Module, *_: Any) -> None:
@@ -316,20 +316,20 @@ def inspection(subject: Subject) -> None:
         raise LawBroken("outputs differ when a trace is present")
     entries = [(name, weights) for name, recorded in trace.weights.items() for weights in recorded]
     if len(entries) != calls:
-        raise LawBroken(f"{calls} calls of named branches left {len(entries)} entries")
+        raise LawBroken(f"{calls} calls of named branches have {len(entries)} entries in the trace")
     for name, weights in entries:
         sums = weights.sum(-1)
         wrong = (sums - 1).abs().minimum(sums.abs()).max().item()
         if wrong > 1e-6 or bool((weights < 0).any()):
-            raise LawBroken(f"{name}: weights are no distribution (off by {wrong:.3g})")
+            raise LawBroken(f"{name}: weights are not a distribution (off by {wrong:.3g})")
 
 
 def records(subject: Subject) -> None:
-    """from_record(to_record(m)) == m; a misspelt key names its neighbour."""
+    """from_record(to_record(m)) == m; the error for a misspelt key suggests the right one."""
     parts = {**PARTS, **subject.extra}
     record = to_record(subject.spec)
     if read(record, ModelSpec, "", parts) != subject.spec:
-        raise LawBroken("the record of the model gives another model")
+        raise LawBroken("the model built from its record is another one")
     tried: set[tuple[str, str]] = set()
     for path, value in leaves(subject.spec):
         holder, _, name = path.rpartition(".")
@@ -344,14 +344,14 @@ def records(subject: Subject) -> None:
             read(node, Spec, holder, parts)
         except SpecError as error:
             if error.path != f"{path}x" or name not in str(error):
-                raise LawBroken(f"misspelt {path}: the error does not name it: {error}") from None
+                raise LawBroken(f"misspelt {path}: the error does not suggest it: {error}") from None
         else:
             raise LawBroken(f"misspelt {path} was accepted")
         node[name] = node.pop(name + "x")
 
 
 def parameters(subject: Subject) -> None:
-    """Every parameter receives a gradient; the meta device counts what is built."""
+    """Every parameter receives a gradient; the number of parameters on the meta device is exact."""
     model = subject.own_model().train()
     total, _, aux, _ = model.loss(subject.collate(subject.examples(3)))
     (total + aux).backward()
@@ -367,23 +367,23 @@ def storage(subject: Subject) -> None:
     """No tensor is stored twice; saving and loading is exact."""
     model = subject.model()
     tensors = model.state_dict()
-    seen: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, tensor in tensors.items():
-        other = seen.setdefault(tensor.data_ptr(), name)
+        other = names.setdefault(tensor.data_ptr(), name)
         if other != name and tensor.numel():
-            raise LawBroken(f"{name} and {other} are one tensor")
+            raise LawBroken(f"{name} and {other} share memory")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         save_file(tensors, path)
-        again = build(subject.spec, init=False).double()
-        again.load_state_dict(load_file(path))
+        loaded = build(subject.spec, init=False).double()
+        loaded.load_state_dict(load_file(path))
     batch = subject.collate(subject.examples(2))
-    if not torch.equal(answers(model, batch), answers(again.eval(), batch)):
-        raise LawBroken("a saved and loaded model answers differently")
+    if not torch.equal(answers(model, batch), answers(loaded.eval(), batch)):
+        raise LawBroken("the outputs of a saved and loaded model differ")
 
 
 def kernels_law(subject: Subject) -> None:
-    """sdpa = reference = flex, wherever a kernel does not refuse."""
+    """Every attention kernel (sdpa, flex) equals the reference, or refuses."""
     model, rows = subject.own_model(torch.float32), subject.examples(2)
     fast.install(model)
     for packed in (False, True):
@@ -391,26 +391,26 @@ def kernels_law(subject: Subject) -> None:
             batch = subject.collate(rows, packed=packed)
         except DataError:
             continue
-        found: dict[str, Tensor] = {}
-        # Building blocks is slow on a CPU, and a packed mask has in it all that a padded one has.
+        outputs: dict[str, Tensor] = {}
+        # Building the block mask of flex is slow on a CPU, and a packed mask covers all that a padded one does.
         for name in ("reference", "sdpa", "flex") if packed else ("reference", "sdpa"):
             try:
                 with kernels.use(name):
-                    found[name] = answers(model, batch)
+                    outputs[name] = answers(model, batch)
             except (KernelError, DataError, SpecError):
                 continue
         assert batch.target_seg is not None
-        for name, said in found.items():
-            mine, reference = said, found["reference"]
-            if said.shape[:2] == batch.target.shape[:2]:
+        for name, output in outputs.items():
+            mine, reference = output, outputs["reference"]
+            if output.shape[:2] == batch.target.shape[:2]:
                 real = batch.target_seg != 0
-                mine, reference = said[real], reference[real]
+                mine, reference = output[real], reference[real]
             tolerance = 2e-5 * max(1.0, reference.abs().max().item())
             close(mine, reference, f"{name} against reference{' (packed)' if packed else ''}", tolerance)
 
 
 def fast_law(subject: Subject) -> None:
-    """The fast form of a model computes what the plain one does: outputs, gradients, every step of a beam search."""
+    """The fast form of a model equals the plain one in outputs, gradients, and every step of a beam search."""
     plain, quick, rows = subject.own_model(), subject.own_model(), subject.examples(2)
     fast.install(quick)
     for packed in (False, True):
@@ -430,7 +430,7 @@ def fast_law(subject: Subject) -> None:
             if mine.grad is not None and its.grad is not None:
                 close(its.grad, mine.grad, f"fast gradient of {name}{note}", 1e-8)
             elif (mine.grad is None) != (its.grad is None):
-                raise LawBroken(f"fast gradient of {name}{note}: there in one form only")
+                raise LawBroken(f"fast gradient of {name}{note}: exists in one form only")
     if isinstance(plain, LanguageModel) and isinstance(quick, LanguageModel):
         batch = subject.collate(rows)
         for static in (False, True):
@@ -444,7 +444,7 @@ def fast_law(subject: Subject) -> None:
 
 
 def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor]:
-    """The log-probabilities of some steps of a decoding whose three beams are reordered at random."""
+    """Return the log-probabilities of three decoding steps, with three beams reordered at random after each."""
     rng, width, steps = torch.Generator().manual_seed(5), 3, []
     rows = batch.target.shape[0] * width
     ids = batch.target[:, :2].repeat_interleave(width, 0)
@@ -459,9 +459,9 @@ def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor
 
 
 def compile_law(subject: Subject) -> None:
-    """torch.compile traces the loss and its gradient as one graph and changes nothing."""
+    """torch.compile traces the loss and its gradient as one graph, and neither changes."""
     model = subject.own_model(torch.float32)
-    fast.install(model)  # as in a training
+    fast.install(model)  # as in training
     batch = subject.collate(subject.examples(2))
     torch.compiler.reset()
     compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
@@ -476,13 +476,13 @@ def compile_law(subject: Subject) -> None:
     b = torch.autograd.grad(eager.total, learned, allow_unused=True)
     for mine, plain in zip(a, b, strict=True):
         if (mine is None) != (plain is None):
-            raise LawBroken("a parameter has a gradient in only one of the two")
+            raise LawBroken("a parameter has a gradient in one of the two forms only")
         if mine is not None and plain is not None:
             close(mine, plain, "compiled gradient", 1e-3)
 
 
 def build_law(subject: Subject) -> None:
-    """Other depths, widths and head counts build, or are refused with the path of a field."""
+    """Other depths, widths and numbers of heads build, or are refused with the path of a field."""
     spec = subject.spec
     for path, values in _sizes(spec).items():
         for value in values:

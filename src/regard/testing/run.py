@@ -1,4 +1,4 @@
-"""Running the laws on a part, and saying which it keeps."""
+"""Run the laws on a part and report which it keeps."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from regard.tree import Spec, walk
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one law says of one model."""
+    """The outcome of one law on one model."""
 
     model: str
     law: str
@@ -32,23 +32,23 @@ class Report:
 
     @property
     def broken(self) -> tuple[Verdict, ...]:
-        """The verdicts that stand against it."""
+        """The laws that the part breaks."""
         return tuple(verdict for verdict in self.verdicts if verdict.outcome == "broken")
 
 
 def subject_of(spec: ModelSpec) -> Subject:
-    """A model to be examined, with the kinds in it that are not in the catalogue."""
+    """Return a model as a subject, with the kinds in it that are not in the catalogue."""
     extra = {type(part).kind: type(part) for part in walk(spec)}
     clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
     if clash:
-        raise SpecError("kind", f"{clash[0]!r} is the kind of a part of regard; give yours another")
+        raise SpecError("kind", f"{clash[0]!r} is the kind of a part of regard; choose another kind")
     return Subject(spec, extra)
 
 
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """The verdicts of `laws` on one model. A law in `bends` may be broken, for the reason given there."""
+    """Try laws on one model and return the verdicts. A law in `bends` may be broken, for the reason given there."""
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
@@ -58,7 +58,7 @@ def examine(
         subject.model()
     except SpecError as refusal:
         return [Verdict(name, law, "refused", str(refusal)) for law in laws]
-    except Exception:  # every law meets it again, and says so
+    except Exception:  # every law raises it again and reports it
         pass
     verdicts = []
     for law in laws:
@@ -71,7 +71,7 @@ def examine(
                 verdicts.append(Verdict(name, law, "bent", f"{bends[law]} ({broken})"))
             else:
                 verdicts.append(Verdict(name, law, "broken", str(broken)))
-        except Exception as error:  # a part of a stranger may fail in any way; that is a verdict, not a crash
+        except Exception as error:  # any failure of a user's part is a verdict
             verdicts.append(Verdict(name, law, "broken", f"{type(error).__name__}: {error}"))
         else:
             verdicts.append(Verdict(name, law, "kept"))
@@ -93,7 +93,7 @@ def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Map
 
 
 def _alone(part: Spec, bends: Mapping[str, str] | None) -> list[Verdict]:
-    """The law of positions where nothing else than `part` tells or heeds them: one verdict by scheme and family."""
+    """Try the law of positions on models in which only `part` depends on positions, by position scheme and family."""
     verdicts = []
     for (scheme, family), model in positioned(part).items():
         verdict = examine(family, model, ["positions"], bends)[0]
@@ -107,7 +107,7 @@ def _instance(part: Spec | type[Spec]) -> Spec:
     if isinstance(part, Spec):
         return part
     if not (inspect.isclass(part) and issubclass(part, Spec)):
-        raise SpecError("", f"{part!r} is no spec; a part derives from a slot such as regard.nn.norm.Norm")
+        raise SpecError("", f"{part!r} is not a spec; derive it from a slot such as regard.nn.norm.Norm")
     if not is_dataclass(part) or not hasattr(part, "kind"):
         raise SpecError("", f"{part.__name__} must be a @dataclass(frozen=True, slots=True) with a kind")
     needed = [f.name for f in fields(part) if f.default is MISSING and f.default_factory is MISSING]

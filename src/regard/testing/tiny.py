@@ -1,4 +1,4 @@
-"""Small models around any single part, and small batches for them."""
+"""Tiny models that contain a given part, and tiny batches for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ def encoder_decoder(depth: int = 2) -> EncoderDecoder:
 
 
 def narang(depth: int = 2, d_model: int = 16, heads: int = 4) -> EncoderDecoder:
-    """A tiny model like the base of the table of Narang et al. 2021."""
+    """A tiny version of the baseline of Narang et al. 2021."""
     spec = narang_base()
     spec = swap(spec, Plain, lambda stack: replace(stack, depth=depth))
     spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
@@ -87,13 +87,13 @@ def encoder_only(task: Task | None = None) -> EncoderOnly:
 
 
 def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurrent:
-    """A tiny recurrent encoder-decoder, with attention unless said otherwise."""
+    """A tiny recurrent encoder-decoder, by default with attention."""
     encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScore())
     return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
 
 
 def convs2s() -> ConvS2S:
-    """A tiny ConvS2S, of layers that differ in width and kernel."""
+    """A tiny ConvS2S with layers of different widths and kernels."""
     return ConvS2S(vocab=VOCAB, d_model=12, d_out=10, encoder=((8, 3), (10, 4)), decoder=((8, 3), (10, 1), (10, 2)))
 
 
@@ -118,8 +118,8 @@ def families() -> Mapping[str, ModelSpec]:
     }
 
 
-def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one for each slot
-    """Tiny models in which `part` stands wherever its slot is. What a model refuses to build is left to the caller."""
+def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return for each slot
+    """Tiny models with `part` in its slot, by family. Some may refuse to build."""
     if isinstance(part, ModelSpec):
         return {part.kind: part}
     if isinstance(part, Task):
@@ -144,16 +144,16 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one for each
         return around(BySide(part)) | {name: _with(model, part) for name, model in models.items()}
     if isinstance(part, BranchSpec):
         return {name: _with_branch(model, part) for name, model in models.items()}
-    if isinstance(part, StackSpec | Block):  # one and the same on both sides, it could not look at the encoder
+    if isinstance(part, StackSpec | Block):  # the same on both sides, so without cross-attention
         del models["encoder_decoder"]
     return {name: _with(model, part) for name, model in models.items()}
 
 
 def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
-    """By scheme and family, tiny models in which nothing but `part`, or a scheme that it must heed, tells positions.
+    """Tiny models whose only source of positions is `part` or one position scheme, by scheme and family.
 
-    A branch that looks at other tokens takes the place of self-attention, and meets every kind of term that a position
-    can hand to attention. One that has a position of its own, or does not look, stands in models without any.
+    A branch that attends to other tokens replaces self-attention, once with each kind of position term. A branch that
+    has a position of its own, or does not attend, is tested in models without positions.
     """
     if not isinstance(part, BranchSpec) or isinstance(part, CrossAttention):
         return {}
@@ -169,7 +169,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
-    """Instead of the branch of its own type, or else as one more branch before the feed-forward."""
+    """Replace the branches of the same type by `part`; add a new type of branch before the feed-forward."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
         swapped = swap(model, type(part), lambda _: part)
         if swapped is model:
@@ -199,58 +199,58 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
 
 
 def _bare(model: ModelSpec) -> ModelSpec:
-    """Without positions at the input."""
+    """Remove the positions from the input."""
     return swap(model, Tokens, lambda tokens: replace(tokens, position=None))
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """The rows of a batch whose order a model may depend on, each with the parts that it passes on its own side."""
+    """The sides of a batch (source, target) whose order may matter, each with the parts of the model that read it."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
     encoder, decoder = getattr(spec, "encoder", None), getattr(spec, "decoder", None)
-    given = getattr(spec, "input", None)
-    read = (given,) if isinstance(given, Spec) else ()
+    input_ = getattr(spec, "input", None)
+    inputs = (input_,) if isinstance(input_, Spec) else ()
     if isinstance(encoder, Spec):
-        sides["source" if spec.reads_source else "target"] = (*read, encoder)
+        sides["source" if spec.reads_source else "target"] = (*inputs, encoder)
     if isinstance(decoder, Spec):
-        sides["target"] = (*read, decoder)
+        sides["target"] = (*inputs, decoder)
     return sides
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """The kind of a part by which order must matter, if there is one, and whether order may matter without.
+    """Return the kind of a part that makes order matter (None: no part must), and whether order may matter.
 
-    In a causal stream the mask tells order anyway, so what counts there is a part that reads positions. A branch that
-    tells order by itself may do so by positions or not, and a sight may hide nothing of a short row.
+    With a causal mask order always matters, so only parts that read positions count. A branch that depends on order
+    by itself may do so with or without positions, and an attention pattern may hide nothing of a short row.
     """
     inside = [inner for part in parts for inner in walk(part)]
-    telling = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
-    reading = [inner for inner in inside if isinstance(inner, Position | Additive)]
-    must = next((inner.kind for inner in (*reading, *(() if causal else telling))), None)
-    return must, bool(telling) or any(isinstance(inner, AttentionPattern) for inner in inside)
+    ordered = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
+    positions = [inner for inner in inside if isinstance(inner, Position | Additive)]
+    must = next((inner.kind for inner in (*positions, *(() if causal else ordered))), None)
+    return must, bool(ordered) or any(isinstance(inner, AttentionPattern) for inner in inside)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence for any family; what a family does not use is ignored when it is made a row."""
+    """One sequence for any family; fields that a family does not use are ignored."""
 
     source: tuple[int, ...]
-    target: tuple[int, ...]  # what is read
-    labels: tuple[int, ...]  # what should be said
+    target: tuple[int, ...]  # input of the decoder
+    labels: tuple[int, ...]  # its expected outputs
     weights: tuple[float, ...]
     prefix: int
     row_label: int
 
 
 def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
-    """Random examples of unequal length. Classes, where the family has them, are below CLASSES."""
+    """Random examples of unequal length."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(length: int, high: int) -> tuple[int, ...]:
         return tuple(torch.randint(3, high, (length,), generator=rng).tolist())
 
-    made = []
+    rows = []
     for i in range(count):
         length = 4 + (5 * i + seed) % 4
         labels = draw(length, VOCAB)
@@ -260,12 +260,12 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
             spec.task.classes if isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier) else 2
         )
         weights = tuple(float(w) for w in torch.randint(0, 2, (length - 1,), generator=rng).tolist())
-        made.append(Example(draw(3 + (3 * i) % 4, VOCAB), draw(length, VOCAB), labels, (1.0, *weights), 2, i % classes))
-    return made
+        rows.append(Example(draw(3 + (3 * i) % 4, VOCAB), draw(length, VOCAB), labels, (1.0, *weights), 2, i % classes))
+    return rows
 
 
 def prefixed_by(spec: ModelSpec) -> bool:
-    """Whether a batch must say which tokens all of their segment see."""
+    """Whether batches of this model must mark a prefix, which every token of the segment attends to."""
     return isinstance(spec, DecoderOnly) and spec.visibility == "prefix" and not spec.reads_source
 
 
@@ -277,30 +277,30 @@ def collate(
     by_row = isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier)
     prefixed = prefixed_by(spec)
 
-    def lay(pieces: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Ids, segments, positions."""
         if packed:
-            return pack([pieces], sum(map(len, pieces)) + extra)
-        return (*pad(pieces, max(map(len, pieces)) + extra), None)
+            return pack([sequences], sum(map(len, sequences)) + extra)
+        return (*pad(sequences, max(map(len, sequences)) + extra), None)
 
-    target, target_seg, target_pos = lay([row.target for row in rows])
-    source, source_seg, source_pos = lay([row.source for row in rows])
+    target, target_seg, target_pos = arrange([row.target for row in rows])
+    source, source_seg, source_pos = arrange([row.source for row in rows])
     if not spec.reads_source:
         source = source_seg = source_pos = None
     else:
         source = _values(spec, "source", source)
-    before = lay([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
-    weights = lay([[int(weight) for weight in row.weights] for row in rows])[0]
+    prefix = arrange([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
+    weights = arrange([[int(weight) for weight in row.weights] for row in rows])[0]
     batch = Batch(
         _values(spec, "target", target),
-        torch.tensor([row.row_label for row in rows]) if by_row else lay([row.labels for row in rows])[0],
+        torch.tensor([row.row_label for row in rows]) if by_row else arrange([row.labels for row in rows])[0],
         target_seg,
         source,
         source_seg,
         weights=weights.to(torch.get_default_dtype()) if masked else None,
         target_pos=target_pos,
         source_pos=source_pos,
-        prefix=before.bool() if prefixed else None,
+        prefix=prefix.bool() if prefixed else None,
         packed=packed,
         segments=len(rows) if packed else 1,
         longest=max(max(len(row.target), len(row.source)) for row in rows) if packed else None,
@@ -309,7 +309,7 @@ def collate(
 
 
 def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
-    """The ids, or a fixed random vector for each where the model's input reads vectors on that side."""
-    described = getattr(spec, "input", None)
-    channels = described.of(side).vector_channels if isinstance(described, InputSpec) else 0
+    """Return the ids, or a fixed random vector for each if the model's input on that side is vectors."""
+    input_ = getattr(spec, "input", None)
+    channels = input_.of(side).vector_channels if isinstance(input_, InputSpec) else 0
     return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids

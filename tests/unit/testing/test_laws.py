@@ -47,7 +47,7 @@ class Unused(Norm):
 def test_a_part_that_reads_the_future_breaks_causality() -> None:
     verdicts = {verdict.model: verdict for verdict in check(Future, ["causality"]).verdicts}
     assert verdicts["decoder_only"].outcome == "broken"
-    assert "answers before it" in verdicts["decoder_only"].detail
+    assert "outputs before it" in verdicts["decoder_only"].detail
     assert verdicts["masked_lm"].outcome == "not applicable"
 
 
