@@ -63,7 +63,7 @@ def _transformer(
 
 
 def transformer_base() -> EncoderDecoder:
-    """Vaswani et al. 2017, base: 6 + 6 layers, d 512, 8 heads; 37,000 shared pieces."""
+    """Vaswani et al. 2017, base: 6 + 6 layers, d 512, 8 heads; 37,000 shared subwords."""
     return _transformer(6, 512, 8, None, 37000, 0.1)
 
 
@@ -271,7 +271,7 @@ def convs2s() -> ConvS2S:
 
 
 def convs2s_wmt() -> ConvS2S:
-    """Gehring et al. 2017 for WMT English-German: 15 + 15 layers of widths 512, 1024 and 2048; 40,000 shared pieces."""
+    """Gehring et al. 2017 for WMT English-German: 15 + 15 layers of widths 512, 1024 and 2048; 40,000 subwords."""
     layers = ((512, 3),) * 9 + ((1024, 3),) * 4 + ((2048, 1),) * 2
     return replace(convs2s(), vocab=40000, d_model=768, d_out=512, encoder=layers, decoder=layers)
 
