@@ -5,7 +5,6 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding, TransformerDecoderLayer, TransformerEncoderLayer
-from torch import Tensor
 
 from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder
@@ -18,6 +17,7 @@ from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
+from regard.weights import Input, cat, copy_from
 
 pytestmark = pytest.mark.oracle
 
@@ -41,31 +41,25 @@ def arguments(pre: bool) -> Namespace:
     return Namespace(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, activation_fn="relu", **both)
 
 
-def projections(attention: torch.nn.Module, names: str) -> dict[str, Tensor]:
-    state = attention.state_dict()
-    return {kind: torch.cat([state[f"{name}_proj.{kind}"] for name in names]) for kind in ("weight", "bias")}
-
-
-def copied(theirs: torch.nn.Module, cross: bool) -> dict[str, Tensor]:
-    """fairseq's weights under our names."""
-    state: dict[str, Tensor] = {}
-
-    def put(name: str, tensors: dict[str, Tensor]) -> None:
-        state.update({f"{name}.{kind}": tensor for kind, tensor in tensors.items()})
-
-    put("branches.0.branch.qkv", projections(theirs.self_attn, "qkv"))
-    put("branches.0.branch.output", theirs.self_attn.out_proj.state_dict())
-    put("branches.0.norm", theirs.self_attn_layer_norm.state_dict())
-    last = 2 if cross else 1
-    if cross:
-        put("branches.1.branch.query", projections(theirs.encoder_attn, "q"))
-        put("branches.1.branch.kv", projections(theirs.encoder_attn, "kv"))
-        put("branches.1.branch.output", theirs.encoder_attn.out_proj.state_dict())
-        put("branches.1.norm", theirs.encoder_attn_layer_norm.state_dict())
-    put(f"branches.{last}.branch.up", theirs.fc1.state_dict())
-    put(f"branches.{last}.branch.down", theirs.fc2.state_dict())
-    put(f"branches.{last}.norm", theirs.final_layer_norm.state_dict())
-    return state
+def mapping(decoder: bool) -> dict[str, Input]:
+    """Our names and fairseq's for the weights of a layer."""
+    last = 2 if decoder else 1
+    names: dict[str, Input] = {
+        "branches.0.branch.qkv": cat(*(f"self_attn.{x}_proj" for x in "qkv")),
+        "branches.0.branch.output": "self_attn.out_proj",
+        "branches.0.norm": "self_attn_layer_norm",
+        f"branches.{last}.branch.up": "fc1",
+        f"branches.{last}.branch.down": "fc2",
+        f"branches.{last}.norm": "final_layer_norm",
+    }
+    if decoder:
+        names |= {
+            "branches.1.branch.query": "encoder_attn.q_proj",
+            "branches.1.branch.kv": cat(*(f"encoder_attn.{x}_proj" for x in "kv")),
+            "branches.1.branch.output": "encoder_attn.out_proj",
+            "branches.1.norm": "encoder_attn_layer_norm",
+        }
+    return names
 
 
 @pytest.mark.parametrize("pre", [False, True])
@@ -86,7 +80,7 @@ def test_a_layer_equals_fairseq(side: str, pre: bool) -> None:
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     ours = getattr(model, side).blocks[0]
-    ours.load_state_dict(copied(theirs, cross=side == "decoder"))
+    copy_from(ours, mapping(side == "decoder"), theirs)
     x, memory = torch.randn(2, T, D, dtype=torch.float64), torch.randn(2, S, D, dtype=torch.float64)
     device = torch.device("cpu")
     hidden = torch.tensor([[False] * 4 + [True], [False] * 5])

@@ -16,6 +16,7 @@ from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.trace import Trace
 from regard.nn.vocab.tables import Sharing
+from regard.weights import copy_from
 
 pytestmark = pytest.mark.oracle
 
@@ -95,7 +96,7 @@ def ours_of(theirs: Any, vocab: int, shared: bool) -> Any:
             output_table=None,
         )
     model: Any = build(spec).double().eval()
-    model.load_state_dict(copied(theirs, shared))
+    copy_from(model, copied(theirs, shared))
     return model
 
 

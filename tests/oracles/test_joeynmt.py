@@ -7,6 +7,7 @@ from joeynmt.transformer_layers import MultiHeadedAttention
 from regard.models.build import build
 from regard.nn.mask import Context, Mask, View
 from regard.testing import tiny
+from regard.weights import cat, copy_from
 
 pytestmark = pytest.mark.oracle
 
@@ -18,15 +19,7 @@ def test_attention_equals_joeynmt() -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     model = build(tiny.decoder_only()).double().eval()
     ours = model.get_submodule("decoder.blocks.0.branches.0.branch")
-    layers = [theirs.q_layer, theirs.k_layer, theirs.v_layer]
-    ours.load_state_dict(
-        {
-            "qkv.weight": torch.cat([layer.weight for layer in layers]),
-            "qkv.bias": torch.cat([layer.bias for layer in layers]),
-            "output.weight": theirs.output_layer.weight,
-            "output.bias": theirs.output_layer.bias,
-        }
-    )
+    copy_from(ours, {"qkv": cat("q_layer", "k_layer", "v_layer"), "output": "output_layer"}, theirs)
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     seen = torch.ones(1, 5, 5, dtype=torch.bool).tril()
     with torch.no_grad():

@@ -72,6 +72,10 @@ def test_a_module_stands_for_its_weight_and_bias() -> None:
     assert torch.equal(state["branches.1.branch.down.weight"], theirs.down.weight)
 
 
+def test_import_regard_gives_the_module() -> None:
+    assert regard.weights.copy_from is copy_from
+
+
 def test_a_state_dict_is_a_source_as_a_module_is() -> None:
     ours, same, theirs = block(), block(), Layer()
     copy_from(ours, MAPPING, theirs)
