@@ -25,7 +25,7 @@ class ModelSpec(Spec):
     """Slot: describes a whole model."""
 
     __slots__ = ()
-    reads_source: ClassVar[bool] = False  # whether it says a target after reading a source
+    reads_source: ClassVar[bool] = False  # whether it generates a target from a source
     packs: ClassVar[bool] = True  # whether several texts may stand in one row
     ordered: ClassVar[bool] = False  # whether it depends on the order of its source whatever its parts are
     init: Init  # every family has this field: how its weights are drawn
@@ -57,7 +57,7 @@ class Model(nn.Module):
 class Generator(Model):
     """Abstract: a model that predicts one token after another: the interface of search, sampling and serving."""
 
-    source_first: ClassVar[bool] = False  # a source is read as the beginning of the sequence, and takes up its room
+    source_first: ClassVar[bool] = False  # the source is the beginning of the sequence, and counts towards its length
     new_rows = staticmethod(Rows.start)  # regard.fast installs rows whose beams share a cache here
     device_search: Any = None  # regard.fast installs a beam search that stays on the GPU here
 
@@ -65,19 +65,19 @@ class Generator(Model):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         """Begin a decoding of at most `max_len` read tokens, with `beams` rows for each row of the batch.
 
-        `static` keeps every shape the same from step to step, for CUDA graphs. Room is counted by columns read, so rows
-        of unequal prompts use up the longest one's.
+        `static` keeps every shape the same from step to step, for CUDA graphs. The length is counted in columns: all
+        rows count as long as the longest prompt.
         """
 
     @abstractmethod
     def advance(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Read new tokens (those with segment 0 are padding) and return log p of what follows the last real one."""
+        """Process new tokens (segment 0 is padding) and return log p of the token after the last real one."""
 
 
 class LanguageModel(Generator):
-    """Abstract: a generator whose last stream goes through a head over a vocabulary table."""
+    """Abstract: a generator whose last hidden states go through a head over a vocabulary table."""
 
     tables: "Tables"
     head: Head
@@ -86,13 +86,13 @@ class LanguageModel(Generator):
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The last stream for all of the target at once."""
+        """The last hidden states of the whole target."""
 
     @abstractmethod
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        """Read new tokens, `counts` of them real in each row (None: all); the last stream at each."""
+        """Process new tokens, `counts` of them real in each row (None: all); return their last hidden states."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         """The logits of a batch, as `logits`."""
@@ -132,7 +132,7 @@ class LanguageModel(Generator):
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """Read new tokens, `counts` of them real in each row (None: all), and note it; the stream at the last real."""
+        """`step`, with the lengths of the rows updated; return the hidden state at the last real token."""
         decoding.rows.claim(ids.shape[1], counts)
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
@@ -154,7 +154,7 @@ class Classifier(Model):
 
 
 def refuse(batch: Batch, *names: str) -> None:
-    """Refuse fields of a batch that a family would ignore."""
+    """Refuse fields of a batch that the model would ignore."""
     for name in names:
         ignored = getattr(batch, name)
         require_data(
@@ -178,7 +178,7 @@ def check_unpacked(batch: Batch) -> None:
 def own_mask(
     batch: Batch, pos: Int[Tensor, "B T"] | None, seg: Int[Tensor, "B T"] | None, causal: bool = False
 ) -> Mask:
-    """What the tokens of one side of a batch see of each other."""
+    """The self-attention mask of one side of a batch."""
     return Mask(
         causal=causal,
         q_pos=pos,

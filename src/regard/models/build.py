@@ -40,7 +40,7 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
 
 @contextmanager
 def _memory_error_in_words() -> Iterator[None]:
-    """A weight that no memory could hold, or whose size no machine could count, as one sentence."""
+    """Raise a SpecError for a weight that does not fit into memory or whose size overflows."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
@@ -54,7 +54,7 @@ def _memory_error_in_words() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from `seed` inside, and leave the global generator as it was."""
+    """Seed the global CPU generator inside, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -86,7 +86,7 @@ class Sizes(Protocol):
 
 
 def check_sizes(spec: Sizes) -> None:
-    """Refuse sizes that no family could build."""
+    """Refuse sizes and dropout rates that no model can have."""
     for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
         check_count(name, getattr(spec, name), most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -99,7 +99,7 @@ def check_sizes(spec: Sizes) -> None:
 
 
 def check_vocab(name: str, vocab: int | None) -> None:
-    """Refuse a vocabulary that could not hold a token, or that no memory could."""
+    """Refuse a vocabulary size outside of [1, 2^31]."""
     require(vocab is None or 1 <= vocab <= 2**31, name, f"must lie between 1 and 2^31, not {vocab}")
 
 

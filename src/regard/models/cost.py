@@ -1,8 +1,8 @@
 """Count exact parameters and forward FLOPs per token, by part, on the meta device.
 
 FLOPs are those of matrix products, convolutions and sums over looked-up rows, two per multiply-add, in evaluation.
-Attention counts all pairs of positions, whatever its pattern leaves out. A token counts for the experts that it uses.
-What is done number by number is not counted: norms, activations, the taps of light and dynamic convolutions.
+Attention counts all pairs of positions, even those that a pattern hides. Of the experts, only those that a token uses
+are counted. Elementwise operations are not: norms, activations, the taps of light and dynamic convolutions.
 """
 
 import re
@@ -65,7 +65,7 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
     """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model.
 
-    Where a family has blocks of its own, each thing in them by its name.
+    In a model with blocks of its own kind, the parts of a block by their names.
     """
     stacks: dict[str, None] = {}  # in order
     for name, module in model.named_modules():
@@ -88,7 +88,7 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _owner(name: str, owners: dict[str, str]) -> str:
-    """The part that the longest matching prefix names."""
+    """The part of the longest prefix of `name` among the owners."""
     while name and name not in owners:
         name = name.rpartition(".")[0]
     return owners.get(name, "other")
@@ -121,15 +121,15 @@ class CountedForward(nn.Module):
 
 @runtime_checkable
 class Idle(Protocol):
-    """A part that also computes what no token asks for, because of how it lays tokens out."""
+    """A part that also computes padding, such as unused places in the capacity of experts."""
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs that a call with so many tokens spends on empty places."""
+        """Return the FLOPs that a call with `tokens` tokens spends on empty places."""
         ...
 
 
 def _bag(weight: torch.Size, indices: torch.Size, *_: Any, **__: Any) -> int:
-    """A weighted sum of rows of a table: a multiply-add for each number that is read."""
+    """FLOPs of a weighted sum of table rows: one multiply-add per element."""
     return 2 * prod(indices) * weight[-1]
 
 
@@ -137,7 +137,7 @@ BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forwa
 
 
 def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
-    """FLOPs of every module that is called as one, by its name, and of all."""
+    """The FLOPs of each module by name, and their total."""
     idle: Counter[str] = Counter()
 
     def note(name: str, module: Idle) -> Any:

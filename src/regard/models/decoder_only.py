@@ -1,4 +1,4 @@
-"""The decoder alone: causal and prefix language models."""
+"""Decoder-only models: causal and prefix language models."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,10 +31,10 @@ from regard.nn.vocab.tables import Embeddings, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnly(ModelSpec):
-    """One sequence, said token by token.
+    """A language model: each token is predicted from those before it.
 
-    A prefix LM (Liu et al. 2018, Raffel et al. 2020) sees all of the prefix at once: in training `batch.prefix` marks
-    it, in decoding it is what the first `advance` reads.
+    A prefix LM (Liu et al. 2018, Raffel et al. 2020) attends to the whole prefix at every position of it: in
+    training `batch.prefix` marks it, in decoding it is the input of the first `advance`.
     """
 
     kind = "decoder_only"
@@ -83,7 +83,7 @@ class DecoderOnlyModel(LanguageModel):
         self.head = spec.head.build(spec.vocab, site.inside("head"))
 
     def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """The first stream, at the positions of the mask."""
+        """The first hidden states, at the positions of the mask."""
         positions = mask.queries(ids.shape[1], ids.device)
         return self.inputs.embed("target", ids, self.tables.get("target"), positions, mask.bound(S))
 

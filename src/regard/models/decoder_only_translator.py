@@ -1,4 +1,4 @@
-"""Source and target as one sequence in a decoder alone: "encoder-decoder or decoder-only?" as one word in a config."""
+"""The decoder-only translator: source and target as one sequence, to compare with an encoder-decoder."""
 
 from dataclasses import dataclass, replace
 
@@ -17,10 +17,10 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnlyTranslator(DecoderOnly):
-    """A translator that is a decoder alone: it reads the source, then says the target after it in the same sequence.
+    """A decoder-only sequence-to-sequence model: the target continues the source in one sequence.
 
-    With `visibility="prefix"` source tokens see each other (Liu et al. 2018, Raffel et al. 2020); with "causal" all of
-    the sequence is read in order (Brown et al. 2020). Only the target is learned.
+    With `visibility="prefix"` source tokens attend to each other (Liu et al. 2018, Raffel et al. 2020); with "causal"
+    they attend to earlier tokens only (Brown et al. 2020). The loss is that of the target.
     """
 
     kind = "decoder_only_translator"
@@ -31,7 +31,7 @@ class DecoderOnlyTranslator(DecoderOnly):
 
 
 class DecoderOnlyTranslatorModel(DecoderOnlyModel):
-    """The module of a joined model. It takes the batches of an encoder-decoder."""
+    """The module of a decoder-only translator. It takes the batches of an encoder-decoder."""
 
     source_first = True
 
@@ -61,7 +61,7 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
 
 
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
-    """Every segment's source followed by its target, padding last: (which column each place comes from, the rows).
+    """Concatenate source and target of each segment, padding last; return each place's former column, and the batch.
 
     Columns count through the source and then the target. Positions go on from the source to the target.
     """
@@ -77,16 +77,16 @@ def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"]
     lengths = torch.zeros(source.shape[0], batch.segments + 1, dtype=torch.int64, device=source.device)
     lengths.scatter_add_(1, segments[0], torch.ones_like(segments[0]))
     positions[1] = positions[1] + lengths.gather(1, segments[1])
-    told = batch.packed or batch.source_pos is not None or batch.target_pos is not None
+    explicit = batch.packed or batch.source_pos is not None or batch.target_pos is not None
     seg = torch.cat(segments, 1)
     side = torch.arange(S + T, device=source.device) >= S
     order = torch.where(seg == 0, 2 * batch.segments + 2, 2 * seg + side).argsort(dim=1, stable=True)
-    laid = Batch(
+    sequences = Batch(
         torch.cat(ids, 1).gather(1, order),
         target_seg=seg.gather(1, order),
-        target_pos=torch.cat(positions, 1).gather(1, order) if told else None,
+        target_pos=torch.cat(positions, 1).gather(1, order) if explicit else None,
         packed=batch.packed,
         segments=batch.segments,
         longest=None if batch.longest is None else 2 * batch.longest,
     )
-    return order, laid
+    return order, sequences

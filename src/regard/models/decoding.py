@@ -24,7 +24,7 @@ class Decoding:
     beams: int = 1
     memory: Memory | None = None
     cross: View | None = None
-    prefix: Int[Tensor, " B"] | None = None  # prefix LM: how much of each row everybody sees
+    prefix: Int[Tensor, " B"] | None = None  # prefix LM: length of the prefix of each row
     trace: Trace | None = None
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
@@ -40,11 +40,11 @@ class Decoding:
             state.reorder(parent)
 
     def droppable(self) -> bool:
-        """Whether `keep` is possible: every state can forget rows, and shapes may change."""
+        """Return whether `keep` is possible: every state can drop rows, and shapes may change."""
         return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
-        """Only these sources go on, each with all its beams and in this order; the others are forgotten."""
+        """Keep only these sources, in this order, each with all its beams."""
         static = "sources: a static decoding keeps its shapes and cannot drop any; start it anew"
         require_data(not self.rows.static, static)
         stuck = [type(state).__name__ for state in flat(self.states) if not isinstance(state, Droppable)]
@@ -87,14 +87,14 @@ def flat(states: Iterable[Any]) -> Iterator[Any]:
 
 
 def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
-    """The stream at the last real token of every row."""
+    """The hidden state at the last real token of every row."""
     if counts is None:
         return x[:, -1]
     return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
 
 
 def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool = False) -> Mask:
-    """What a decoding sees of its memory. A memory without padding needs no mask at all, unless others may follow."""
+    """The mask of the memory. Without padding, only a static decoding needs one: later sources may have padding."""
     if seg is None or (not static and bool((seg != 0).all())):
         return Mask()
     return Mask(k_seg=seg)

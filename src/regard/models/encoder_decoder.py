@@ -1,4 +1,4 @@
-"""The encoder-decoder: Vaswani et al. 2017, and everything that keeps its shape."""
+"""The encoder-decoder: Vaswani et al. 2017 and its variants."""
 
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder(ModelSpec):
-    """A source is read at once; a target is said token by token, looking at the source and at what was said."""
+    """The encoder processes the source at once; the decoder generates the target token by token, attending to both."""
 
     kind = "encoder_decoder"
     reads_source = True
@@ -89,7 +89,7 @@ class EncoderDecoderModel(TwoSided):
         self.keep_layers = spec.bridge.needs_layers
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
-        """What the decoder will see of the source."""
+        """The memory: the output of the encoder, through the bridge."""
         ids = source_of(batch)
         T = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)

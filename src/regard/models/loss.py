@@ -24,7 +24,7 @@ class Loss(NamedTuple):
 def token_loss(
     head: Head, table: "Table | None", h: Float[Tensor, "B T D"], batch: Batch, losses: list[Tensor] | None
 ) -> Loss:
-    """The head's loss over all labels of a batch, and what the parts added."""
+    """The loss of the head over all labels of a batch, and the auxiliary losses of the parts."""
     if batch.labels is None or batch.labels.shape != batch.target.shape:
         raise DataError("labels: the loss needs one label per target token")
     h, labels, weights = real_rows(h, batch.labels, label_weights(batch))

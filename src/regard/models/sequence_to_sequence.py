@@ -1,4 +1,4 @@
-"""What models of a source and a target have in common: where their sides are built, their tables and their inputs."""
+"""Shared by models with a source and a target: their sites, vocabulary tables and inputs."""
 
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -51,7 +51,7 @@ def sides(
     heads: int = 1,
     attention_dropout: float = 0.0,
 ) -> tuple[Site, Site]:
-    """The sites of encoder and decoder of a model without blocks: its attention, if it has one, is of few heads."""
+    """The sites of encoder and decoder of a recurrent or convolutional model."""
     d_head = spec.d_model // heads
     source = Site(
         d_model=spec.d_model,
@@ -75,10 +75,10 @@ def sides(
 
 
 class TwoSided(LanguageModel):
-    """Abstract: a model that reads a source and says a target."""
+    """Abstract: a model that generates a target from a source."""
 
     def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
-        """Make the tables and inputs of both sides; returns how many ids can be said, from vectors of width d_out."""
+        """Build the tables and inputs of both sides; return the target vocabulary size. The head reads width d_out."""
         vocab, reads_vectors = spec.target_vocab or spec.vocab, spec.input.of("source").vector_channels > 0
         owner = "source" if spec.sharing.source_target and not reads_vectors else "target"
         uses = {"target": (owner, vocab, spec.input.of("target").table_width(spec.d_model))}
@@ -93,6 +93,6 @@ class TwoSided(LanguageModel):
     def embed(
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
-        """The first stream of the source or the target side, at the positions of the mask."""
+        """The first hidden states of the source or the target, at the positions of the mask."""
         positions = mask.queries(values.shape[1], values.device)
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))

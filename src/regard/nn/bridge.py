@@ -1,4 +1,4 @@
-"""Bridge slot: what the decoder sees of the encoder."""
+"""Bridge slot: the memory that the decoder attends to, from the layers of the encoder."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from regard.tree import Spec
 
 
 class Bridge(Spec):
-    """Slot: from what the encoder left to what the decoder sees."""
+    """Slot: maps the output of the encoder to the memory of the decoder."""
 
     __slots__ = ()
-    needs_layers: ClassVar[bool] = False  # whether the encoder must keep the stream between its blocks
+    needs_layers: ClassVar[bool] = False  # the encoder must keep the hidden states between its blocks
 
     @abstractmethod
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
-        """A module from StackOut to Memory; `layers` streams are kept by the encoder, `calls` read by the decoder."""
+        """A module from StackOut to Memory, for `layers` outputs of the encoder and `calls` blocks of the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class LastModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Transparent(Bridge):
-    """Bapna et al. 2018: decoder block j looks at z_j = sum_i softmax_i(W_ij) h_i, a learned mixture of all layers.
+    """Bapna et al. 2018: decoder block j attends to z_j = sum_i softmax_i(W_ij) h_i, a learned mixture of all layers.
 
-    h_0 is what the encoder read, h_N what it left (after a final norm, where there is one), and between them stands
-    the stream as it is. Dropout is on W.
+    h_0 is the input of the first encoder block, h_i the output of block i, and h_N is taken after the final norm, if
+    there is one. Dropout applies to W.
     """
 
     kind = "transparent"
@@ -59,7 +59,7 @@ class Transparent(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class TransparentNormed(Bridge):
-    """As `transparent`, with a norm before the mixture for every layer: the stream of a pre-norm encoder grows."""
+    """As `transparent`, with a norm of each layer before the mixture: hidden states of a pre-norm encoder grow."""
 
     kind = "transparent_normed"
     needs_layers = True
@@ -83,7 +83,7 @@ class TransparentModule(nn.Module):
         return Memory(torch.einsum("lj,lbsd->jbsd", shares.to(kept.dtype), kept).unbind(0), out.seg)
 
     def kept(self, out: StackOut) -> Float[Tensor, "L B S D"]:
-        """What the layers of the encoder left."""
+        """The (normalised) outputs of all encoder layers."""
         if len(out.layers) != len(self.norms) or any(layer.shape != out.x.shape for layer in out.layers):
             raise self.site.error("kind", "this encoder does not keep a stream of one length; use 'last'")
         return torch.stack([norm(layer) for norm, layer in zip(self.norms, out.layers, strict=True)])

@@ -34,7 +34,7 @@ class Site:
     d_head: int  # width of a query and a key
     d_value: int
     side: Literal["encoder", "decoder"]
-    causal: bool  # a branch may not look at later tokens
+    causal: bool  # a branch must not attend to later tokens
     layer: int  # this block, counted from 0
     depth: int  # blocks in this stack
     encoder_depth: int
@@ -45,18 +45,18 @@ class Site:
     activation_dropout: float
     linear_: "Linear"
     init_: "Init"
-    sees_ahead: bool = False  # though causal, tokens see later ones of a prefix
+    sees_ahead: bool = False  # causal except for a prefix, whose tokens attend to all of it
     position: "Position | None" = None  # the stack's, shared by its layers
     positions: Mapping[int, "Position"] = field(default_factory=dict)  # its others, by the number of heads they are for
     nested: bool = False  # inside another branch, which projects the heads of an attention itself
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":
-        """The site of a part that stands at `path` within this one."""
+        """The site of the part at `path` within this one."""
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
-        """A complaint about field `name` of the part built here."""
+        """A SpecError about field `name` of the part built here."""
         return SpecError(join(self.path, name), message)
 
     def require(self, condition: bool, name: str, message: str) -> None:
@@ -88,23 +88,23 @@ def build_optional(spec: Any, site: Site, *sizes: int) -> Any:
 
 
 class Branch(nn.Module):
-    """Abstract: a function on the stream, (B, T, D) -> (B, T, D)."""
+    """Abstract: a function of the hidden states, (B, T, D) -> (B, T, D)."""
 
     __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        """Read the stream and return what is to be joined to it."""
+        """The output of the branch, which a residual rule adds to its input x."""
 
     def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:  # noqa: ARG002
-        """The state of one call in a new decoding; None if there is nothing to remember."""
+        """The state of one call in a new decoding; None for a branch without state."""
         return None
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A part that counts something while it trains: tokens that an expert had no room for."""
+    """A part with counters in training, such as the tokens that exceed the capacity of an expert."""
 
     def report(self) -> dict[str, Tensor]:
-        """The counts since the last report, by name; they begin anew. Equal names of several parts are added up."""
+        """Return the counts by name and reset them. Counts of equal names are summed over the parts."""
         ...

@@ -1,4 +1,4 @@
-"""The sizes of an attention's heads, its scale and output projection, its weights for a trace, its beams."""
+"""Multi-head attention: sizes of the heads, scale, output projection, weights for a trace, and beams."""
 
 import math
 from typing import Literal, Protocol, runtime_checkable
@@ -30,7 +30,7 @@ class Heads(Protocol):
 
 
 def check_sizes(spec: Heads) -> None:
-    """Refuse sizes that could not be built."""
+    """Refuse numbers of heads and widths that are not positive or too large."""
     for name, most in (
         ("heads", MOST_HEADS),
         ("kv_heads", MOST_HEADS),
@@ -62,7 +62,7 @@ def _divide(site: Site, heads: int) -> int:
 
 
 def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
-    """W_o, or nothing where the heads laid side by side are the stream themselves."""
+    """W_o, or the identity if the output is the concatenation of the heads."""
     H, V = site.heads, site.d_value
     if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)

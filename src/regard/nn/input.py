@@ -12,7 +12,7 @@ from regard.tree import Spec
 
 
 class InputSpec(Spec):
-    """Slot: describes how a side's values become its first hidden states."""
+    """Slot: maps the token ids or vectors of a side to its first hidden states."""
 
     __slots__ = ()
 

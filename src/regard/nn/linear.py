@@ -18,7 +18,7 @@ class Linear(Spec):
 
     @abstractmethod
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
-        """A map from d_in to sum(widths); `bias` overrules the kind's own choice."""
+        """A map from d_in to sum(widths); `bias` overrides the default of the kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Mask:
         return reduce(torch.logical_and, conditions)[:, None] if conditions else None
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
-        """The conditions of the definition that hide any key from any query."""
+        """The conditions of the definition that hide at least one key from a query."""
         conditions: list[Tensor] = []
         if self.packed:
             assert self.q_seg is not None
@@ -63,15 +63,15 @@ class Mask:
         return conditions
 
     def order_hides_padding(self) -> bool:
-        """Whether causality alone hides the padding at the end of a row from its real tokens."""
+        """Return whether causality alone hides the padding at the end of a row from its real tokens."""
         return self.causal and self.k_pos is None and self.prefix is None
 
     def follows_all(self, S: int) -> bool:
-        """Whether every query stands behind all S keys, as in a step of decoding."""
+        """Return whether no query precedes any of the S keys, as in a step of decoding."""
         return not self.strict and self.q_pos is None and self.k_pos is None and self.start >= S - 1
 
     def bound(self, S: int) -> int:
-        """A host-side number above every position."""
+        """An upper bound of all positions, on the host."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:

@@ -19,7 +19,7 @@ class Norm(Spec):
 
     @abstractmethod
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        """The module over vectors of `width` (None: the stream's)."""
+        """The module over vectors of `width` (None: d_model)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""AttentionPattern: patterns that limit how far a query sees, beyond causality and segments."""
+"""Attention patterns: which keys a query attends to, beyond causality and segments."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from regard.tree import Spec
 
 
 class AttentionPattern(Spec):
-    """Slot: which keys are near enough to be seen, from positions alone."""
+    """Slot: which keys a query attends to, from positions alone."""
 
     __slots__ = ()
     may_hide_all: ClassVar[bool] = True  # whether a query may be left without any key, itself included
 
     @abstractmethod
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
-        """Whether the query at position q sees the key at position k; the two broadcast."""
+        """Return whether the query at position q attends to the key at position k; the two broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
