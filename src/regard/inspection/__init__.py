@@ -1,1 +1,1 @@
-"""Looking inside a trained model."""
+"""Attention weights and hidden states of a trained model."""

@@ -1,4 +1,4 @@
-"""An attention matrix as a picture: shades in a terminal, or a PNG. Rows are queries (T), columns are keys (S)."""
+"""Heat maps of attention weights in a terminal or as PNG. Rows are queries (T), columns are keys (S)."""
 
 import os
 import unicodedata
@@ -23,10 +23,10 @@ Weights = Float[Tensor, "T S"] | Float[np.ndarray, "T S"]
 
 
 def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], width: int = 100) -> str:
-    """Shades from the lowest weight (or 0) to the highest, in lines of at most `width` cells.
+    """Return a heat map of shades from 0 (or the lowest weight) to the highest, at most `width` cells wide.
 
-    Column labels stand above their columns where there is room; otherwise columns are numbered, with a legend, and
-    laid out in several panels if they must.
+    Column labels are above their columns if they fit; otherwise columns are numbered, with a legend, in several panels
+    if necessary.
     """
     if width < NARROWEST:
         raise SpecError("width", f"must be at least {NARROWEST} cells, not {width}")
@@ -44,21 +44,21 @@ def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], widt
 
 
 def _shades(matrix: Float[np.ndarray, "T S"], low: float, high: float) -> list[list[str]]:
-    """The shade nearest to each weight."""
+    """Return the shade nearest to each weight."""
     span = high - low
     levels = np.rint((matrix - low) / span * (len(SHADES) - 1)).astype(int) if span else np.zeros(matrix.shape, int)
     return [[SHADES[level] for level in row] for row in levels]
 
 
 def _scale(low: float, high: float) -> list[str]:
-    """What the shades mean."""
+    """Return the legend of the shades."""
     steps = len(SHADES) - 1
     named = ("blank", *SHADES[1:])
     return [f"{name} {low + (high - low) * level / steps:.2g}" for level, name in enumerate(named)]
 
 
 def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
-    """Entries one after the other, in as many lines as they need."""
+    """Wrap entries to lines of at most `width` cells."""
     line = ""
     for entry in (_fit(entry, width) for entry in entries):
         if line and cell_len(line) + 3 + cell_len(entry) > width:
@@ -69,7 +69,7 @@ def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
-    """Labels across, and a line for each row; a cell is as wide as its column, but not more than 3."""
+    """Yield the column labels and a line for each row; cells are at most 3 wide."""
     side, space = max(map(cell_len, sides)), " " * gap
     yield " " * side + "".join(space + _pad(head, cells) for head, cells in zip(heads, wide, strict=True))
     for label, row in zip(sides, shades, strict=True):
@@ -78,7 +78,7 @@ def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Se
 
 
 def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width: int) -> Iterator[str]:
-    """Panels with the numbers of the columns, then the legend."""
+    """Yield panels with numbered columns, then the legend."""
     cells = max(2, len(str(len(heads))))
     fitting = max(1, (width - max(map(cell_len, sides))) // (cells + 1))
     for start in range(0, len(heads), fitting):
@@ -92,9 +92,9 @@ def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width
 def png(
     weights: Weights, rows: Sequence[str], columns: Sequence[str], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """A heat map with its scale, written at once or not at all; needs matplotlib."""
+    """Write a heat map with a colour bar, atomically; needs matplotlib."""
     try:
-        # An extra. Figures without pyplot belong to nobody else: no global state, no window.
+        # An extra. Without pyplot, figures have no global state and no window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
@@ -126,7 +126,7 @@ def png(
 
 
 def _cell_size(count: int) -> float:
-    """Inches of a cell: readable, but no picture is longer than about 40 inches."""
+    """Return the size of a cell in inches, so that no picture is larger than about 40 inches."""
     return min(0.3, 40 / count)
 
 
@@ -135,19 +135,19 @@ def _font_size(cell: float) -> float:
 
 
 def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
-    """Font families that together have the characters of a text, as far as any installed does, and which they have.
+    """Return installed font families that cover the characters of a text, and a test for covered characters.
 
-    matplotlib warns about a character that no font has and draws a box; such a one is written as its code instead.
+    Characters without a font are later written as escape codes, because matplotlib warns and draws a box for them.
     """
     from matplotlib import font_manager, get_data_path  # noqa: PLC0415  # an extra
 
     def characters(family: str) -> set[int]:
-        # Found as matplotlib will find it when it draws: one family can be several files.
-        found = font_manager.findfont(font_manager.FontProperties(family=[family]))
-        return set(font_manager.get_font(found).get_charmap())
+        # Select the file as matplotlib will when it draws: a family can have several.
+        path = font_manager.findfont(font_manager.FontProperties(family=[family]))
+        return set(font_manager.get_font(path).get_charmap())
 
     def usable(font: font_manager.FontEntry) -> bool:
-        # matplotlib's others are for formulas and placeholders.
+        # The other fonts of matplotlib are for formulas and placeholders.
         return font.style == "normal" and font.weight == 400 and not font.fname.startswith(get_data_path())
 
     families = ["DejaVu Sans"]  # comes with matplotlib
@@ -162,7 +162,7 @@ def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never a part."""
+    """Write a file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -175,12 +175,13 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
-    """A label that shows all it holds: what cannot be printed as its code, a lone accent on a dotted circle."""
-    shown = "".join(
+    """Escape unprintable characters of a label, and put a leading combining mark on a dotted circle."""
+    text = "".join(
         character if character.isprintable() and known(character) else _code(character) for character in label
     )
-    lone = shown and unicodedata.category(shown[0]).startswith("M")
-    return ("\u25cc" if known("\u25cc") else " ") + shown if lone else shown
+    if not unicodedata.category(text[:1] or " ").startswith("M"):
+        return text
+    return ("\u25cc" if known("\u25cc") else " ") + text
 
 
 def _code(character: str) -> str:
@@ -188,7 +189,7 @@ def _code(character: str) -> str:
 
 
 def _fit(text: str, cells: int) -> str:
-    """Cut to a width, with a sign that it was."""
+    """Truncate to a width, with an ellipsis."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + ELLIPSIS
 
 
@@ -199,12 +200,12 @@ def _pad(text: str, cells: int) -> str:
 def _matrix(
     weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Float[np.ndarray, "T S"], float, float]:
-    """The weights as float64 with the ends of their scale: 0, or the lowest if that is negative, and the highest."""
+    """Check the weights and return them in float64 with the ends of their scale: min(0, lowest) and the highest."""
     tensor = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if tensor.dim() != 2 or not tensor.numel():
         raise DataError(f"weights: needs queries by keys (T, S), not {tuple(tensor.shape)}; choose one head of one row")
     if tuple(tensor.shape) != (len(rows), len(columns)):
         raise DataError(f"weights: {tuple(tensor.shape)} does not fit {len(rows)} row and {len(columns)} column labels")
     if not bool(torch.isfinite(tensor).all()):
-        raise DataError("weights: some are not finite numbers; a picture of them would mislead")
+        raise DataError("weights: some are not finite and cannot be drawn")
     return tensor.numpy(), min(0.0, float(tensor.min())), max(0.0, float(tensor.max()))

@@ -189,7 +189,7 @@ def test_a_translation_ends_with_the_positions_learned(beams: int) -> None:
 
 
 def test_a_prompt_without_room_is_an_error() -> None:
-    with pytest.raises(SpecError, match=r"max_len: a sequence of 13 tokens is longer than the 12 positions learned"):
+    with pytest.raises(SpecError, match=r"max_len: a sequence of 13 tokens exceeds the 12 learned positions"):
         find(writer(room=12), prompts([3] * 13), Beam(2), ENDS, Limits(max_len=4))
 
 

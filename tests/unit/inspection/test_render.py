@@ -76,7 +76,7 @@ def test_more_columns_than_a_line_has_are_laid_out_in_panels() -> None:
 
 @pytest.mark.parametrize("width", [24, 31, 60, 100, 300])
 @pytest.mark.parametrize("columns", [1, 12, 150])
-def test_no_line_is_wider_than_asked(width: int, columns: int) -> None:
+def test_lines_fit_the_width(width: int, columns: int) -> None:
     rows = [*STRANGE, "very " * 30, "很" * 50]
     labels = [*(STRANGE * 13)[: columns - 1], "长" * 60]
     made = terminal(weights(len(rows), columns), rows, labels, width)
@@ -90,7 +90,7 @@ def test_too_narrow_is_refused() -> None:
         terminal(weights(1, 1), ["a"], ["b"], width=10)
 
 
-def test_labels_show_what_they_hold() -> None:
+def test_labels_escape_unprintable_characters() -> None:
     assert readable("a\nb\x1b\u200d\xa0") == "a\\nb\\x1b\\u200d\\xa0"
     assert readable("\u0301x") == "\u25cc\u0301x"
     assert readable("é日") == "é日"
@@ -112,7 +112,7 @@ def test_tensors_and_arrays_of_any_precision(given: Any) -> None:
     assert terminal(given, ["a"], ["x", "y"]).split("\n")[1] == "a      ██"
 
 
-def test_negative_weights_and_none_at_all_have_a_scale() -> None:
+def test_negative_and_zero_weights_have_a_scale() -> None:
     made = terminal(torch.tensor([[-0.4, 0.0, 0.4]]), ["a"], ["x", "y", "z"]).split("\n")
     assert made[1] == "a      ▒▒  ██"
     assert made[-1] == "blank -0.4   ░ -0.2   ▒ 0   ▓ 0.2   █ 0.4"
@@ -124,7 +124,7 @@ def to_png(path: Path) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("picture", ["terminal", "png"])
-def test_what_does_not_fit_is_refused(picture: str, tmp_path: Path) -> None:
+def test_weights_and_labels_of_other_shapes_are_refused(picture: str, tmp_path: Path) -> None:
     draw: Callable[..., Any] = terminal if picture == "terminal" else to_png(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"weights: \(2, 3\) does not fit 2 row and 2 column labels"):
         draw(weights(2, 3), ["a", "b"], ["x", "y"])
@@ -160,7 +160,7 @@ def test_a_png_has_dark_cells_where_the_weights_are(tmp_path: Path) -> None:
     assert rows.min() > image.shape[0] * 0.4
 
 
-def test_a_png_of_any_letters_warns_of_nothing(tmp_path: Path) -> None:
+def test_png_of_any_characters_gives_no_warning(tmp_path: Path) -> None:
     png(weights(len(STRANGE), len(STRANGE)), STRANGE, STRANGE, tmp_path / "a.png", "日本 $\\nothing$ \n")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
@@ -170,7 +170,7 @@ def test_a_large_matrix_is_no_larger_a_picture(tmp_path: Path) -> None:
     assert read_png(tmp_path / "a.png").shape[1] < 42 * 150
 
 
-def test_a_png_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"old")
 
@@ -189,12 +189,12 @@ def test_a_png_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monkeypa
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_folder_gives_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot write .*nowhere/a\.png: No such file or directory"):
         png(weights(1, 1), ["a"], ["x"], tmp_path / "nowhere" / "a.png")
 
 
-def test_no_global_figure_is_left(tmp_path: Path) -> None:
+def test_pyplot_state_is_unchanged(tmp_path: Path) -> None:
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
@@ -202,7 +202,7 @@ def test_no_global_figure_is_left(tmp_path: Path) -> None:
     assert dict(mpl.rcParams) == before
 
 
-def test_without_matplotlib_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def absent(name: str, *rest: Any) -> Any:

@@ -7,7 +7,7 @@ from regard.nn.core import Site
 from regard.nn.stacks.base import StackOut
 
 
-def test_last_hands_over_the_last_layer_and_its_padding(site: Callable[..., Site]) -> None:
+def test_last_returns_the_last_layer_and_its_padding(site: Callable[..., Site]) -> None:
     x, seg = torch.randn(2, 3, 12), torch.ones(2, 3, dtype=torch.int64)
     memory = Last().build(3, 4, site())(StackOut(x, seg))
     assert len(memory.x) == 1

@@ -14,7 +14,7 @@ MakeSite = Callable[..., Site]
 VIEW = View(Mask(), 3, 3, torch.device("cpu"))
 
 
-def test_a_site_knows_its_path(site: MakeSite) -> None:
+def test_site_errors_contain_the_path(site: MakeSite) -> None:
     inner = site().inside("decoder").inside("pattern[0]", layer=3).inside("branches[1]")
     assert inner.path == "decoder.pattern[0].branches[1]"
     assert inner.layer == 3
@@ -22,13 +22,13 @@ def test_a_site_knows_its_path(site: MakeSite) -> None:
     assert (error.path, error.message) == ("decoder.pattern[0].branches[1].heads", "are odd")
 
 
-def test_a_parameter_is_drawn_by_the_sites_init(site: MakeSite) -> None:
+def test_parameters_are_initialised_by_the_init_slot(site: MakeSite) -> None:
     weight = site(init_=T5Init(), d_model=10_000).parameter(50, 40, role="position")
     assert weight.requires_grad
     assert weight.std().item() == pytest.approx(0.01, rel=0.1)
 
 
-def test_a_block_with_a_memory_of_its_own_sees_that(site: MakeSite) -> None:
+def test_block_receives_its_own_memory(site: MakeSite) -> None:
     first, second, seg = torch.randn(1, 3, 12), torch.randn(1, 3, 12), torch.ones(1, 3, dtype=torch.int64)
     shared = Context(VIEW, VIEW, Memory((first,), seg))
     assert shared.block(1) is shared

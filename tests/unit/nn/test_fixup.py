@@ -95,7 +95,7 @@ def test_all_else_is_dense(bias: bool, site: MakeSite) -> None:
     assert linear.weight.shape == (24, 12)
 
 
-def test_biases_that_are_asked_for_come_on_top(site: MakeSite) -> None:
+def test_explicit_biases_are_added(site: MakeSite) -> None:
     branch: Any = disturbed(FeedForward(7, bias=True).build(site(linear_=FixupLinear())))
     x = torch.randn(2, 5, 12)
     hidden = (x @ branch.up.weight.T + branch.up.bias).relu() + branch.down.shift
@@ -134,7 +134,7 @@ def test_others_draw_the_rest(others: Init, role: Role, site: MakeSite) -> None:
     assert torch.equal(mine, theirs)
 
 
-def test_others_must_draw() -> None:
+def test_others_must_initialise_tables() -> None:
     for others in (FixupInit(), Uninitialized()):
         with pytest.raises(SpecError, match=r"^others: '\w+' does not initialise tables"):
             FixupInit(others)
@@ -192,13 +192,13 @@ def test_the_whole_model_is_the_formula() -> None:
     model = disturbed(build(spec, seed=1).double()).eval()
     pairs = [([5, 6, 7], [8, 9]), ([4], [5])]
     batch = translation(pairs)
-    said, expected = model.log_probs(batch), naive(model, batch)
+    outputs, expected = model.log_probs(batch), naive(model, batch)
     assert batch.target_seg is not None
     real = batch.target_seg != 0
-    torch.testing.assert_close(said[real], expected[real])
+    torch.testing.assert_close(outputs[real], expected[real])
 
 
-def test_a_new_model_is_its_embeddings() -> None:
+def test_new_model_is_the_identity_on_embeddings() -> None:
     model = build(apply("fixup", narang()), seed=1).double()
     assert isinstance(model, EncoderDecoderModel)
     batch = translation([([5, 6, 7], [8, 9]), ([4], [5])])
@@ -236,7 +236,7 @@ def test_every_base(base: str) -> None:
     assert build(changed, device="meta")
 
 
-def test_what_cannot_be_fixed_up(site: MakeSite) -> None:
+def test_bases_unsuitable_for_fixup_are_refused(site: MakeSite) -> None:
     class Other(Linear):
         __slots__ = ()
         kind = "other"

@@ -67,7 +67,7 @@ def test_parameters(site: MakeSite) -> None:
     assert isinstance(GatedRecurrent(RMSNorm()).end(site()), nn.RMSNorm)
 
 
-def test_dropout_is_of_the_gated_result(site: MakeSite) -> None:
+def test_dropout_applies_to_the_gated_output(site: MakeSite) -> None:
     rule = GatedRecurrent().wrap(Affine(), site(dropout=0.5)).train()
     x = torch.randn(2, 50, 12)
     silent = torch.isclose(rule(x, CTX), x).double().mean().item()

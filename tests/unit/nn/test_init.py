@@ -87,7 +87,7 @@ def test_gpt2_scales_by_its_own_stacks_depth(site: MakeSite) -> None:
     assert (shallow.std() / deep.std()).item() == pytest.approx(4.0, rel=0.02)
 
 
-def test_undrawn_touches_nothing(site: MakeSite) -> None:
+def test_uninitialized_changes_no_weight(site: MakeSite) -> None:
     weight, before = torch.arange(6.0).reshape(2, 3), torch.get_rng_state()
     Uninitialized().draw(weight, "query", site())
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -30,8 +30,8 @@ def test_dense_and_predicate_are_the_definition(
                 else:
                     row, query = (b if dense.shape[0] > 1 else 0), (i if dense.shape[2] > 1 else 0)
                     assert bool(dense[row, 0, query, j]) == visible, where
-                said = predicate(torch.tensor(b), torch.tensor(0), torch.tensor(i), torch.tensor(j))
-                assert bool(said) == visible, where
+                outputs = predicate(torch.tensor(b), torch.tensor(0), torch.tensor(i), torch.tensor(j))
+                assert bool(outputs) == visible, where
 
 
 def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask, int, int, int], bool]) -> None:
@@ -100,7 +100,7 @@ def test_lengths(segments: int) -> None:
     assert q_ends.dtype == k_ends.dtype == torch.int32
 
 
-def test_no_sequence_is_longer_than_promised_not_even_padding() -> None:
+def test_lengths_never_exceed_the_longest() -> None:
     seg = torch.tensor([[1, 1, 2] + [0] * 5, [1] + [0] * 7])
     ends = cumulative_lengths(Mask(q_seg=seg, k_seg=seg, packed=True, segments=2, longest=3), 8, 8, 2, CPU)[0]
     lengths = ends.diff().tolist()
@@ -114,7 +114,7 @@ def test_lengths_without_segments_are_whole_rows() -> None:
     assert k_ends.tolist() == [0, 3, 3, 6, 6, 9, 9, 12, 12]
 
 
-def test_a_mask_knows_whether_it_may_hide_everything(
+def test_may_hide_all_detects_masks_with_empty_rows(
     case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
 ) -> None:
     mask, T, S = case
@@ -124,7 +124,7 @@ def test_a_mask_knows_whether_it_may_hide_everything(
         assert not may_hide_all(mask)  # where nothing is hidden, no kernel should pay for it
 
 
-def test_positions_begin_where_the_mask_says() -> None:
+def test_positions_start_at_the_start_of_the_mask() -> None:
     q, k = Mask(start=3).positions(2, 5, CPU)
     assert (q.tolist(), k.tolist()) == ([[3, 4]], [[0, 1, 2, 3, 4]])
     q, k = Mask(q_pos=RAGGED, start=7).positions(2, 5, CPU)

@@ -137,7 +137,7 @@ class TestLectureForms:
             ("CS 224n: no gain, eps outside", 1.394),
         ],
     )
-    def test_part_where_input_is_small(self, name: str, largest: float, site: MakeSite) -> None:
+    def test_differ_for_small_inputs(self, name: str, largest: float, site: MakeSite) -> None:
         x = torch.tensor(EXAMPLE) * 1e-5
         assert FORMS[name].build(site(), 4)(x).max().item() == pytest.approx(largest, abs=1e-3)
 
@@ -148,7 +148,9 @@ class TestLectureForms:
 
 
 @pytest.mark.parametrize(("width", "fraction", "seen"), [(768, 0.0675, 52), (12, 0.25, 3), (12, 0.26, 4), (5, 1.0, 5)])
-def test_partial_rms_norm_sees_the_ceiling(width: int, fraction: float, seen: int, site: MakeSite) -> None:
+def test_partial_rms_norm_rounds_the_number_of_channels_up(
+    width: int, fraction: float, seen: int, site: MakeSite
+) -> None:
     """Channels up to ceil(fraction * D) change the scale; those after it do not."""
     module, x = PartialRMSNorm(fraction).build(site(), width), torch.randn(width)
     before = module(x)

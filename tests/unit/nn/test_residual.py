@@ -104,7 +104,7 @@ RULES = [PreNorm(), PostNorm(), Sandwich(), DeepNorm(), NoResidual()]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
-def test_state_is_the_branchs(rule: Residual, site: MakeSite) -> None:
+def test_decode_state_is_that_of_the_branch(rule: Residual, site: MakeSite) -> None:
     branch = Affine()
     joined, rows = rule.wrap(branch, site()), Rows(torch.zeros(2, dtype=torch.int64), 4)
     state = joined.start(rows, CTX)
@@ -114,7 +114,7 @@ def test_state_is_the_branchs(rule: Residual, site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
-def test_dropout_acts_on_what_the_branch_says_and_only_in_training(rule: Residual, site: MakeSite) -> None:
+def test_dropout_applies_to_the_branch_output_in_training_only(rule: Residual, site: MakeSite) -> None:
     joined, x = rule.wrap(Affine(), site(dropout=0.5)), torch.randn(2, 5, 12)
     joined.eval()
     without = rule.wrap(Affine(), site())
@@ -137,7 +137,7 @@ def test_dropout_scales_what_it_keeps(site: MakeSite) -> None:
     [(PreNorm(), True), (Sandwich(RMSNorm()), True), (PostNorm(), False), (DeepNorm(), False), (NoResidual(), False)],
     ids=lambda value: getattr(value, "kind", value),
 )
-def test_only_a_stream_that_was_never_normed_ends_with_a_norm(rule: Residual, ends: bool, site: MakeSite) -> None:
+def test_final_norm_only_after_unnormalised_streams(rule: Residual, ends: bool, site: MakeSite) -> None:
     end = rule.end(site())
     assert bool(list(end.parameters())) is ends
     if ends:

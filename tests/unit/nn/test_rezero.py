@@ -66,12 +66,12 @@ def test_the_stream_ends_with_the_norm_that_branches_have(site: MakeSite) -> Non
     assert isinstance(ReZero(RMSNorm()).end(site()), nn.RMSNorm)
 
 
-def test_state_is_the_branchs(site: MakeSite) -> None:
+def test_decode_state_is_that_of_the_branch(site: MakeSite) -> None:
     rows = Rows(torch.zeros(2, dtype=torch.int64), 4)
     assert isinstance(ReZero().wrap(Affine(), site()).start(rows, CTX), KVCache)
 
 
-def test_dropout_is_of_the_branch(site: MakeSite) -> None:
+def test_dropout_applies_to_the_branch_output(site: MakeSite) -> None:
     rule: Any = ReZero().wrap(Affine(), site(dropout=0.5)).train()
     nn.init.ones_(rule.alpha)
     x = torch.randn(2, 5, 12)
@@ -79,7 +79,7 @@ def test_dropout_is_of_the_branch(site: MakeSite) -> None:
     assert bool(torch.isclose(rule(x, CTX), x).any())
 
 
-def test_a_new_model_is_its_embeddings_and_its_head() -> None:
+def test_new_model_is_the_identity_on_embeddings() -> None:
     model = build(apply("rezero", narang()), seed=1).double()
     assert isinstance(model, EncoderDecoderModel)
     batch = translation([([5, 6, 7], [8, 9]), ([4], [5])])
@@ -139,6 +139,6 @@ def test_only_folded_scales_are_unfolded() -> None:
     assert {part.scale for part in walk(changed) if isinstance(part, SelfAttention)} == {"none"}
 
 
-def test_a_stream_that_is_replaced_cannot_begin_silent() -> None:
+def test_no_residual_bases_are_refused() -> None:
     with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: 'no_residual' replaces"):
         apply("rezero", preset("sahai"))

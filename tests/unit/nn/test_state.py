@@ -68,7 +68,7 @@ def test_rows_of_unequal_length_continue_at_their_own_place(static: bool) -> Non
 
 
 @pytest.mark.parametrize("mode", ["uniform", "ragged", "static"])
-def test_reorder_lets_a_row_continue_another(mode: str) -> None:
+def test_reorder_makes_a_row_continue_another(mode: str) -> None:
     rows = rows_of(3, 5, mode)
     cache, k = KVCache(rows), torch.randn(3, 2, 3, 4)
     cache.reorder(torch.tensor([1, 1, 0]))  # nothing read yet
@@ -93,7 +93,7 @@ def test_reorder_carries_lengths() -> None:
     assert rows.lengths is lengths
 
 
-def test_a_memory_is_shared_by_beams_and_never_moves() -> None:
+def test_beams_share_the_memory_and_reorder_keeps_it() -> None:
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
     state = StaticKV(keys, values)
     state.reorder(torch.tensor([0, 0, 1]))
@@ -111,7 +111,7 @@ def test_too_many_steps_are_refused_before_they_are_written(mode: str) -> None:
         rows.claim(1)
 
 
-def test_reach_is_what_exists_or_all_there_will_be() -> None:
+def test_reach_is_the_number_of_keys_or_the_maximum_if_static() -> None:
     assert rows_of(1, 9, "uniform").reach(2) == 2
     assert rows_of(1, 9, "static").reach(2) == 9
     assert Rows(torch.tensor([3, 1]), 9, bound=3, uniform=False).reach(2) == 5

@@ -134,7 +134,7 @@ def by_hand(model: EncoderDecoderModel, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("unique", [None, 1])
-def test_every_decoder_block_looks_at_its_own_memory(unique: int | None) -> None:
+def test_every_decoder_block_attends_to_its_own_memory(unique: int | None) -> None:
     """Also where the calls share one block: a memory belongs to a call."""
     model, batch = shaken(small(Transparent(), unique=unique)), batch_of()
     torch.testing.assert_close(model.log_probs(batch), by_hand(model, batch), rtol=0, atol=1e-12)
@@ -143,7 +143,7 @@ def test_every_decoder_block_looks_at_its_own_memory(unique: int | None) -> None
     assert (memory.x[0] - memory.x[1]).abs().max() > 1e-3
 
 
-def test_all_weight_on_the_last_layer_is_the_ordinary_bridge() -> None:
+def test_weight_on_the_last_layer_equals_the_last_bridge() -> None:
     transparent, batch = shaken(small(Transparent())), batch_of()
     ordinary = build(small(Last())).double().eval()
     kept = {key: value for key, value in transparent.state_dict().items() if not key.startswith("bridge.")}
@@ -161,16 +161,16 @@ def test_a_decoding_reads_each_memory_once_and_can_drop_sources(bridge: Any, sta
     whole = model.log_probs(batch)
     with torch.no_grad():
         decoding = model.start(batch, 5, beams=2, static=static)
-        said = model.advance(batch.target[:, :2].repeat_interleave(2, 0), decoding)
-        torch.testing.assert_close(said, whole[:, 1].repeat_interleave(2, 0), rtol=0, atol=1e-12)
+        outputs = model.advance(batch.target[:, :2].repeat_interleave(2, 0), decoding)
+        torch.testing.assert_close(outputs, whole[:, 1].repeat_interleave(2, 0), rtol=0, atol=1e-12)
         if static:
             rest = torch.tensor([0, 1, 2])
         else:
             assert decoding.droppable()
             rest = torch.tensor([2, 0])
             decoding.keep(rest)
-        said = model.advance(batch.target[rest, 2:].repeat_interleave(2, 0), decoding)
-        torch.testing.assert_close(said, whole[rest, 2].repeat_interleave(2, 0), rtol=0, atol=1e-12)
+        outputs = model.advance(batch.target[rest, 2:].repeat_interleave(2, 0), decoding)
+        torch.testing.assert_close(outputs, whole[rest, 2].repeat_interleave(2, 0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("base", ["narang_base", "t5_base", "transformer_small", "transformer_tiny"])
@@ -184,7 +184,7 @@ def test_one_weight_for_each_layer_and_block(base: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["transparent", "transparent_normed"])
-def test_bases_that_it_does_not_fit_are_refused(name: str) -> None:
+def test_unsuitable_bases_are_refused(name: str) -> None:
     for base in ("gpt2_small", "bert_base"):
         with pytest.raises(SpecError, match="only an encoder-decoder has a bridge"):
             apply(name, preset(base))

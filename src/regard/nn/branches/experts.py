@@ -1,4 +1,4 @@
-"""Experts: many feed-forwards, of which a token uses one or two."""
+"""Mixtures of experts: many feed-forward layers, of which each token uses one or two."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ class MixtureOfExperts(BranchSpec):
     """Shazeer et al. 2017, in the form of Lepikhin et al. 2021: y = g_1 expert_1(x) + g_2 expert_2(x).
 
     p = softmax(x G) in float32; the two best are used, with g_i = p_i / (p_1 + p_2); expert_e(x) = phi(x U_e) V_e.
-    In training the second is used with probability min(1, g_2 / threshold), and an expert has room for
+    In training the second is used with probability min(1, g_2 / threshold), and the capacity of an expert is
     max(4, group * capacity / experts) tokens of each group, first choices before second ones, then by position;
-    what finds no room adds 0. So tokens of a group, later ones too, depend on each other in training, and only there:
-    evaluation uses both experts and drops nothing. Padding is not routed. Capacity and balance loss are those of each
-    batch: gradient accumulation is not exactly the gradient of one large batch here.
+    tokens beyond the capacity contribute 0. So in training, tokens of a group depend on each other, also on later
+    ones. Evaluation uses both experts and drops no token. Padding is not routed. Capacity and balance loss are
+    computed per batch, so that gradient accumulation differs from one large batch.
     """
 
     kind = "mixture_of_experts"
     experts: int = 32
-    d_hidden: int | None = None  # None: 2 * d_model, so that two experts cost what one feed-forward does
+    d_hidden: int | None = None  # None: 2 * d_model, so that two experts cost as much as one feed-forward layer
     activation: Activation = "relu"
-    capacity: float = 1.25  # room in all experts, in tokens of the group
-    group: int = 1024  # most tokens that share it
+    capacity: float = 1.25  # of all experts together, relative to the tokens of a group
+    group: int = 1024  # largest number of tokens that share a capacity
     threshold: float = 0.2
     balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of first choices, mean probability
 
@@ -50,18 +50,18 @@ class MixtureOfExperts(BranchSpec):
 class Switch(BranchSpec):
     """Fedus et al. 2022: y = p_e expert_e(x), where e is the most probable expert, p = softmax(x G) in float32.
 
-    In training the router reads x times U(1 - jitter, 1 + jitter), and an expert has room for
-    max(4, group * capacity / experts) tokens of each group, by position; what finds no room adds 0. Evaluation
-    drops nothing, so that no token depends on its neighbours. Padding is not routed. Capacity and balance loss are
-    those of each batch: gradient accumulation is not exactly the gradient of one large batch here.
+    In training the router reads x times U(1 - jitter, 1 + jitter), and the capacity of an expert is
+    max(4, group * capacity / experts) tokens of each group, by position; tokens beyond the capacity contribute 0.
+    Evaluation drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so that
+    gradient accumulation differs from one large batch.
     """
 
     kind = "switch"
     experts: int = 32
     d_hidden: int | None = None  # None: 4 * d_model
     activation: Activation = "relu"
-    capacity: float = 1.25  # room in all experts, in tokens of the group
-    group: int = 1024  # most tokens that share it
+    capacity: float = 1.25  # of all experts together, relative to the tokens of a group
+    group: int = 1024  # largest number of tokens that share a capacity
     jitter: float = 0.01
     balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of choices, mean probability
 
@@ -82,25 +82,25 @@ def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
 
 
 class Routing(NamedTuple):
-    """What the router says of N tokens, each of which has K choices, best first."""
+    """The output of the router for N tokens, each with K choices, best first."""
 
     expert: Tensor  # (N, K)
     gate: Tensor  # (N, K)
-    sent: Tensor  # (N, K): whether the choice is used at all; never for padding
+    sent: Tensor  # (N, K): False for padding and for unused second choices
     probability: Tensor  # (N, E)
 
 
 class Slots(NamedTuple):
-    """Where each choice goes: into an array of rows of `width` places, every row of which is worked by one expert."""
+    """The slot of each choice in an array of `rows` rows and `width` columns; one expert computes each row."""
 
-    at: Tensor  # (N, K); rows * width is nowhere
+    at: Tensor  # (N, K); rows * width for a dropped choice
     width: int
     rows: int
-    owner: Tensor | None  # (rows,); None: row e is expert e's
+    owner: Tensor | None  # (rows,): the expert of a row; None: row e belongs to expert e
 
 
 class Experts(Branch):
-    """Abstract: a router in front of experts, whose weights are kept as (E, out, in)."""
+    """Abstract: a router and experts, whose weights have the shape (E, out, in)."""
 
     used: ClassVar[int]  # experts of a token
 
@@ -111,7 +111,7 @@ class Experts(Branch):
         self.down = _stacked(spec.experts, site.d_model, d_hidden, "down", site)
         self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
         self.capacity, self.group, self.balance = spec.capacity, spec.group, spec.balance
-        # Counts for the log, which a checkpoint does not need.
+        # Counts for the log, not stored in checkpoints.
         self.dropped: Tensor
         self.routed: Tensor
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -119,7 +119,7 @@ class Experts(Branch):
 
     @abstractmethod
     def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
-        """Which experts each token goes to, and what their answers count."""
+        """Choose the experts of each token and their gates."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         tokens, seg = x.flatten(0, 1), ctx.own.mask.q_seg
@@ -132,23 +132,23 @@ class Experts(Branch):
             places = _unlimited(choice)
         if ctx.losses is not None:
             ctx.losses.append(self.balance * _imbalance(choice, real, self.group))
-        answers = self._answer(tokens, places)
-        return (answers * choice.gate[..., None].to(answers.dtype)).sum(1).view_as(x)
+        outputs = self._run(tokens, places)
+        return (outputs * choice.gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 
     def probabilities(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-        """softmax(x G), in float32 even where autocast would halve it: close calls decide where a token goes."""
+        """softmax(x G) in float32, also under autocast: rounding would change the choice of experts."""
         with full_precision(x.device):
             return (widen(x) @ widen(self.router).T).softmax(-1)
 
     def report(self) -> dict[str, Tensor]:
-        """Choices that found no room, and those that did; a token counts once for every expert it is sent to."""
+        """Return the numbers of dropped and routed choices since the last call, one per token and expert."""
         counts = {"dropped_tokens": self.dropped.clone(), "routed_tokens": self.routed.clone()}
         self.dropped.zero_()
         self.routed.zero_()
         return counts
 
     def idle_flops(self, tokens: int) -> int:
-        """FLOPs of an evaluation for places that no token takes: they belong to the layout, not to the model."""
+        """Return the FLOPs of empty slots in an evaluation, which are an artefact of the layout."""
         (E, hidden, D), K = self.up.shape, self.used
         width, rows = _laid_out(tokens * K, E)
         return (rows * width - tokens * K) * 4 * D * hidden
@@ -158,15 +158,15 @@ class Experts(Branch):
         self.routed += routed
         self.dropped += choice.sent.sum() - routed
 
-    def _answer(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
-        """What the expert of each choice says of its token; 0 for a choice that goes nowhere."""
+    def _run(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
+        """Return the output of each chosen expert for its token; 0 for dropped choices."""
         N, K = places.at.shape
         at = places.at.flatten()
-        # One place more, for what goes nowhere.
-        laid = x.new_zeros(places.rows * places.width + 1, x.shape[1])
-        laid = laid.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
+        # One more slot, for dropped choices.
+        inputs = x.new_zeros(places.rows * places.width + 1, x.shape[1])
+        inputs = inputs.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
         up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
-        hidden = self.activate(laid.unflatten(0, (places.rows, places.width)) @ up.mT)
+        hidden = self.activate(inputs.unflatten(0, (places.rows, places.width)) @ up.mT)
         out = (self.dropout(hidden) @ down.mT).flatten(0, 1)
         return F.pad(out, (0, 0, 0, 1)).index_select(0, at).unflatten(0, (N, K))
 
@@ -183,7 +183,7 @@ class MixtureOfExpertsModule(Experts):
         best, expert = probability.topk(self.used, -1)
         gate = best / (best.sum(-1, keepdim=True) + 1e-9)
         second = real
-        # Narang et al. drew at random in evaluation, too; then the model would not be a function of its input.
+        # Narang et al. sampled in evaluation too, so that the output was not a function of the input.
         if self.training:
             second = real & (torch.rand_like(gate[:, 1]) * self.threshold < gate[:, 1])
         return Routing(expert, gate, torch.stack((real, second), 1), probability)
@@ -206,67 +206,67 @@ class SwitchModule(Experts):
 
 
 def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
-    """One matrix per expert, each drawn as a projection of its own: the fans are a matrix's, not the stack's."""
+    """Return one matrix per expert, each initialised with the fan-in and fan-out of its own projection."""
     return nn.Parameter(torch.stack([site.parameter(d_out, d_in, role=role).detach() for _ in range(experts)]))
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """(groups, tokens in each): as few as possible, of equal size; the last may lack some."""
+    """Return (number of groups, tokens in each): as few groups as possible, equal in size except the last."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
 
 def _grouped(x: Tensor, groups: int, size: int) -> Tensor:
-    """(N, ...) -> (groups, size, ...), with zeros for the tokens that the last group lacks."""
+    """(N, ...) -> (groups, size, ...), padded with zeros."""
     missing = groups * size - x.shape[0]
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (groups, size))
 
 
 def _limited(choice: Routing, capacity: float, most: int) -> Slots:
-    """An expert has as many places for each group; who comes too late goes nowhere."""
+    """Assign slots up to the capacity of each expert and group, and drop the other choices."""
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     G, S = _groups(N, most)
     C = min(S, max(4, int(S * capacity / E)))
     chosen = F.one_hot(choice.expert, E) * choice.sent[..., None]
-    # All first choices of a group stand before all second ones.
+    # All first choices of a group come before all second choices.
     queue = _grouped(chosen, G, S).transpose(1, 2).flatten(1, 2)
-    turn = _turn(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
-    group = torch.arange(N, device=turn.device)[:, None] // S
-    at = (choice.expert * G + group) * C + turn
-    return Slots(at.where(choice.sent & (turn < C), E * G * C), G * C, E, None)
+    rank = _rank(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
+    group = torch.arange(N, device=rank.device)[:, None] // S
+    at = (choice.expert * G + group) * C + rank
+    return Slots(at.where(choice.sent & (rank < C), E * G * C), G * C, E, None)
 
 
 def _laid_out(choices: int, experts: int) -> tuple[int, int]:
-    """(width, rows) of an array with a place for every choice, however they fall.
+    """Return (width, rows) of an array with enough slots for any distribution of the choices.
 
-    At the mean width there are at most 2 * E rows, and in a step of a decoding no more than choices.
+    The width is the mean number of choices per expert, which needs at most 2 * E rows.
     """
     width = -(-choices // experts)
     return width, min(choices, choices // width + experts)
 
 
 def _unlimited(choice: Routing) -> Slots:
-    """Every choice has a place, in an array whose shape does not depend on the choices.
+    """Assign a slot to every choice, in an array whose shape depends on their number only.
 
-    An expert works as many rows as it needs, and reads no weights but those that it uses.
+    An expert computes as many rows as it needs, and weights of unused experts are not read.
     """
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     width, rows = _laid_out(N * K, E)
     chosen = (F.one_hot(choice.expert, E) * choice.sent[..., None]).flatten(0, 1)
     needed = (chosen.sum(0) + width - 1) // width
     end = needed.cumsum(0)
-    at = (end - needed)[choice.expert] * width + _turn(chosen, 0).unflatten(0, (N, K))
+    at = (end - needed)[choice.expert] * width + _rank(chosen, 0).unflatten(0, (N, K))
     owner = torch.searchsorted(end, torch.arange(rows, device=at.device), right=True).clamp(max=E - 1)
     return Slots(at.where(choice.sent, rows * width), width, rows, owner)
 
 
-def _turn(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
-    """How many stand before each one in the queue of its expert, along `dim`."""
+def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
+    """Return the position of each choice in the queue of its expert, along `dim`."""
     return ((queue.cumsum(dim) - queue) * queue).sum(-1)
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """E sum_e f_e P_e over the real tokens of a group, and the mean over groups; 1 where all experts are alike."""
+    """Balance loss E sum_e f_e P_e over the real tokens of a group, averaged over groups; 1 if balanced."""
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)
     mask = _grouped(real[:, None].to(choice.probability.dtype), G, S)

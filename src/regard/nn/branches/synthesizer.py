@@ -1,4 +1,4 @@
-"""Synthesizers: self-attention whose scores are not, or not only, products of queries and keys."""
+"""Synthesizers (Tay et al. 2021): self-attention with learned scores instead of, or beside, query-key products."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from regard.tree import Spec
 
 
 class Scores(Spec):
-    """Slot: how much a synthesizer looks at each position, said by the token that looks or by nothing at all."""
+    """Slot: the scores of a synthesizer, functions of the query token or of nothing but positions."""
 
     __slots__ = ()
-    reads_query: ClassVar[bool] = False  # whether it is a function of the attention's queries
+    reads_query: ClassVar[bool] = False  # a function of the attention's queries
 
     @abstractmethod
     def build(self, max_len: int, site: Site) -> "ScoresModule":
-        """A module that scores up to `max_len` positions for every head of the site."""
+        """Build a module that scores up to `max_len` positions for every head of the site."""
 
 
 class ScoresModule(nn.Module):
@@ -43,12 +43,12 @@ class ScoresModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], q: Float[Tensor, "B H T K"] | None, view: View
     ) -> Float[Tensor, "b H T S"]:
-        """The scores of every key of the view, before its bias and mask."""
+        """Return the scores of the view's keys, before bias and mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseScores(Scores):
-    """relu(q_i) P, P in d_head x max_len shared by the heads: as Narang et al. 2021 ran the dense synthesizer."""
+    """relu(q_i) P with P of d_head x max_len shared by the heads: the dense synthesizer of Narang et al. 2021."""
 
     kind = "dense_scores"
     reads_query = True
@@ -74,7 +74,7 @@ class DenseScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class TwoLayerScores(Scores):
-    """relu(x_i A + a) P + p, all of it per head: the dense synthesizer of Tay et al. 2021."""
+    """relu(x_i A + a) P + p with parameters per head: the dense synthesizer of Tay et al. 2021."""
 
     kind = "two_layer_scores"
 
@@ -87,10 +87,10 @@ class TwoLayerScoresModule(ScoresModule):
         super().__init__()
         self.heads = site.heads
         self.first = site.linear(site.d_model, {"query": site.heads * site.d_head}, bias=True)
-        drawn = [site.parameter(max_len, site.d_head, role="key").detach() for _ in range(site.heads)]
-        self.weight = nn.Parameter(torch.stack(drawn))  # a head's fans are those of its own matrix
+        heads = [site.parameter(max_len, site.d_head, role="key").detach() for _ in range(site.heads)]
+        self.weight = nn.Parameter(torch.stack(heads))  # initialised with the fan-in and fan-out of one head
         self.bias = nn.Parameter(torch.zeros(site.heads, max_len))
-        self.bias.projects = False  # type: ignore[reportAttributeAccessIssue]  # a bias for all its two axes
+        self.bias.projects = False  # type: ignore[reportAttributeAccessIssue]  # a bias, although it has two axes
 
     def forward(
         self,
@@ -104,7 +104,7 @@ class TwoLayerScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class RandomScores(Scores):
-    """R_h[i, j], one learned number per head and pair of positions (Tay et al. 2021)."""
+    """R_h[i, j], one parameter per head and pair of positions (Tay et al. 2021)."""
 
     kind = "random_scores"
 
@@ -130,8 +130,8 @@ class RandomScoresModule(ScoresModule):
 class FactorisedScores(Scores):
     """(R1 R2')_h[i, j], both factors max_len x rank per head (Tay et al. 2021).
 
-    The code that Narang et al. released gives both factors the keys' axis, so that all queries score alike; this is
-    the paper's, with as many parameters.
+    The released code of Narang et al. 2021 gives both factors the axis of the keys, so that all queries have equal
+    scores; this is the form of the paper, with as many parameters.
     """
 
     kind = "factorised_scores"
@@ -160,12 +160,12 @@ class FactorisedScoresModule(ScoresModule):
 
 
 def _bound(view: View) -> int:
-    """A host-side number above every position of the view."""
+    """Return a host-side upper bound of the positions of the view."""
     return view.mask.bound(view.S)
 
 
 def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H T W"]:
-    """The rows at the positions of the queries; a slice where they follow each other."""
+    """Return the rows at the positions of the queries."""
     mask = view.mask
     if mask.q_pos is None:
         # A copy, because a FLOP counter cannot follow a module that returns a view of its weights.
@@ -174,7 +174,7 @@ def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H
 
 
 def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H T S"]:
-    """The columns at the positions of the keys; nothing to do where they follow each other."""
+    """Return the columns at the positions of the keys."""
     if view.mask.k_pos is None:
         return scores
     return scores.take_along_dim(view.mask.k_pos[:, None, None, :], -1)
@@ -182,11 +182,11 @@ def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H
 
 @dataclass(frozen=True, slots=True)
 class Synthesizer(BranchSpec):
-    """Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, where no query meets a key.
+    """Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores that are no products of queries and keys.
 
-    `mix` says what becomes of attention: "alone" has only the scores, so no keys either; "plus" is scale q.k + scores;
-    "alpha" is (1 - a) scale q.k + a scores with a learned share a, one half at first. Positions are counted from the
-    start of a sequence, at most `max_len` of them; a stack's position may add a bias.
+    `mix` combines them with attention: "alone" has only the scores, hence no keys; "plus" is scale q.k + scores;
+    "alpha" is (1 - a) scale q.k + a scores with a learned a, 1/2 at the start. At most `max_len` positions, counted
+    from the start of a sequence, have scores; a position of the stack may add a bias.
     """
 
     kind = "synthesizer"
@@ -197,9 +197,9 @@ class Synthesizer(BranchSpec):
     heads: int | None = None  # None: the model's, as for d_head
     d_head: int | None = None
     max_len: int = 512
-    scale: Scale = "sqrt"  # of q.k, where there is any
-    bias: bool | None = None  # None: as the model's linear slot says
-    position: Position | None = None  # this layer's own, instead of the stack's
+    scale: Scale = "sqrt"  # of q.k, unless `mix` is "alone"
+    bias: bool | None = None  # None: as in the model's linear slot
+    position: Position | None = None  # of this layer, instead of the stack's
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Refuse positions that act on queries and keys: a synthesizer has scores only."""
+    """Refuse positions that act on queries and keys, which a synthesizer may not have."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),
@@ -233,7 +233,7 @@ def check_position(position: Position | None, path: str = "") -> None:
 
 
 class SynthesizerBranch(Branch):
-    """Abstract: what both ways have in common."""
+    """Abstract: a synthesizer with or without attention scores."""
 
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__()
@@ -245,14 +245,14 @@ class SynthesizerBranch(Branch):
         self.name = f"{site.side}.self"
 
     def view(self, ctx: Context) -> View:
-        """Who sees whom here, with the bias of this layer or of the stack."""
+        """Return the stack's view with the position bias of this layer, if any."""
         stack = ctx.own
         view = (
             stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
         )
         if _bound(view) > self.max_len:
             raise self.site.error(
-                "max_len", f"a sequence of {_bound(view)} tokens is longer than the {self.max_len} that are scored"
+                "max_len", f"a sequence of {_bound(view)} tokens exceeds the {self.max_len} positions with scores"
             )
         return view
 
@@ -272,7 +272,7 @@ class SynthesizerModule(SynthesizerBranch):
         view = self.view(ctx)
         *query, v = self.project(x).split(self.widths, -1)
         scores = self.scores(x, split_heads(query[0], self.heads) if query else None, view)
-        scores = scores.expand(x.shape[0], -1, -1, -1)  # rows that score alike still have their own mask and dropout
+        scores = scores.expand(x.shape[0], -1, -1, -1)  # masks and dropout differ between rows
         v = split_heads(v if state is None else state.append(v), self.heads)
         if ctx.trace is not None:
             ctx.trace.add(self.name, softmax(scores.detach(), view).detach())
@@ -313,6 +313,6 @@ class SynthesizerPlusModule(SynthesizerBranch):
 
 
 def _with_scores(view: View, scores: Float[Tensor, "b H T S"]) -> View:
-    """The view with scores beside its bias: to a kernel, all that is added is a bias."""
+    """Add scores to the bias of a view."""
     terms = view.terms or Terms()
     return view.with_terms(replace(terms, bias=scores if terms.bias is None else scores + terms.bias))

@@ -1,4 +1,4 @@
-"""Learned vectors per position, and the injection of positions into queries, keys and values."""
+"""Learned position embeddings, and position vectors added to queries, keys and values."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Learned(Additive):
-    """One trained vector per position, up to `max_len` of them (Gehring et al. 2017, BERT, GPT-2)."""
+    """A learned vector for each of `max_len` positions (Gehring et al. 2017, BERT, GPT-2)."""
 
     kind = "learned"
     max_len: int = 512
@@ -36,17 +36,15 @@ class LearnedModule(AdditiveTable):
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
         length = self.weight.shape[0]
         if bound > length:
-            raise self.site.error(
-                "max_len", f"a sequence of {bound} tokens is longer than the {length} positions learned"
-            )
+            raise self.site.error("max_len", f"a sequence of {bound} tokens exceeds the {length} learned positions")
         return nn.functional.embedding(positions, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Injected(Position):
-    """q + p_i, k + p_j, v + p_j in every layer: CS 224n's formula, which differs from adding p to the input.
+    """q + p_i, k + p_j, v + p_j in every layer (CS 224n).
 
-    The two agree when p is multiplied by the projections first.
+    Adding p to the input instead would multiply it by the projections too.
     """
 
     kind = "injected"
@@ -57,7 +55,7 @@ class Injected(Position):
         site.require(
             site.d_head == site.d_value,
             "kind",
-            f"the same vector joins keys and values, but d_head is {site.d_head} and d_value {site.d_value}",
+            f"the same vector is added to keys and values, but d_head is {site.d_head} and d_value {site.d_value}",
         )
         return InjectedModule(self.table.build(site.inside("table"), site.heads * site.d_head))
 

@@ -1,4 +1,4 @@
-"""Position slots: Position reaches attention as Terms, Additive reaches the input as vectors."""
+"""Position slots: Position adds Terms to attention, Additive adds vectors to the input."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where the queries and keys of a view are."""
+    """The positions of the queries and keys of a view."""
 
     q: Int[Tensor, "#b T"]
     k: Int[Tensor, "#b S"]
-    bound: int  # every position is below this host-side number
+    bound: int  # host-side upper bound of all positions
 
     def distances(self) -> Int[Tensor, "#b T S"]:
-        """j - i for query i and key j."""
+        """Return j - i for query i and key j."""
         return self.k[:, None, :] - self.q[:, :, None]
 
 
 class Position(Spec):
-    """Slot: what positions contribute to self-attention. Stands in a stack (shared by its layers) or in one layer."""
+    """Slot: the position terms of self-attention, shared by the layers of a stack or of one layer."""
 
     __slots__ = ()
-    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes in which a layer must not differ from its stack
+    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that a layer must have in common with its stack
 
     @abstractmethod
     def build(self, site: Site) -> "PositionTerms":
-        """A module from a View to Terms."""
+        """Build a module from a View to Terms."""
 
 
 class PositionTerms(nn.Module):
@@ -43,12 +43,12 @@ class PositionTerms(nn.Module):
 
     @abstractmethod
     def forward(self, view: View) -> Terms:
-        """The terms of the queries and keys of a view."""
+        """Return the terms of the queries and keys of a view."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """A position that a stack shares among the attentions with so many heads, where they differ from the model's."""
+    """A stack's position for attentions with this number of heads, which differs from the model's."""
 
     kind = "at_heads"
     heads: int
@@ -65,7 +65,7 @@ class Additive(Spec):
 
     @abstractmethod
     def build(self, site: Site, width: int) -> "AdditiveTable":
-        """A module from positions to vectors of `width`."""
+        """Build a module from positions to vectors of `width`."""
 
 
 class AdditiveTable(nn.Module):
@@ -73,16 +73,16 @@ class AdditiveTable(nn.Module):
 
     @abstractmethod
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
-        """The vectors of `positions`, all of which are below the host-side number `bound`."""
+        """Return the vectors of `positions`, all of them below `bound`."""
 
 
 def positions_of(view: View) -> Positions:
-    """Where the queries and keys of this view are."""
+    """Return the positions of the queries and keys of a view."""
     return Positions(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
 
 
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
-    """Refuse an attention whose sizes do not fit its position: its own (`position`), or else the one of its stack.
+    """Refuse an attention whose sizes do not fit its own position, or that of its stack if it has none.
 
     `site` has the sizes of the stack, `own` those of the attention.
     """
@@ -90,7 +90,7 @@ def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_head
         site.require(
             kv_heads == own.heads or "kv_heads" not in position.shaped_by,
             "kv_heads",
-            f"{position.kind!r} treats queries and keys alike, but {kv_heads} is not {own.heads}",
+            f"{position.kind!r} needs as many key-value heads as query heads, {own.heads}, not {kv_heads}",
         )
         return
     shared = site.positions.get(own.heads, site.position)
@@ -103,6 +103,6 @@ def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_head
         site.require(
             sizes[name] == stack[name],
             name,
-            f"{sizes[name]} differs from the stack's {stack[name]}, for which its {shared.kind!r} position "
-            "is made; give this attention a position of its own or none to the stack",
+            f"{sizes[name]} differs from the stack's {stack[name]}, which its {shared.kind!r} position needs; "
+            "give this attention a position of its own or none to the stack",
         )

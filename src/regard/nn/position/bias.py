@@ -1,4 +1,4 @@
-"""Biases on the scores that depend on distance only: learned scalars, T5 buckets, ALiBi."""
+"""Attention biases that depend on distance only: learned scalars, T5 buckets, ALiBi."""
 
 import math
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ class DistanceBiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class T5Bias(Position):
-    """Raffel et al. 2020: a learned scalar per head and bucket of distances; near ones exact, far ones logarithmic.
+    """Raffel et al. 2020: a learned scalar per head and bucket of distances, exact when near and logarithmic when far.
 
-    A bidirectional stack spends half of the buckets on each direction; a causal one has no future to spend them on.
+    A bidirectional stack has half of the buckets for each direction, a causal one has all of them for the past.
     """
 
     kind = "t5_bias"
@@ -62,14 +62,14 @@ class T5Bias(Position):
         return T5BiasModule(self, site)
 
     def bucket(self, distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
-        """The bucket of j - i."""
+        """Return the bucket of each distance j - i."""
         if causal:
             buckets, first, far = self.buckets, 0, (-distance).clamp(min=0)
         else:
             buckets = self.buckets // 2
             first, far = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
-        # In this order, as T5's code has it: another rounds some distances into the neighbouring bucket.
+        # In the order of T5's code: another order rounds some distances to the next bucket.
         share = (far.float() / exact).clamp(min=1.0).log() / math.log(self.max_distance / exact)
         coarse = exact + (share * (buckets - exact)).long()
         return first + torch.where(far < exact, far, coarse.clamp(max=buckets - 1))
@@ -87,10 +87,10 @@ class T5BiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class ALiBi(Position):
-    """Press et al. 2022: score - m_h |i - j|, slopes m_h = 2^(-8h / H), nothing learned.
+    """Press et al. 2022: score - m_h |i - j| with constant slopes m_h = 2^(-8h / H).
 
-    With a head count that is no power of two, the slopes of the next smaller power are filled up with every second
-    slope of the next larger, as in the paper's code.
+    If H is not a power of two, the slopes are those of the next smaller power and then every second slope of the next
+    larger, as in the paper's code.
     """
 
     kind = "alibi"
@@ -112,7 +112,7 @@ class ALiBiModule(PositionTerms):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """m_1 .. m_H."""
+    """Return the slopes m_1, ..., m_H."""
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]

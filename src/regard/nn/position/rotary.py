@@ -15,9 +15,9 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Rotary(Position):
-    """Su et al. 2021: channel pairs of queries and keys turn by pos * base^(-2k / d), so q.k depends on i - j only.
+    """Su et al. 2021: rotate channel pairs of queries and keys by pos * base^(-2k / d), so that q.k depends on i - j.
 
-    Pairs are (k, k + d/2), the layout of GPT-NeoX and Llama. Keys are turned before they are cached.
+    Pairs are (k, k + d/2), the layout of GPT-NeoX and Llama. Keys are rotated before they are cached.
     """
 
     kind = "rotary"
@@ -29,7 +29,9 @@ class Rotary(Position):
 
     def build(self, site: Site) -> PositionTerms:
         site.require(
-            site.d_head % 2 == 0, "kind", f"rotary turns pairs of channels and needs an even d_head, not {site.d_head}"
+            site.d_head % 2 == 0,
+            "kind",
+            f"rotary rotates pairs of channels and needs an even d_head, not {site.d_head}",
         )
         return RotaryModule(site.d_head, self.base)
 
@@ -41,7 +43,7 @@ class RotaryModule(PositionTerms):
         super().__init__()
         self.dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         exponents = torch.arange(0, d_head, 2, dtype=torch.float64) / d_head
-        # As integers, which `model.to(torch.bfloat16)` leaves alone: in bfloat16, position 257 is position 256.
+        # Stored as integers, which `model.to(torch.bfloat16)` does not round: in bfloat16, 257 becomes 256.
         bits = (base**-exponents).to(self.dtype).view(torch.int64 if self.dtype == torch.float64 else torch.int32)
         self.register_buffer("bits", bits, persistent=False)
 

@@ -17,9 +17,9 @@ from regard.nn.terms import Terms
 class Shaw(Position):
     """Shaw et al. 2018: score q_i . (k_j + a_{j-i}), context sum_j w_ij (v_j + c_{j-i}), j - i clipped.
 
-    One table of 2 * max_distance + 1 vectors for keys and one for values, shared by the heads. The paper has them per
-    layer: put the position in the attention branch. The value term needs the weights themselves, so attention with it
-    runs on the reference kernel.
+    A table of 2 * max_distance + 1 vectors for keys and one for values, shared by the heads. For tables per layer, as
+    in the paper, set the position of the attention branch. The value term needs the attention weights, which fused
+    kernels do not return, so attention is computed by the formula.
     """
 
     kind = "shaw"

@@ -1,4 +1,4 @@
-"""Stack slot: one side of a model."""
+"""Stack slot: the layers of an encoder or a decoder."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from regard.tree import Spec, walk
 
 
 def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
-    """Refuse a stack without blocks, and positions, patterns or strictness that would be ignored."""
+    """Refuse a stack without blocks, and positions, patterns or `strict` where they would be ignored."""
     require(len(pattern) > 0, "pattern", "a stack needs at least one block")
     require(
         len({other.heads for other in spec.positions}) == len(spec.positions),
@@ -37,32 +37,32 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
-    """Refuse a position of a stack that none of its attentions takes: it would be built, counted and ignored.
+    """Refuse a position of a stack that no attention uses: its parameters would be counted and not trained.
 
-    An attention takes the stack's position for its number of heads, unless it has one of its own.
+    An attention uses the stack's position for its number of heads, unless it has a position of its own.
     """
-    takers = {
+    users = {
         getattr(part, "heads", None) or site.heads
         for part in walk(spec)
         if isinstance(part, BranchSpec) and part.attends and getattr(part, "position", None) is None
     }
-    shown = ", ".join(map(str, sorted(takers))) or "none without a position of its own"
+    heads = ", ".join(map(str, sorted(users))) or "none without a position of its own"
     for i, other in enumerate(positions):
         site.require(
-            other.heads in takers,
+            other.heads in users,
             f"positions[{i}].heads",
-            f"no attention of this stack takes a position for {other.heads} heads (heads: {shown}), so it would be "
+            f"no attention of this stack takes a position for {other.heads} heads (heads: {heads}), so it would be "
             "built and ignored; leave it out",
         )
-    if position is not None and not takers - {other.heads for other in positions}:
-        why = "`positions` has one for all of them" if takers else "each has a position of its own"
+    if position is not None and not users - {other.heads for other in positions}:
+        why = "`positions` has one for all of them" if users else "each has a position of its own"
         raise site.error(
             "position", f"no attention of this stack takes it ({why}), so it would be built and ignored; leave it out"
         )
 
 
 def stack_site(spec: Any, site: Site) -> Site:
-    """The site of a stack's layers: its depth, and the positions that they share."""
+    """Return the site of a stack's layers, with its depth and their shared positions."""
     site.require(
         site.causal or not getattr(spec, "strict", False),
         "strict",
@@ -75,39 +75,39 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """What a stack leaves. It may have shortened the sequence; `seg` says what is left of it."""
+    """The output of a stack, with its segments `seg`, as a stack may shorten the sequence."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
-    layers: tuple[Float[Tensor, "B _ D"], ...] = ()  # the stream before the first block and after each, if asked for
+    layers: tuple[Float[Tensor, "B _ D"], ...] = ()  # with `keep`: the stream before the first block and after each
 
 
 class StackSpec(Spec):
     """Slot: describes the wiring of blocks."""
 
     __slots__ = ()
-    shortens: ClassVar[bool] = False  # it leaves fewer vectors than it was given
-    ordered: ClassVar[bool] = False  # the order of tokens matters to the wiring itself, whatever the blocks are
+    shortens: ClassVar[bool] = False  # the output is shorter than the input
+    ordered: ClassVar[bool] = False  # depends on the order of tokens, for any blocks
 
     @abstractmethod
     def blocks(self) -> int:
-        """The number of block calls."""
+        """Return the number of block calls."""
 
     @abstractmethod
     def block_of(self, call: int) -> Block:
-        """The description of the block that call n runs."""
+        """Return the description of the block of a call."""
 
     def residual_branches(self) -> int:
-        """The number of residual branches that a token passes: DeepNorm and Fixup scale by it."""
+        """Return the number of residual branches that a token passes, by which DeepNorm and Fixup scale."""
         return sum(len(self.block_of(call).branches) for call in range(self.blocks()))
 
     @abstractmethod
     def build(self, site: Site) -> "Stack":
-        """The stack at this site."""
+        """Build the stack at this site."""
 
 
 class Stack(nn.Module):
-    """Abstract: runs blocks one after the other. `positions` are those for attentions of another number of heads."""
+    """Abstract: a sequence of blocks. `positions` are for attentions with another number of heads."""
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
@@ -118,17 +118,17 @@ class Stack(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        """Run all blocks; `keep` also returns the stream between them."""
+        """Run all blocks; with `keep`, return the stream between them too."""
 
     @abstractmethod
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
-        """A state for every call in a new decoding."""
+        """Return the states of all calls for a new decoding."""
 
 
 def shared_positions(
     position: Position | None, positions: tuple[AtHeads, ...], site: Site
 ) -> tuple[PositionTerms | None, nn.ModuleDict]:
-    """The modules of what a stack's layers share: the position, and those for other numbers of heads by that number."""
+    """Build the positions that a stack's layers share: the default one, and others by their number of heads."""
     others = {
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)

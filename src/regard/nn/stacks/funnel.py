@@ -1,4 +1,4 @@
-"""Funnel: an encoder that leaves a shorter sequence."""
+"""Funnel: an encoder that shortens the sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -22,18 +22,19 @@ from regard.tree import walk
 
 @dataclass(frozen=True, slots=True)
 class Funnel(StackSpec):
-    """Groups of layers, each but the first on half as many vectors. Dai et al. 2020, as Narang et al. 2021 ran it.
+    """Groups of layers, each of which halves the length of the one before. Dai et al. 2020, Narang et al. 2021.
 
-    In the first layer of a later group, x becomes the mean of each pair of neighbours after the first branch
-    (self-attention, with its residual) and before the rest; positions count anew from 0. Differs from Dai et al., who
-    pool the queries of that attention alone.
+    In the first layer of a later group, x is mean-pooled over pairs of neighbours after the first branch
+    (self-attention, with its residual); then positions restart at 0.
+
+    Differs from Dai et al., who pool only the queries of that attention.
     """
 
     kind = "funnel"
     shortens: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
     pattern: tuple[Block, ...]
-    layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks are tiled from `pattern` over all of them
+    layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks repeat `pattern` over all groups
     position: Position | None = None  # shared by all layers
     positions: tuple[AtHeads, ...] = ()
     attention_pattern: AttentionPattern | None = None
@@ -60,7 +61,7 @@ class Funnel(StackSpec):
         site.require(
             not site.causal,
             "kind",
-            "a funnel joins neighbours, so a token would see the next one; it can only be an encoder",
+            "a funnel pools neighbouring tokens, so a token would depend on the next; use it in an encoder",
         )
         return FunnelModule(self, stack_site(self, site))
 
@@ -81,9 +82,9 @@ class FunnelModule(Stack):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         if ctx.own.mask.packed:
-            raise DataError("packed: a funnel would join the end of one text to the next; give it padded batches")
+            raise DataError("packed: a funnel would pool tokens of different texts; use padded batches")
         if state is not None:
-            raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")
+            raise self.site.error("kind", "a funnel needs the whole sequence and cannot decode; use it in an encoder")
         ctx = replace(ctx, own=self.viewed(ctx.own))
         layers = [x]
         for call, block in enumerate(self.blocks):
@@ -103,21 +104,20 @@ class FunnelModule(Stack):
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
     def viewed(self, view: View) -> View:
-        """The view with the stack's attention pattern and position terms."""
+        """Return the view with the stack's attention pattern and position terms."""
         view = view.with_mask(attention_pattern=self.attention_pattern)
         return view.with_positions(self.position, self.positions)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:  # noqa: ARG002
-        raise self.site.error("kind", "a funnel reads all of its sequence at once and cannot decode")
+        raise self.site.error("kind", "a funnel needs the whole sequence and cannot decode; use it in an encoder")
 
 
 def halved(
     x: Float[Tensor, "B T D"], seg: Int[Tensor, "B T"] | None
 ) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
-    """The mean of each pair of neighbours, and the segments of what is left; a last one without neighbour stays.
+    """Mean-pool pairs of neighbours and halve the segments; a last token without a neighbour is unchanged.
 
-    Differs from Narang et al. 2021, where padding enters the mean of a pair: what a row gives would depend on how far
-    it is padded.
+    Differs from Narang et al. 2021, who average over padding too, so that the output depends on the padded length.
     """
     if x.shape[1] % 2:
         x = torch.cat((x, x[:, -1:]), 1)

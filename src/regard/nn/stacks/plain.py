@@ -1,4 +1,4 @@
-"""The ordinary stack: blocks one after the other."""
+"""The ordinary stack: a sequence of blocks."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +18,9 @@ from regard.nn.state import Rows
 
 @dataclass(frozen=True, slots=True)
 class Plain(StackSpec):
-    """`depth` calls of blocks tiled from `pattern`.
+    """`depth` calls of blocks, which repeat `pattern`.
 
-    With `unique` below `depth`, only that many blocks exist and call n runs block n % unique (Lan et al. 2020, ALBERT).
+    With `unique` below `depth`, parameters are shared: call n runs block n % unique (Lan et al. 2020, ALBERT).
     """
 
     kind = "plain"
@@ -29,14 +29,14 @@ class Plain(StackSpec):
     unique: int | None = None  # None: depth
     position: Position | None = None  # shared by all layers
     attention_pattern: AttentionPattern | None = None
-    strict: bool = False  # a token does not see itself, as COMP7607 writes the mask
+    strict: bool = False  # a token does not attend to itself: the mask of COMP7607
     positions: tuple[AtHeads, ...] = ()  # as `position`, for attentions of another number of heads than the model's
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
         check_count("unique", self.unique, self.depth)
         built, blocks = self.unique or self.depth, len(self.pattern)
-        require(blocks <= built, "pattern", f"has {blocks} blocks, of which only {built} would ever run")
+        require(blocks <= built, "pattern", f"has {blocks} blocks, of which only the first {built} would be used")
         check_stack(self, self.pattern)
 
     def block_of(self, call: int) -> Block:

@@ -1,4 +1,4 @@
-"""Universal Transformers: one block, applied again and again."""
+"""Universal Transformers: one block, applied repeatedly."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ from regard.nn.state import Rows, StaticKV
 class Universal(StackSpec):
     """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
 
-    Before each of the `steps` in the middle, sqrt(d_model) e_n is added to the stream, a learned vector for each step.
-    As Narang et al. 2021 ran it: a fixed number of steps, and no other sign of position than the block's own.
+    Before each of the `steps`, sqrt(d_model) e_n is added to the stream, with a learned embedding e_n of the step. The
+    form of Narang et al. 2021: a fixed number of steps, without position embeddings at each step.
     """
 
     kind = "universal"
@@ -52,16 +52,15 @@ class Universal(StackSpec):
 
 @dataclass(frozen=True, slots=True)
 class UniversalACT(StackSpec):
-    """Universal, in which every token takes as many of the `steps` as it needs. Graves 2016, Dehghani et al. 2019.
+    """Universal with adaptive computation time (ACT): each token halts on its own. Graves 2016, Dehghani et al. 2019.
 
-    After step n a token's state s_n says p_n = sigmoid(w s_n + b). The token halts at the first step N at which
-    p_1 + ... + p_N > 1 - epsilon, or at the last; what it leaves is p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with
-    R = 1 - p_1 - ... - p_(N-1). While others go on, its state stays what it was. The training loss gets
-    `ponder` * (N + R), in the mean over all tokens of a batch, which accumulated batches enter by their labels:
-    gradient accumulation is not exactly the gradient of one large batch here.
+    After step n a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). It halts at the first
+    step N with p_1 + ... + p_N > 1 - epsilon, or at the last; its output is p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N
+    with R = 1 - p_1 - ... - p_(N-1), and its state stays s_N. The training loss gets `ponder` * (N + R), averaged over
+    the tokens of a batch; gradient accumulation weights batches by their labels and so differs from one large batch.
 
-    Shapes do not depend on the data, so all steps are computed. Differs from the code of Dehghani et al., where
-    p_n is said by s_(n-1), halted states go on to change for others to see, and the sum is an interpolation.
+    All steps are computed, because shapes must not depend on data. Differs from the code of Dehghani et al., where
+    p_n depends on s_(n-1), states of halted tokens continue to change, and the sum is an interpolation.
     """
 
     kind = "universal_act"
@@ -98,7 +97,7 @@ def _check(spec: Universal | UniversalACT) -> None:
 
 
 class UniversalStack(Stack):
-    """Abstract: all but what happens in the recurrent steps."""
+    """Abstract: the calls before and after the recurrent steps."""
 
     def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class UniversalStack(Stack):
         self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
-        self.first, self.last = spec.before, spec.before + spec.steps  # of the calls, those that recur
+        self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent calls
         self.calls = spec.blocks()
         self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
@@ -130,14 +129,14 @@ class UniversalStack(Stack):
     def recur(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
     ) -> Float[Tensor, "B T D"]:
-        """All recurrent steps; the stream after each is noted in `layers`."""
+        """Run the recurrent steps; the stream after each is added to `layers`, if given."""
 
     def call(self, x: Tensor, call: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """The block once more."""
+        """Run the block with the state of a call."""
         return self.blocks[0](x, ctx.block(call), state_at(state, call))
 
     def step(self, x: Tensor, n: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """The n-th recurrent step."""
+        """Run the n-th recurrent step."""
         return self.call(x + self.steps(n), self.first + n, ctx, state)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
@@ -147,16 +146,16 @@ class UniversalStack(Stack):
         if ctx.memory is not None and len(ctx.memory.x) > 1:
             return [first, *(block.start(rows, ctx.block(call)) for call in range(1, self.calls))]
 
-        def again(branch: Any, state: Any) -> Any:
-            # The same weights read the same memory: its keys and values exist once.
+        def repeated(branch: Any, state: Any) -> Any:
+            # The same weights read the same memory, so that all calls share its keys and values.
             return replace(state) if isinstance(state, StaticKV) else branch.start(rows, ctx)
 
-        rest = [tuple(map(again, block.branches, first)) for _ in range(1, self.calls)]
+        rest = [tuple(map(repeated, block.branches, first)) for _ in range(1, self.calls)]
         return [first, *rest]
 
 
 class StepEmbeddings(nn.Module):
-    """A learned vector for each step: its position in depth."""
+    """A learned embedding of each step."""
 
     def __init__(self, steps: int, site: Site) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class UniversalACTModule(UniversalStack):
     def __init__(self, spec: UniversalACT, site: Site) -> None:
         super().__init__(spec, site)
         self.halt = site.parameter(1, site.d_model, role="other")
-        # Graves begins at 1, so that a new model halts after about two steps.
+        # As in Graves: with a bias of 1 a new model halts after about two steps.
         self.halt_bias = nn.Parameter(torch.ones(1))
         self.threshold, self.ponder = 1.0 - spec.epsilon, spec.ponder
 
@@ -211,7 +210,7 @@ class UniversalACTModule(UniversalStack):
 
 
 def note(layers: list[Tensor] | None, x: Float[Tensor, "B T D"]) -> None:
-    """Keep the stream between two applications, where somebody asked for it."""
+    """Append the stream to `layers`, if given."""
     if layers is not None:
         layers.append(x)
 

@@ -1,1 +1,1 @@
-"""Vocabulary: tables of vectors, and heads that make distributions of them."""
+"""Vocabulary: embedding tables, and output heads."""

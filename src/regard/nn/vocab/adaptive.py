@@ -1,6 +1,6 @@
-"""Vocabularies in clusters of falling frequency: narrow vectors for rare ids, and a softmax that asks for the cluster.
+"""Adaptive embeddings and adaptive softmax: clusters of ids by frequency, with narrow vectors for rare ids.
 
-The ids must be sorted by frequency, as a tokenizer's are; what is common has low ids.
+Ids must be sorted by falling frequency, as those of a tokenizer are.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ from regard.nn.vocab.tables import Embeddings, Factorised, Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTable(TableSpec):
-    """Clusters of ids, each with vectors of its own width and a projection to the model's. Baevski and Auli 2019.
+    """Clusters of ids, each with vectors of its own width and a projection to d_model. Baevski and Auli 2019.
 
-    E of an id in cluster c is A_c[id] B_c', and A_c[id] where the cluster is as wide as the model. `parts` are
-    proportions, so that one description fits any vocabulary: one as large as their sum is cut exactly so. Cluster c is
-    d_model / divisors[c] wide.
+    The vector of an id in cluster c is A_c[id] B_c', or A_c[id] in a cluster of width d_model. `parts` are the sizes of
+    the clusters, scaled in proportion to the vocabulary. The width of cluster c is d_model / divisors[c].
     """
 
     kind = "adaptive_table"
@@ -44,7 +43,7 @@ class AdaptiveTable(TableSpec):
         )
 
     def cuts(self, vocab: int) -> list[int]:
-        """Where each cluster begins, and the end: at least one id in each."""
+        """Return the first id of each cluster, and the vocabulary size; each cluster has at least one id."""
         clusters, total, cuts = len(self.parts), sum(self.parts), [0]
         for c in range(1, clusters + 1):
             end = round(vocab * sum(self.parts[:c]) / total)
@@ -69,13 +68,13 @@ class AdaptiveTableModule(Table):
             self.clusters.append(kind.build(end - begin, width, site))
 
     def cluster(self, c: int) -> Table:
-        """The table of cluster c, whose ids count from 0."""
+        """Return the table of cluster c, whose ids count from 0."""
         return self.clusters[c]  # type: ignore[reportReturnType]
 
     def within(self, ids: Int[Tensor, "*n"], c: int) -> tuple[Bool[Tensor, "*n"], Int[Tensor, "*n"]]:
-        """Which ids are of cluster c, and their number in it (0 for the others).
+        """Return a mask of the ids in cluster c, and their indices within it (0 for others).
 
-        What is below the first cluster or above the last belongs to it, where looking it up is an error.
+        Invalid ids count to the first or last cluster, where the embedding raises an error.
         """
         inside = torch.ones_like(ids, dtype=torch.bool) if c == 0 else ids >= self.cuts[c]
         if c < len(self.clusters) - 1:
@@ -83,11 +82,11 @@ class AdaptiveTableModule(Table):
         return inside, torch.where(inside, ids - self.cuts[c], 0)
 
     def rows(self, c: int, device: torch.device) -> Float[Tensor, "n W"]:
-        """The vectors of all ids of cluster c."""
+        """Return the vectors of all ids of cluster c."""
         return self.cluster(c)(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
-        # Every cluster looks up every id: a projection from so few channels costs less than a shape that changes.
+        # Each cluster embeds all ids: this costs less than shapes that depend on data.
         x = self.cluster(0)(self.within(ids, 0)[1])
         for c in range(1, len(self.clusters)):
             inside, local = self.within(ids, c)
@@ -98,17 +97,17 @@ class AdaptiveTableModule(Table):
         return h, torch.cat([self.rows(c, h.device) for c in range(len(self.clusters))])
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
-        # Few rows are projected cheaper than the whole vocabulary is.
+        # For few rows, projecting h costs less than projecting the whole vocabulary.
         return torch.cat([self.cluster(c).logits(h) for c in range(len(self.clusters))], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSoftmax(HeadSpec):
-    """log p(v) = log p(v) in the first cluster, and log p(c) + log p(v | c) in a tail c. Grave et al. 2017.
+    """log p(v) in the first cluster, and log p(c) + log p(v | c) in a tail cluster c. Grave et al. 2017.
 
-    A first softmax is over the ids of the first cluster and one row for each tail; every tail has a softmax of its own,
-    and the loss of a token needs only the one it is in. The vectors are those of an adaptive table. Smoothing and z, as
-    in a plain softmax, are those of each softmax that a token uses.
+    The first softmax is over the ids of the first cluster and one entry per tail; each tail has a softmax of its own,
+    and the loss of a token needs only that of its tail. The vectors are those of an adaptive table. Label smoothing and
+    z-loss apply to each softmax that a token uses.
     """
 
     kind = "adaptive_softmax"
@@ -124,7 +123,7 @@ class AdaptiveSoftmax(HeadSpec):
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # noqa: ARG002
         if not isinstance(table, AdaptiveTable):
-            raise SpecError("head", f"an adaptive softmax reads an adaptive table, not {table.kind!r}; set that, too")
+            raise SpecError("head", f"an adaptive softmax needs an adaptive table, not {table.kind!r}; set it too")
         tails = len(table.parts) - 1
         require(
             tails == self.tails, "head.tails", f"is {self.tails}, but the table has {tails} clusters after the first"

@@ -14,7 +14,7 @@ from regard.tree import Spec
 
 
 class Scored(NamedTuple):
-    """A weighted sum over tokens: what is minimised, and the plain negative log-likelihood for the log."""
+    """Weighted sums over tokens: the training objective, and the negative log-likelihood for the log."""
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]
@@ -24,32 +24,32 @@ class HeadSpec(Spec):
     """Slot: describes a head."""
 
     __slots__ = ()
-    needs_table: ClassVar[bool] = True  # False: the head brings its own
+    needs_table: ClassVar[bool] = True  # False: the head has an output matrix of its own
 
-    def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads read any
-        """Refuse a table that this head cannot read; `tied`: it is an input's, too."""
+    def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads accept any table
+        """Refuse a table that does not fit this head; `tied`: it is also an input table."""
 
     @abstractmethod
     def build(self, vocab: int, site: Site) -> "Head":
-        """The head at the end of this site's stream."""
+        """Build the head of this site."""
 
 
 class Head(nn.Module):
     """Abstract: a normalised distribution over ids."""
 
     def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
-        """Unnormalised log-probabilities of every id; of a head that is not one softmax, the normalised ones."""
+        """Return the logits of every id, or log-probabilities if the head is not a single softmax."""
         return self.log_probs(h, table)
 
     @abstractmethod
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
-        """log p of every id, at least in float32. `table` is None for a head that brings its own."""
+        """Return log p of every id, at least in float32; `table` is None for a head with a matrix of its own."""
 
     @abstractmethod
     def score(
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
-        """The weighted sum of the loss over N tokens. The plain negative log-likelihood when not training."""
+        """Return the weighted sum of the loss over N tokens; in evaluation, the negative log-likelihood."""
 
 
 class CrossEntropyHead(Head):
@@ -66,9 +66,9 @@ class CrossEntropyHead(Head):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> Scored:
-        """The weighted cross-entropy of softmax(r M' + b) over N tokens.
+        """Return the weighted cross-entropy of softmax(r M' + b) over N tokens.
 
-        In training each token adds z_loss * (log Z)^2, and label smoothing is torch's.
+        In training, with label smoothing as in torch, and z_loss * (log Z)^2 added per token.
         """
         logits = widen(r @ matrix.T)
         if bias is not None:

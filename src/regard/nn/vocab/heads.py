@@ -1,4 +1,4 @@
-"""Head slot: from the last stream to a distribution over the vocabulary. The head owns the normaliser and the loss."""
+"""The softmax head: logits, log-probabilities and loss."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ class Softmax(HeadSpec):
     """log softmax(h M' + b).
 
     With s = `label_smoothing`, each token's training loss is (1 - s) * nll + s * mean_v(-log p_v) + z_loss * (log Z)^2:
-    label smoothing after Szegedy et al. 2016 (torch's definition) and T5's z-loss. Evaluation has neither.
+    label smoothing (Szegedy et al. 2016, as defined in torch) and the z-loss of T5. Evaluation uses neither.
     """
 
     kind = "softmax"
-    scaled: bool = False  # h * d_model^-1/2 first: T5, where the table is tied and has unit variance
+    scaled: bool = False  # scale h by d_model^-1/2: T5, whose tied table has unit variance
     bias: bool = False
     label_smoothing: float = 0.0
     z_loss: float = 0.0

@@ -18,13 +18,13 @@ from regard.nn.vocab.tables import Table
 class MixtureOfSoftmaxes(HeadSpec):
     """log p = logsumexp_k(log pi_k + log softmax(c_k M')), pi = softmax(P h), c_k = tanh(C_k h). Yang et al. 2018.
 
-    A sum of softmaxes is no longer bounded in rank by the width of the model. Smoothing is that of a plain softmax;
-    there is no z, because a mixture is normalised whatever its logits.
+    The rank of the log-probabilities is not bounded by d_model. Label smoothing is that of a plain softmax. There is no
+    z-loss, because each softmax has a normaliser of its own.
     """
 
     kind = "mixture_of_softmaxes"
     components: int = 15
-    scaled: bool = False  # h * d_model^-1/2 first
+    scaled: bool = False  # scale h by d_model^-1/2
     label_smoothing: float = 0.0
 
     def check(self) -> None:
@@ -46,7 +46,7 @@ class MixtureOfSoftmaxesModule(Head):
         self.label_smoothing, self.vocab = spec.label_smoothing, vocab
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
-        """log pi and c."""
+        """Return log pi and c."""
         h = h * self.factor
         contexts = torch.stack([context(h) for context in self.contexts], -2).tanh()
         return widen(self.prior(h)).log_softmax(-1), contexts

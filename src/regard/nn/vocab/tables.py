@@ -1,4 +1,4 @@
-"""Table slot: the vocabulary matrix in both directions."""
+"""Table slot: vocabulary matrices, for embeddings and for logits."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ class TableSpec(Spec):
 
     @abstractmethod
     def build(self, vocab: int, width: int, site: Site) -> "Table":
-        """A table of `vocab` rows for vectors of `width`."""
+        """Build a table of `vocab` rows for vectors of `width`."""
 
 
 class Table(nn.Module):
-    """Abstract: ids to vectors, and vectors to one score per id. Owned once; heads receive it as an argument."""
+    """Abstract: an embedding of ids that also maps vectors to logits. The model owns it, and heads receive it."""
 
     @abstractmethod
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
-        """The vectors of `ids`."""
+        """Return the vectors of `ids`."""
 
     @abstractmethod
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
-        """(r, M) with logits = r M'. A head works through them in chunks, so the logits need never exist at once."""
+        """Return (r, M) with logits = r M', from which a head can compute its loss in chunks."""
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
-        """The score of every id."""
+        """Return the logit of every id."""
         r, matrix = self.readout(h)
         return r @ matrix.T
 
@@ -50,7 +50,7 @@ class Embeddings(TableSpec):
 
 
 class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleMethodOverride]
-    """torch's embedding, its weights drawn by the init slot: `weight` has one row per id."""
+    """torch's embedding with weights of the init slot; `weight` has one row per id."""
 
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         weight = site.parameter(vocab, width, role="embedding")
@@ -63,10 +63,10 @@ class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleM
 
 @dataclass(frozen=True, slots=True)
 class Factorised(TableSpec):
-    """E = A B': a narrow row per id, and one projection for all of them. Lan et al. 2020.
+    """E = A B': a narrow vector per id and one projection for all. Lan et al. 2020.
 
-    The init slot draws A as a table and B as a projection; the scale is then split evenly between them, which leaves
-    the product as it is. Under T5's init both have standard deviation width^-1/4, as in Narang et al. 2021.
+    The init slot initialises A as a table and B as a projection; then their scales are balanced without a change of the
+    product. With T5's init both have standard deviation width^-1/4, as in Narang et al. 2021.
     """
 
     kind = "factorised"
@@ -97,9 +97,9 @@ class FactorisedModule(Table):
 
 @dataclass(frozen=True, slots=True)
 class Sharing(Spec):
-    """Which of the three tables of an encoder-decoder (source, target, output) are one. Press & Wolf 2017."""
+    """Weight tying of the source, target and output tables of an encoder-decoder. Press & Wolf 2017."""
 
     kind = "sharing"
     source_target: bool = True
     input_output: bool = True  # the target's table is also the softmax matrix
-    positions: bool = False  # source and target share what the input slot learns: positions, norm
+    positions: bool = False  # source and target share the parameters of the input: positions, norm

@@ -148,7 +148,7 @@ def test_a_filter_for_every_channel_is_a_head_for_every_channel(site: MakeSite) 
         torch.testing.assert_close(one(x, context(Mask())), other(x, context(Mask())))
 
 
-def test_filters_that_predict_nothing_are_means(site: MakeSite) -> None:
+def test_zero_filter_logits_average_the_window(site: MakeSite) -> None:
     light, dynamic = branch_of(SharedLightConv(3, 2), site()), branch_of(SharedDynamicConv(3, 2), site())
     dynamic.gated.load_state_dict(light.gated.state_dict())
     dynamic.output.load_state_dict(light.output.state_dict())
@@ -162,25 +162,25 @@ def test_filters_that_predict_nothing_are_means(site: MakeSite) -> None:
 
 
 def run_steps(branch: Branch, x: Tensor, counts: list[list[int]], static: bool) -> list[list[Tensor]]:
-    """Read `counts[n][b]` tokens of row b in step n; what was said at each real token, by row."""
+    """Read `counts[n][b]` tokens of row b in step n, and return the outputs at real tokens by row."""
     B, rows = x.shape[0], Rows(torch.zeros(x.shape[0], dtype=torch.int64), 12, uniform=not static, static=static)
     state: Any = branch.start(rows, context(Mask()))
-    said: list[list[Tensor]] = [[] for _ in range(B)]
+    outputs: list[list[Tensor]] = [[] for _ in range(B)]
     for step in counts:
         width = max(step)
         read = torch.full((B, width, x.shape[2]), 99.0)  # what padding reads must not matter
         for b, n in enumerate(step):
-            read[b, :n] = x[b, len(said[b]) : len(said[b]) + n]
+            read[b, :n] = x[b, len(outputs[b]) : len(outputs[b]) + n]
         y = branch(read, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
         for b, n in enumerate(step):
-            said[b] += y[b, :n]
+            outputs[b] += y[b, :n]
         rows.advance(width, None if min(step) == width else torch.tensor(step))
-    return said
+    return outputs
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_ragged_steps_equal_the_whole(spec: BranchSpec, static: bool, site: MakeSite) -> None:
+def test_ragged_decoding_steps_equal_the_full_pass(spec: BranchSpec, static: bool, site: MakeSite) -> None:
     """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
     counts = [[3, 1], [1, 1], [1, 3], [2, 2]]
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
@@ -197,10 +197,10 @@ def test_a_decoding_keeps_gated_vectors_that_can_be_reordered(site: MakeSite) ->
     branch(x[:, :3], Context(View(rows.mask(3), 3, 3, CPU)), state)
     rows.advance(3, None)
     state.reorder(torch.tensor([1, 1]))
-    said = branch(x[:, 3:4], Context(View(rows.mask(1), 1, 4, CPU)), state)
+    outputs = branch(x[:, 3:4], Context(View(rows.mask(1), 1, 4, CPU)), state)
     mixed = torch.cat((x[[1, 1], :3], x[:, 3:4]), 1)
     whole = branch(mixed, Context(View(Mask(causal=True), 4, 4, CPU)))
-    torch.testing.assert_close(said, whole[:, 3:])
+    torch.testing.assert_close(outputs, whole[:, 3:])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_filter_is_dropped_anew_at_every_position(site: MakeSite) -> None:
 
 @pytest.mark.parametrize("kind", [LightConv, DynamicConv, SharedLightConv, SharedDynamicConv])
 @pytest.mark.parametrize("width", [0, -3, 4])
-def test_a_width_without_a_middle_is_refused(kind: Any, width: int) -> None:
+def test_even_widths_are_refused(kind: Any, width: int) -> None:
     with pytest.raises(SpecError, match=f"^width: must be odd, .* not {width}"):
         kind(width)
 

@@ -115,7 +115,7 @@ def test_beams_come_back_as_rows() -> None:
     assert beams_apart(y, 1, 20) is y
 
 
-def test_an_encoder_to_look_at_is_needed(site: MakeSite) -> None:
+def test_cross_attention_without_encoder_is_refused(site: MakeSite) -> None:
     for changes in ({"side": "encoder"}, {"encoder_depth": 0}):
         with pytest.raises(
             SpecError, match=r"^stack\.pattern\[0\]\.kind: cross-attention needs an encoder to attend to"

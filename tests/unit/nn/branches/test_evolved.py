@@ -124,7 +124,7 @@ def test_gradients_by_formula(spec: BranchSpec, causal: bool, site: MakeSite) ->
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_ragged_steps_equal_the_whole(spec: BranchSpec, static: bool, site: MakeSite) -> None:
+def test_ragged_decoding_steps_equal_the_full_pass(spec: BranchSpec, static: bool, site: MakeSite) -> None:
     """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
     counts = [[12, 2], [1, 1], [1, 9]]
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
@@ -141,9 +141,9 @@ def test_ragged_steps_equal_the_whole(spec: BranchSpec, static: bool, site: Make
         new = torch.full((2, width, D), 99.0)
         for b, n in enumerate(step):
             new[b, :n] = x[b, read[b] : read[b] + n]
-        said = branch(new, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
+        outputs = branch(new, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
         for b, n in enumerate(step):
-            torch.testing.assert_close(said[b, :n], whole[b, read[b] : read[b] + n], rtol=0, atol=1e-11)
+            torch.testing.assert_close(outputs[b, :n], whole[b, read[b] : read[b] + n], rtol=0, atol=1e-11)
             read[b] += n
         rows.advance(width, None if min(step) == width else torch.tensor(step))
 
@@ -181,6 +181,6 @@ def test_dropout_in_training_only(spec: BranchSpec, site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("spec", [EvolvedEncoderConv(), EvolvedDecoderConv()], ids=repr)
-def test_a_stream_that_cannot_be_halved_is_refused(spec: BranchSpec, site: MakeSite) -> None:
+def test_d_model_below_two_is_refused(spec: BranchSpec, site: MakeSite) -> None:
     with pytest.raises(SpecError, match=r"^kind: one convolution has d_model / 2 channels"):
         spec.build(site(d_model=1))

@@ -148,8 +148,8 @@ def test_gradients(spec: Any, training: bool, site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
-def test_one_expert_for_all_has_all_its_room(spec: Any, site: MakeSite) -> None:
-    """Evaluation drops nothing even if every token wants the same."""
+def test_evaluation_drops_no_token_if_all_choose_one_expert(spec: Any, site: MakeSite) -> None:
+    """All tokens have the same two best experts."""
     branch = branch_of(spec, site())
     x = torch.randn(3, 7, 12).abs()
     branch.router.data.fill_(-1.0)
@@ -161,7 +161,7 @@ def test_one_expert_for_all_has_all_its_room(spec: Any, site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
-def test_a_token_alone_says_what_it_says_among_others(spec: Any, site: MakeSite) -> None:
+def test_evaluation_of_a_token_is_independent_of_others(spec: Any, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(3, 7, 12)
     together = branch(x, context(SEG, 7))
     assert bool((together[SEG == 0] == 0).all())
@@ -202,14 +202,14 @@ def test_balance_loss_by_formula(spec: Any, site: MakeSite) -> None:
     branch.eval()(x, context(seg, 7))  # no list, no loss
 
 
-def test_no_token_at_all(site: MakeSite) -> None:
+def test_zero_tokens(site: MakeSite) -> None:
     branch, losses = branch_of(Switch(5, 6), site(), training=True), []
     y = branch(torch.randn(1, 3, 12), context(torch.zeros(1, 3, dtype=torch.int64), 3, losses))
     assert bool((y == 0).all())
     assert losses[0].item() == 0.0
 
 
-def test_a_doubtful_second_expert_is_used_now_and_then(site: MakeSite) -> None:
+def test_second_expert_is_sampled_below_the_threshold(site: MakeSite) -> None:
     """In training with probability min(1, g_2 / threshold), and always in evaluation."""
     branch = branch_of(MixtureOfExperts(2, 6, threshold=0.8), site(), training=True)
     N = 20_000
@@ -230,7 +230,7 @@ def test_a_doubtful_second_expert_is_used_now_and_then(site: MakeSite) -> None:
     torch.testing.assert_close(branch(x.expand(1, 3, 12), context(None, 3))[0], two.expand(3, 12))
 
 
-def test_jitter_moves_the_router_and_not_the_expert(site: MakeSite) -> None:
+def test_jitter_applies_to_the_router_input_only(site: MakeSite) -> None:
     """Fedus et al. 2022: the router reads x times U(1 - 0.01, 1 + 0.01) in training."""
     branch = branch_of(Switch(2, 6), site(), training=True)
     x = torch.randn(12)
@@ -246,7 +246,7 @@ def test_jitter_moves_the_router_and_not_the_expert(site: MakeSite) -> None:
     )
 
 
-def test_a_single_expert_is_a_feedforward(site: MakeSite) -> None:
+def test_single_expert_equals_a_feedforward(site: MakeSite) -> None:
     """Family identity: one expert has probability 1."""
     branch, x = branch_of(Switch(1, 6), site()), torch.randn(2, 4, 12)
     plain: Any = FeedForward(6, bias=False).build(site())
@@ -262,7 +262,7 @@ def test_two_of_two_experts_are_a_soft_mixture(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
-def test_the_router_is_never_halved(spec: Any, site: MakeSite) -> None:
+def test_router_is_computed_in_float32(spec: Any, site: MakeSite) -> None:
     torch.set_default_dtype(torch.float32)
     branch, x = branch_of(spec, site()), torch.randn(2, 4, 12)
     wanted = branch.probabilities(x.flatten(0, 1))
@@ -375,7 +375,7 @@ def test_twice_changes_nothing(name: str, base: str) -> None:
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "switch", "product_key_memory"])
 def test_shared_blocks_are_refused_where_they_would_be_silently_wrong(name: str) -> None:
-    with pytest.raises(SpecError, match=r"^pattern: has (4|12) blocks, of which only 1 would ever run"):
+    with pytest.raises(SpecError, match=r"^pattern: has (4|12) blocks, of which only the first 1 would be used"):
         apply(name, apply("block_sharing", preset("narang_base")))
 
 

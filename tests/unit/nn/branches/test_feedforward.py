@@ -61,7 +61,7 @@ def test_parameters(gated: bool, bias: bool | None, count: int, site: MakeSite) 
     assert sum(p.numel() for p in branch.parameters()) == count
 
 
-def test_biases_are_the_linear_slots_unless_said(site: MakeSite) -> None:
+def test_biases_follow_the_linear_slot_unless_set(site: MakeSite) -> None:
     def biases(bias: bool | None) -> int:
         branch = FeedForward(7, bias=bias).build(site(linear_=Dense(bias=False)))
         return sum(p.numel() for name, p in branch.named_parameters() if name.endswith("bias"))
@@ -77,6 +77,6 @@ def test_activation_dropout_in_training_only(gated: bool, site: MakeSite) -> Non
     assert torch.equal(branch(x, CTX), branch(x, CTX))
 
 
-def test_a_hidden_width_of_nothing_is_refused() -> None:
+def test_zero_hidden_width_is_refused() -> None:
     with pytest.raises(SpecError, match=r"^d_hidden: must be at least 1, not 0"):
         FeedForward(0)

@@ -85,7 +85,7 @@ def test_equals_conv1d_on_each_text_alone(spec: NGramConvolution, mask: Mask, ca
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_steps_of_unequal_lengths_equal_one_pass(spec: NGramConvolution, static: bool, site: MakeSite) -> None:
+def test_ragged_decoding_steps_equal_the_full_pass(spec: NGramConvolution, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
     whole = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), 12, uniform=not static, static=static)

@@ -50,7 +50,7 @@ def test_the_sum_of_its_branches(site: MakeSite) -> None:
     }
 
 
-def test_one_alone_is_itself(site: MakeSite) -> None:
+def test_single_branch_is_unchanged(site: MakeSite) -> None:
     one = branch_of(FeedForward(7), site())
     branch = Parallel((FeedForward(7),)).build(site())
     branch.branches[0].load_state_dict(one.state_dict())  # type: ignore[reportIndexIssue]
@@ -60,23 +60,23 @@ def test_one_alone_is_itself(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-def test_steps_equal_the_whole(static: bool, site: MakeSite) -> None:
+def test_decoding_steps_equal_the_full_pass(static: bool, site: MakeSite) -> None:
     spec = Parallel((SelfAttention(), CrossAttention(), FeedForward(7), LightConv(3), EvolvedDecoderConv()))
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
     memory = torch.randn(2, S, D)
     whole = branch(x, context(Mask(causal=True), memory))
     rows = Rows(torch.zeros(2, dtype=torch.int64), T, uniform=not static, static=static)
     ctx = context(Mask(), memory)
-    state, said = branch.start(rows, ctx), []
+    state, outputs = branch.start(rows, ctx), []
     assert isinstance(state[0], KVCache)
     assert isinstance(state[1], StaticKV)
     assert state[2] is None
     for step in (2, 1, 2):
         at, reach = rows.bound, rows.reach(step)
         own = View(rows.mask(step), step, reach, CPU)
-        said.append(branch(x[:, at : at + step], Context(own, ctx.cross, ctx.memory), state))
+        outputs.append(branch(x[:, at : at + step], Context(own, ctx.cross, ctx.memory), state))
         rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(said, 1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
 
 
 def test_a_residual_rule_takes_it_like_any_branch(site: MakeSite) -> None:

@@ -48,7 +48,7 @@ def test_an_elman_branch_by_formula(site: MakeSite) -> None:
         (Recurrence(d_hidden=3), {}, "^output: without W_o the states must be d_model"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: Recurrence, sizes: dict[str, Any], sentence: str, site: MakeSite) -> None:
+def test_invalid_specs_are_refused(spec: Recurrence, sizes: dict[str, Any], sentence: str, site: MakeSite) -> None:
     with pytest.raises(SpecError, match=sentence):
         spec.build(site(**sizes))
 

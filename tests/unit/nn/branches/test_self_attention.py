@@ -155,7 +155,7 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
         (SelfAttention(d_head=6), {"position": Rotary()}, "d_head", "6 differs from the stack's 4"),
         (SelfAttention(d_value=6), {"position": Shaw()}, "d_value", "6 differs from the stack's 4"),
         (SelfAttention(kv_heads=1), {"position": Injected()}, "kv_heads", "1 differs from the stack's 3"),
-        (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "treats queries and keys alike"),
+        (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "needs as many key-value heads"),
         (SelfAttention(output=False, d_value=5), {}, "output", "d_model 12, not 3 x 5"),
     ],
 )

@@ -134,9 +134,9 @@ def by_hand(branch: Any, spec: Synthesizer, x: Tensor, mask: Mask, seen: Seen, b
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_by_formula(spec: Synthesizer, mask: Mask, site: MakeSite, seen: Seen) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
-    said, expected = branch(x, context(mask)), by_hand(branch, spec, x, mask, seen)
+    outputs, expected = branch(x, context(mask)), by_hand(branch, spec, x, mask, seen)
     real = torch.ones(2, T, dtype=torch.bool) if mask.q_seg is None else mask.q_seg != 0
-    torch.testing.assert_close(said[real], expected[real], rtol=0, atol=1e-12)
+    torch.testing.assert_close(outputs[real], expected[real], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
@@ -150,7 +150,7 @@ def test_gradients_by_formula(spec: Synthesizer, site: MakeSite, seen: Seen) -> 
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_the_stacks_bias_for_so_many_heads_joins_the_scores(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
+def test_stack_bias_for_the_number_of_heads_is_added_to_scores(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
     branch, x = branch_of(spec, site(positions={2: T5Bias(8, 9)})), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
     terms = branch_of(T5Bias(8, 9), site(heads=2))(view)
@@ -171,22 +171,22 @@ def test_a_position_of_its_own_replaces_the_stacks(spec: Synthesizer, site: Make
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
-def test_steps_equal_the_whole(spec: Synthesizer, static: bool, site: MakeSite) -> None:
+def test_decoding_steps_equal_the_full_pass(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
     whole = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), MAX, uniform=not static, static=static)
-    state, said = branch.start(rows, context(Mask())), []
+    state, outputs = branch.start(rows, context(Mask())), []
     assert isinstance(state, ActivationCache if spec.mix == "alone" else KVCache)
     for step in (2, 1, 2):
         at, S = rows.bound, rows.reach(step)
-        said.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, S, CPU)), state))
+        outputs.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, S, CPU)), state))
         rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(said, 1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
-def test_rows_of_unequal_length_go_on_and_are_reordered(spec: Synthesizer, static: bool, site: MakeSite) -> None:
+def test_rows_of_unequal_length_decode_and_reorder(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
     whole = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), 6, uniform=not static, static=static)
@@ -197,8 +197,8 @@ def test_rows_of_unequal_length_go_on_and_are_reordered(spec: Synthesizer, stati
     state.reorder(parent)
     rows.reorder(parent)
     following = torch.stack([x[1, 1:2], x[0, 3:4]])
-    said = branch(following, Context(View(rows.mask(1), 1, rows.reach(1), CPU)), state)
-    torch.testing.assert_close(said[:, 0], torch.stack([whole[1, 1], whole[0, 3]]), rtol=0, atol=1e-12)
+    outputs = branch(following, Context(View(rows.mask(1), 1, rows.reach(1), CPU)), state)
+    torch.testing.assert_close(outputs[:, 0], torch.stack([whole[1, 1], whole[0, 3]]), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
@@ -229,7 +229,7 @@ def test_random_scores_do_not_depend_on_the_tokens(name: str, site: MakeSite) ->
     assert (one[0, :, 3, :3] / one[0, :, 3, :1] - one[0, :, 2, :3] / one[0, :, 2, :1]).abs().max() > 1e-3
 
 
-def test_factors_of_full_rank_can_say_all_that_random_scores_say(site: MakeSite) -> None:
+def test_full_rank_factors_equal_random_scores(site: MakeSite) -> None:
     full = branch_of(replace(SPECS["factorised alone"], scores=FactorisedScores(MAX)), site())
     random = branch_of(SPECS["random alone"], site())
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_two_layers_that_the_heads_share_are_the_dense_scores(site: MakeSite) ->
 
 
 @pytest.mark.parametrize("name", ["dense alone", "random alone", "factorised alone"])
-def test_scores_of_zero_are_an_average(name: str, site: MakeSite) -> None:
+def test_zero_scores_average_the_values(name: str, site: MakeSite) -> None:
     branch, x = branch_of(SPECS[name], site()), torch.randn(2, T, 12)
     for parameter in branch.scores.parameters():
         nn.init.zeros_(parameter)
@@ -275,7 +275,7 @@ def test_without_its_scores_it_is_attention(name: str, mix: str, site: MakeSite)
         torch.testing.assert_close(branch(x, context(mask)), attention(x, context(mask)), rtol=0, atol=1e-12)
 
 
-def test_alpha_is_one_half_at_first_and_leads_from_attention_to_scores(site: MakeSite) -> None:
+def test_alpha_starts_at_one_half_and_interpolates(site: MakeSite) -> None:
     spec = SPECS["random alpha"]
     assert spec.build(site()).alpha == 0
     branch, alone, x = branch_of(spec, site()), branch_of(SPECS["random alone"], site()), torch.randn(2, T, 12)
@@ -298,11 +298,11 @@ def test_attention_dropout_is_for_every_row_and_in_training_only(site: MakeSite)
 def test_longer_than_the_scores_is_refused(spec: Synthesizer, site: MakeSite) -> None:
     branch = branch_of(spec, site(path="decoder.pattern[0].branches[0]"))
     assert branch(torch.randn(1, MAX, 12), Context(View(Mask(), MAX, MAX, CPU))).shape == (1, MAX, 12)
-    with pytest.raises(SpecError, match="a sequence of 9 tokens is longer than the 8 that are scored") as raised:
+    with pytest.raises(SpecError, match="a sequence of 9 tokens exceeds the 8 positions with scores") as raised:
         branch(torch.randn(1, 9, 12), Context(View(Mask(), 9, 9, CPU)))
     assert raised.value.path == "decoder.pattern[0].branches[0].max_len"
     rows = Rows(torch.zeros(1, dtype=torch.int64), 9, uniform=False, static=True)
-    with pytest.raises(SpecError, match="longer than the 8"):
+    with pytest.raises(SpecError, match="exceeds the 8"):
         branch(torch.randn(1, 1, 12), Context(View(rows.mask(1), 1, 9, CPU)), branch.start(rows, context(Mask())))
 
 
@@ -345,7 +345,7 @@ AS_RUN = [name for name in NAMES if name != "synth_dense_tay"]
 
 
 @pytest.mark.parametrize("name", AS_RUN)
-def test_as_it_was_run(name: str) -> None:
+def test_variants_have_the_settings_of_narang_et_al(name: str) -> None:
     changed = apply(name, preset("narang_base"))
     assert isinstance(changed, EncoderDecoder)
     found = [part for part in walk(changed) if isinstance(part, Synthesizer)]
@@ -386,7 +386,7 @@ def test_on_other_bases(name: str, base: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bases_that_it_does_not_fit_are_refused(name: str) -> None:
+def test_unsuitable_bases_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="'rotary' acts on queries and keys"):
         count(apply(name, apply("rotary", preset("transformer_small"))))
     for odd in (SelfAttention(kv_heads=1), SelfAttention(output=False), SelfAttention(query_key_norm=RMSNorm())):

@@ -78,10 +78,10 @@ def test_self_by_formula(kind: Kind, mask: Mask, site: MakeSite, naive: Naive) -
     projected = x @ branch.attention.qkv.weight.T + branch.attention.qkv.bias
     q, k, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in projected.split(12, -1))
     expected = joined(branch, kind, naive(q, k, v, mask, 1 / math.sqrt(4)))
-    said = branch(x, own(mask))
-    torch.testing.assert_close(said, expected, rtol=0, atol=1e-12)
+    outputs = branch(x, own(mask))
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
     wanted = list(branch.parameters())
-    mine, plain = (torch.autograd.grad(y.square().sum(), wanted) for y in (said, expected))
+    mine, plain = (torch.autograd.grad(y.square().sum(), wanted) for y in (outputs, expected))
     torch.testing.assert_close(mine, plain, rtol=0, atol=1e-10)
 
 

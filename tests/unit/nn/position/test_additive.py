@@ -112,7 +112,7 @@ class TestLearned:
     def test_a_longer_sequence_is_refused(self, site: MakeSite) -> None:
         """C59."""
         module = Learned(5).build(site(path="input.position"), 6)
-        with pytest.raises(SpecError, match=r"^input\.position\.max_len: a sequence of 6 .* the 5 positions learned"):
+        with pytest.raises(SpecError, match=r"^input\.position\.max_len: a sequence of 6 .* the 5 learned positions"):
             module(torch.arange(6)[None], 6)
 
     def test_at_least_one_position(self) -> None:

@@ -11,12 +11,12 @@ def test_distance_is_key_minus_query() -> None:
     assert Positions(q, k, 10).distances().tolist() == [[[-4, 1, 5], [-7, -2, 2]]]
 
 
-def test_distances_of_rows_with_places_of_their_own() -> None:
+def test_distances_of_rows_with_positions_of_their_own() -> None:
     q, k = torch.tensor([[4], [1]]), torch.tensor([[0, 1, 2, 3, 4]])
     assert Positions(q, k, 5).distances().tolist() == [[[-4, -3, -2, -1, 0]], [[-1, 0, 1, 2, 3]]]
 
 
-def test_places_of_a_view() -> None:
+def test_positions_of_a_view() -> None:
     positions = positions_of(View(Mask(start=3), 2, 5, CPU))
     assert (positions.q.tolist(), positions.k.tolist(), positions.bound) == ([[3, 4]], [[0, 1, 2, 3, 4]], 5)
     within = torch.tensor([[0, 1, 0, 1, 2]])

@@ -20,7 +20,7 @@ def rotated(x: torch.Tensor, spec: Rotary, mask: Mask, site: Site) -> torch.Tens
     return rotation(x)
 
 
-def test_turns_pairs_by_their_angles(site: MakeSite) -> None:
+def test_rotates_pairs_by_their_angles(site: MakeSite) -> None:
     d, base = 6, 50.0
     x = torch.randn(2, 3, 4, d)
     y = rotated(x, Rotary(base), Mask(start=5), site(d_head=d))
@@ -50,7 +50,7 @@ def test_keeps_lengths(site: MakeSite) -> None:
     torch.testing.assert_close(rotated(x, Rotary(), Mask(), site(d_head=8)).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_rows_at_places_of_their_own(site: MakeSite) -> None:
+def test_rows_with_positions_of_their_own(site: MakeSite) -> None:
     x, spec = torch.randn(2, 3, 2, 8), Rotary()
     y = rotated(x, spec, Mask(q_pos=torch.tensor([[4, 5], [0, 1]])), site(d_head=8))
     torch.testing.assert_close(y[:1], rotated(x[:1], spec, Mask(start=4), site(d_head=8)))

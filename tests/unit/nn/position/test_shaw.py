@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
     ],
     ids=["everything", "causal", "strict", "padded"],
 )
-def test_the_papers_double_loop(mask: Mask, values: bool, site: MakeSite) -> None:
+def test_matches_the_double_loop_of_the_paper(mask: Mask, values: bool, site: MakeSite) -> None:
     """Shaw et al. 2018, equations 3 and 4: for every pair, with the clipped distance's vectors (C62)."""
     B, H, T, K, V, far, scale = 2, 3, 6, 4, 5, 2, 0.7
     module = Shaw(far, values).build(site(d_head=K, d_value=V))
@@ -71,6 +71,6 @@ def test_tables_are_shared_by_heads_and_as_wide_as_keys_and_values(site: MakeSit
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {"keys": (5, 4), "values": (5, 6)}
 
 
-def test_a_distance_of_nothing_is_refused() -> None:
+def test_zero_max_distance_is_refused() -> None:
     with pytest.raises(SpecError, match=r"^max_distance: must be at least 1, not 0"):
         Shaw(0)

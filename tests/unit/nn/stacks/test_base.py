@@ -28,12 +28,12 @@ from regard.nn.stacks.universal import Universal, UniversalACT
 CPU = torch.device("cpu")
 
 
-def test_nothing_to_prepare_leaves_the_view_alone() -> None:
+def test_view_is_unchanged_without_pattern_or_position() -> None:
     view = View(Mask(causal=True), 3, 3, CPU)
     assert view.with_mask(attention_pattern=None, strict=False).with_positions(None) is view
 
 
-def test_sight_and_strictness_join_the_mask_and_forget_what_was_lowered() -> None:
+def test_pattern_and_strict_change_the_mask_and_clear_its_cache() -> None:
     view = View(Mask(causal=True), 3, 3, CPU)
     view.lowered["x"] = view.shared["x"] = 1
     prepared = view.with_mask(attention_pattern=Window(2), strict=True)
@@ -94,7 +94,7 @@ def test_a_position_beside_attentions_with_their_own_is_refused(
         stack(kind, attention, positions=(AtHeads(3, ALiBi()),)).build(here)
 
 
-def test_a_position_that_only_cross_attention_could_hear_is_refused() -> None:
+def test_position_with_cross_attention_only_is_refused() -> None:
     with pytest.raises(SpecError, match=r"^position: no branch of this stack attends"):
         stack(Plain, CrossAttention(), FeedForward(8), position=Rotary())
 
@@ -107,6 +107,6 @@ def test_a_position_that_only_cross_attention_could_hear_is_refused() -> None:
         (lambda: Funnel((Block((SelfAttention(),)),), (1, 10**9)), "layers"),
     ],
 )
-def test_a_stack_without_end_is_refused(make: Callable[[], StackSpec], path: str) -> None:
+def test_too_deep_stacks_are_refused(make: Callable[[], StackSpec], path: str) -> None:
     with pytest.raises(SpecError, match=rf"^{path}: must be at most {MOST_BLOCKS:,}, not 1,000,000,00"):
         make()

@@ -104,7 +104,7 @@ def test_gradients_reach_real_tokens_only() -> None:
     assert x.grad[0, :, 0].tolist() == [0.5, 0.5, 1.0, 0.0, 0.0]
 
 
-def test_where_the_length_changes(site: MakeSite) -> None:
+def test_length_halves_after_the_first_branch_of_a_group(site: MakeSite) -> None:
     """The attention of the first layer of a group still sees all; the next ones see half."""
     trace = Trace()
     stack = Funnel((BLOCK,), (2, 2, 1), attention_pattern=Window(2)).build(site(causal=False, side="encoder"))
@@ -128,8 +128,8 @@ def test_blocks_are_tiled_over_all_groups(site: MakeSite) -> None:
     )
 
 
-def test_it_can_only_be_an_encoder(site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=r"^decoder\.kind: a funnel joins neighbours, so a token would see the next"):
+def test_decoders_are_refused(site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=r"^decoder\.kind: a funnel pools neighbouring tokens, so a token would depend"):
         Funnel((BLOCK,)).build(site(path="decoder"))
     stack = Funnel((BLOCK,)).build(site(path="encoder", causal=False))
     view = Context(View(Mask(), 3, 3, CPU))
@@ -143,7 +143,7 @@ def test_it_can_only_be_an_encoder(site: MakeSite) -> None:
 
 def test_packed_rows_are_refused() -> None:
     model = build(small("funnel"))
-    with pytest.raises(DataError, match=r"^packed: a funnel would join the end of one text to the next"):
+    with pytest.raises(DataError, match=r"^packed: a funnel would pool tokens of different texts"):
         model.loss(translation([([5, 6, 7], [8, 9]), ([4], [5])], packed=True))
 
 
@@ -209,7 +209,7 @@ def test_groups_scale_with_the_depth(depth: int, layers: tuple[int, ...]) -> Non
     assert changed.decoder.depth == depth
 
 
-def test_what_cannot_be_a_funnel() -> None:
+def test_bases_unsuitable_for_a_funnel_are_refused() -> None:
     for words, spec in (
         ("^only an encoder-decoder or an encoder alone", preset("gpt2_small")),
         (r"^encoder\.depth: a funnel needs at least 2 layers", small(depth=1)),
@@ -223,7 +223,7 @@ def test_what_cannot_be_a_funnel() -> None:
 
 
 @pytest.mark.parametrize("task", [MaskedLM(), TokenClassifier(3)], ids=lambda task: task.kind)
-def test_a_task_for_every_token_needs_them_all(task: Any) -> None:
+def test_token_tasks_refuse_a_funnel(task: Any) -> None:
     base = preset("bert_base")
     assert isinstance(base, EncoderOnly)
     with pytest.raises(SpecError, match=r"^encoder: 'funnel' leaves fewer vectors than tokens"):

@@ -76,7 +76,7 @@ def run(stack: Stack, mask: Mask | None = None, state: list[Any] | None = None, 
         (Plain(spies("a", "b"), 5, unique=3), "abaab", [0, 1, 2, 0, 1]),
     ],
 )
-def test_which_block_runs_when(spec: Plain, names: str, layers: list[int], site: MakeSite) -> None:
+def test_order_of_blocks(spec: Plain, names: str, layers: list[int], site: MakeSite) -> None:
     stack = spec.build(site(path="decoder"))
     out = run(stack)
     assert "".join(call[0] for call in CALLS) == names
@@ -150,7 +150,7 @@ def weights_of(spec: Plain, site: Site) -> list[Tensor]:
     return trace.weights["decoder.self"]
 
 
-def test_sight_and_strictness_reach_every_layer(site: MakeSite) -> None:
+def test_attention_pattern_and_strict_apply_to_every_layer(site: MakeSite) -> None:
     for spec, seen in (
         (attention_stack(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
         (attention_stack(strict=True), [[0, 0, 0], [1, 0, 0], [1, 1, 0]]),
@@ -190,8 +190,8 @@ def test_refusals(given: dict[str, Any], path: str) -> None:
     assert raised.value.path == path
 
 
-def test_a_block_that_would_never_run_is_refused() -> None:
-    with pytest.raises(SpecError, match="pattern: has 3 blocks, of which only 2 would ever run"):
+def test_unused_blocks_are_refused() -> None:
+    with pytest.raises(SpecError, match="pattern: has 3 blocks, of which only the first 2 would be used"):
         Plain(spies("a", "b", "c"), 2)
-    with pytest.raises(SpecError, match="pattern: has 2 blocks, of which only 1 would ever run"):
+    with pytest.raises(SpecError, match="pattern: has 2 blocks, of which only the first 1 would be used"):
         Plain(spies("a", "b"), 4, unique=1)

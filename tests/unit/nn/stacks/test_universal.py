@@ -83,7 +83,7 @@ def run(stack: Any, x: Tensor, seg: Tensor | None = None, **more: Any) -> Any:
     return stack(x, Context(view, view, **more), keep=True)
 
 
-def test_one_block_again_and_again(site: MakeSite) -> None:
+def test_one_block_is_applied_repeatedly(site: MakeSite) -> None:
     stack: Any = Universal(BLOCK, 1, 3, 2).build(site(causal=False))
     x = torch.randn(2, 4, 12)
     seg = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -136,7 +136,7 @@ def adaptive(site: Site, steps: int = 5, before: int = 0, after: int = 0) -> Any
     return stack
 
 
-def test_every_token_halts_when_it_is_done(site: MakeSite) -> None:
+def test_halting_by_formula(site: MakeSite) -> None:
     stack = adaptive(site(causal=False), 3)
     x = torch.randn(2, 6, 12, requires_grad=True)
     seg = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
@@ -162,7 +162,7 @@ def test_every_token_halts_when_it_is_done(site: MakeSite) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_halted_state_stays_what_it_was(site: MakeSite) -> None:
+def test_halted_states_do_not_change(site: MakeSite) -> None:
     stack = adaptive(site(causal=False))
     x = torch.randn(1, 6, 12)
     out = run(stack, x)
@@ -229,7 +229,7 @@ def test_the_keys_of_a_memory_exist_once(site: MakeSite) -> None:
     assert len({state.keys.data_ptr() for state in static}) == 6
 
 
-def test_sight_strictness_and_positions_reach_every_application(site: MakeSite) -> None:
+def test_pattern_strict_and_positions_apply_to_every_application(site: MakeSite) -> None:
     block = Block((SelfAttention(),), PreNorm())
 
     def weights(**more: Any) -> list[Tensor]:
@@ -324,7 +324,7 @@ def test_every_base(name: str, base: str) -> None:
         apply(name, changed)
 
 
-def test_what_cannot_be_universal() -> None:
+def test_bases_unsuitable_for_universal_are_refused() -> None:
     spec = preset("transformer_small")
     assert isinstance(spec, EncoderDecoder)
     assert isinstance(spec.decoder, Plain)
@@ -337,7 +337,7 @@ def test_what_cannot_be_universal() -> None:
         apply("universal", preset("sahai"))
 
 
-def test_decoding_says_what_reading_says_where_tokens_halt_at_different_steps() -> None:
+def test_decoding_equals_full_pass_with_different_halting_steps() -> None:
     spec: Any = apply("universal_act", preset("narang_base", vocab=20, d_model=16, heads=2))
     spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
     small = {"before": 1, "steps": 5, "after": 1, "epsilon": 0.3}

@@ -77,7 +77,7 @@ def data(every: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(N, D), labels, torch.rand(N)
 
 
-def test_a_vocabulary_as_large_as_the_parts_is_cut_exactly() -> None:
+def test_clusters_have_the_sizes_of_parts() -> None:
     assert AdaptiveTable().cuts(32128) == [0, 2500, 8500, 32128]
     assert AdaptiveTable((2500, 6000, 23500, 128), (1, 1, 1, 1)).cuts(32128) == [0, 2500, 8500, 32000, 32128]
     assert AdaptiveTable((2500, 6000, 23500, 128), (1, 1, 1, 1)).cuts(29) == [0, 2, 8, 28, 29]
@@ -85,7 +85,7 @@ def test_a_vocabulary_as_large_as_the_parts_is_cut_exactly() -> None:
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=6), st.integers(0, 10**6))
-def test_every_cluster_has_an_id(parts: list[int], more: int) -> None:
+def test_every_cluster_has_at_least_one_id(parts: list[int], more: int) -> None:
     vocab = len(parts) + more
     cuts = AdaptiveTable(tuple(parts), (1,) * len(parts)).cuts(vocab)
     assert (cuts[0], cuts[-1], len(cuts)) == (0, vocab, len(parts) + 1)
@@ -104,7 +104,7 @@ def test_vectors_by_formula(site: MakeSite) -> None:
     torch.testing.assert_close(r @ matrix.T, h @ every.T)
 
 
-def test_vectors_learn_as_in_the_formula(site: MakeSite) -> None:
+def test_gradients_of_vectors_by_formula(site: MakeSite) -> None:
     _, table = made(site())
     ids, direction = torch.tensor([0, 5, 5, 8, 13, 11]), torch.randn(6, D)
     expected = torch.autograd.grad(
@@ -116,7 +116,7 @@ def test_vectors_learn_as_in_the_formula(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, V])
-def test_an_id_that_is_not_there_is_an_error(wrong: int, site: MakeSite) -> None:
+def test_invalid_ids_raise_an_error(wrong: int, site: MakeSite) -> None:
     head, table = made(site())
     with pytest.raises((IndexError, RuntimeError)):
         table(torch.tensor([1, wrong]))
@@ -124,7 +124,7 @@ def test_an_id_that_is_not_there_is_an_error(wrong: int, site: MakeSite) -> None
         head.score(torch.randn(2, D), torch.tensor([1, wrong]), torch.ones(2), table)
 
 
-def test_a_narrow_model_keeps_a_channel(site: MakeSite) -> None:
+def test_narrow_clusters_have_at_least_one_channel(site: MakeSite) -> None:
     table = TABLE.build(V, 2, site())
     assert [tuple(p.shape) for p in table.parameters()] == [(4, 2), (3, 1), (2, 1), (5, 1), (2, 1), (2, 2)]
 
@@ -170,7 +170,7 @@ def test_evaluation_is_the_plain_likelihood(site: MakeSite) -> None:
     torch.testing.assert_close(scored.nll, (weights * plain).sum())
 
 
-def test_no_labels_cost_nothing(site: MakeSite) -> None:
+def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
     head, table = made(site())
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()
@@ -187,7 +187,7 @@ def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
     torch.testing.assert_close(half, exact.float(), rtol=0.02, atol=0.02)
 
 
-def test_everything_starts_at_one_scale(site: MakeSite) -> None:
+def test_initial_logits_have_one_scale(site: MakeSite) -> None:
     table = AdaptiveTable((300, 300, 300), (1, 3, 12)).build(900, 120, site())
     stds = [table(torch.arange(c * 300, c * 300 + 300)).std().item() * 120**0.5 for c in range(3)]
     assert all(0.9 < std < 1.6 for std in stds)
@@ -224,7 +224,7 @@ def test_heads_are_refused(changes: dict[str, float], path: str) -> None:
     assert raised.value.path == path
 
 
-def test_a_head_and_a_table_must_fit() -> None:
+def test_head_and_table_that_do_not_fit_are_refused() -> None:
     model = tiny.encoder_decoder()
     fitting = replace(model, table=TABLE, head=HEAD)
     build(fitting, device="meta")

@@ -88,14 +88,14 @@ def test_gradients_are_those_of_the_formula(label_smoothing: float, z: float, bi
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_smoothing_is_torchs(site: MakeSite) -> None:
+def test_label_smoothing_matches_torch(site: MakeSite) -> None:
     head, table = made(Softmax(label_smoothing=0.1), site())
     h, labels, _ = data()
     expected = nn.functional.cross_entropy(table.logits(h), labels, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(head.score(h, labels, torch.ones(N), table).objective, expected)
 
 
-def test_no_labels_cost_nothing(site: MakeSite) -> None:
+def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
     head, table = made(Softmax(label_smoothing=0.1), site())
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()

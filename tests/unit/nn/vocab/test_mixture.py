@@ -77,7 +77,7 @@ def test_loss_and_gradients_by_formula(training: bool, label_smoothing: float, s
 
 
 @pytest.mark.parametrize("described", [Factorised(3), AdaptiveTable((4, 5), (1, 3))], ids=lambda table: table.kind)
-def test_any_table_will_do(described: TableSpec, site: MakeSite) -> None:
+def test_accepts_any_table(described: TableSpec, site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, label_smoothing=0.1), described)
     h, labels, weights = data()
     E = table(torch.arange(V))
@@ -89,7 +89,7 @@ def test_any_table_will_do(described: TableSpec, site: MakeSite) -> None:
     assert all(p.grad is not None for p in (*head.parameters(), *table.parameters()))
 
 
-def test_equal_components_are_one_softmax(site: MakeSite) -> None:
+def test_equal_components_equal_one_softmax(site: MakeSite) -> None:
     head, table = made(site())
     for k in range(1, K):
         head.get_parameter(f"contexts.{k}.weight").data = head.get_parameter("contexts.0.weight").data
@@ -109,7 +109,7 @@ def test_a_mixture_has_a_higher_rank_than_the_model(site: MakeSite) -> None:
     assert int(torch.linalg.matrix_rank(head.log_probs(h, table), rtol=1e-9)) > 5
 
 
-def test_what_is_all_but_impossible_is_not_infinitely_so(site: MakeSite) -> None:
+def test_tiny_probabilities_stay_finite(site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, label_smoothing=0.1))
     head, table = head.float(), table.float()
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_what_is_all_but_impossible_is_not_infinitely_so(site: MakeSite) -> None
     assert all(bool(torch.isfinite(p.grad).all()) for p in head.parameters() if p.grad is not None)
 
 
-def test_without_gradient_nothing_is_learned(site: MakeSite) -> None:
+def test_loss_without_grad_mode(site: MakeSite) -> None:
     head, table = made(site())
     h, labels, weights = data()
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_without_gradient_nothing_is_learned(site: MakeSite) -> None:
     torch.testing.assert_close(plain.objective, head.score(h, labels, weights, table).objective)
 
 
-def test_no_labels_cost_nothing(site: MakeSite) -> None:
+def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
     head, table = made(site(), replace(HEAD, label_smoothing=0.1))
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()

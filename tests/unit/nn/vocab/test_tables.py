@@ -10,7 +10,7 @@ from regard.nn.init import T5Init
 from regard.nn.vocab.tables import Embeddings, Factorised
 
 
-def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
+def test_embedding_and_logits_use_one_row_per_id(site: Callable[..., Site]) -> None:
     table = Embeddings().build(7, 5, site())
     E = table.weight
     assert isinstance(E, nn.Parameter)
@@ -25,12 +25,12 @@ def test_one_row_per_id_both_ways(site: Callable[..., Site]) -> None:
     torch.testing.assert_close(r @ matrix.T, scores)
 
 
-def test_rows_are_drawn_as_embeddings(site: Callable[..., Site]) -> None:
+def test_rows_are_initialised_as_embeddings(site: Callable[..., Site]) -> None:
     table = Embeddings().build(400, 100, site())
     assert abs(table(torch.arange(400)).std().item() - 0.1) < 0.005
 
 
-def test_factorised_is_a_product_both_ways(site: Callable[..., Site]) -> None:
+def test_factorised_embedding_and_logits_use_the_product(site: Callable[..., Site]) -> None:
     table = Factorised(3).build(7, 5, site())
     A, B = table.weight, table.projection
     assert isinstance(A, nn.Parameter)
@@ -45,7 +45,7 @@ def test_factorised_is_a_product_both_ways(site: Callable[..., Site]) -> None:
     torch.testing.assert_close(r @ matrix.T, table.logits(h))
 
 
-def test_factors_are_drawn_alike_and_make_unit_rows(site: Callable[..., Site]) -> None:
+def test_initial_factors_have_equal_scale_and_unit_rows(site: Callable[..., Site]) -> None:
     """As Narang et al. 2021: both N(0, width^-1/2), where a table of T5 has variance 1."""
     table = Factorised(16).build(800, 300, site(init_=T5Init()))
     assert abs(table.weight.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
