@@ -1,4 +1,4 @@
-"""Faster kernels for attention, of which `attend` chooses the fastest that computes a call exactly.
+"""Attention kernels. `attend` chooses the fastest one that computes a call exactly.
 
 Packed rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
 FlexAttention ("flex"); everything else torch's scaled_dot_product_attention ("sdpa").
@@ -37,10 +37,9 @@ _forced: list[str] = []  # the kernels that `use` forces, innermost last; a plai
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether our Triton kernels apply to x: on a GPU, in bfloat16, in training.
+    """Return whether our Triton kernels apply to x: on a GPU, in bfloat16, with gradients enabled.
 
-    GPUs without bfloat16 also lack Triton. The host takes longer to call one of our operators than one of torch's, so
-    that steps of decoding do not use them.
+    GPUs without bfloat16 also lack Triton. Decoding uses torch's operators, which are faster to launch.
     """
     return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
@@ -70,7 +69,7 @@ def use(name: str) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The kernel that `use` forces here."""
+    """Return the kernel that `use` forces, or None."""
     return _forced[-1] if _forced else None
 
 
@@ -90,7 +89,7 @@ def attend(
 
 
 def choose(call: Call) -> str:
-    """The kernel for this call: the forced one, or the fastest that computes it exactly."""
+    """Return the kernel for this call: the forced one, or the fastest that computes it exactly."""
     name = forced()
     if name is not None:
         reason = refusal(name, call)
@@ -106,10 +105,10 @@ def choose(call: Call) -> str:
 
 
 def _for_packed(view: View) -> tuple[str, ...]:
-    """The kernels for packed rows on CUDA, fastest first.
+    """Return the kernels for packed rows on CUDA, fastest first.
 
-    A varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth; for short rows even
-    a dense mask is faster.
+    The varlen kernel works in blocks of 128 queries; a sentence of 26 tokens fills a fifth of a block. For short rows
+    even a dense mask is faster.
     """
     if view.T <= SHORT:
         return ("segments",)
@@ -118,7 +117,7 @@ def _for_packed(view: View) -> tuple[str, ...]:
 
 
 def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
-    """Why kernel `name` cannot compute this call exactly, or None if it can."""
+    """Return the reason why kernel `name` cannot compute this call exactly, or None if it can."""
     if name == "reference":
         return None
     q, v, view, terms = call.q, call.v, call.view, call.view.terms
@@ -153,7 +152,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
 
 
 def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
-    """Why the kernel "segments" cannot compute this call, or None if it can."""
+    """Return the reason why the kernel "segments" cannot compute this call, or None if it can."""
     q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
     if not TRITON:
         return "Triton is not installed; use 'sdpa'"
@@ -175,20 +174,21 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
 
 
 def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
-    """torch's scaled_dot_product_attention, with an additive mask where its kernel would convert one in every layer."""
+    """torch's scaled_dot_product_attention. Its mask is additive where torch would convert it in every layer."""
     q, k, v, view, scale, dropout, _ = call
     terms, mask = view.terms, view.mask
-    numbers = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())
+    converts = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())  # torch would convert a boolean mask
     by_position = terms is None or (terms.content is None and terms.bias is None)
-    if by_position and numbers and not is_causal_only(view):
+    if by_position and converts and not is_causal_only(view):
         lowered, causal = additive(view, q.dtype), False
     else:
         lowered, causal = additive_or_visible(q, view, scale)
-    # On a CPU a query without keys gets zeros; CUDA kernels disagree, and some give NaN gradients. There it sees all.
+    # For a query without visible keys, torch returns zeros on a CPU; some CUDA kernels have NaN gradients. There such a
+    # query attends to all keys, and its output is set to zero.
     empty = cached(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and may_hide_all(mask) else None
     if empty is not None and lowered is not None:
         cache = view.lowered if terms is None or terms.content is None else {}  # content terms belong to one layer
-        lowered = cached(cache, ("seeing", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
+        lowered = cached(cache, ("without empty rows", lowered.dtype), partial(lowered.masked_fill, empty, 0.0))
     grouped = q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(
         q, k, v, lowered, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -197,7 +197,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
-    """Bias and mask as one tensor to add to the scores: -inf at hidden keys. None if there is nothing to add."""
+    """Return bias and mask as one tensor to add to the scores, -inf at hidden keys; None if there is nothing to add."""
     return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
@@ -206,12 +206,12 @@ def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
     bias = None if view.terms is None or view.terms.bias is None else view.terms.bias.to(dtype)
     if shown is None:
         return bias
-    added = torch.zeros(shown.shape, dtype=dtype, device=shown.device) if bias is None else bias
-    return added.masked_fill(~shown, -torch.inf)
+    total = torch.zeros(shown.shape, dtype=dtype, device=shown.device) if bias is None else bias
+    return total.masked_fill(~shown, -torch.inf)
 
 
 def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -> tuple[Tensor | None, bool]:
-    """The mask of torch's kernel, and whether it is the causal one: numbers to add where there is a bias, else bool."""
+    """Return the mask for torch's kernel, additive with a bias and else boolean, and whether it is the causal mask."""
     terms = view.terms
     if terms is not None and terms.content is not None:
         rest, content = additive(view, q.dtype), terms.content(q) * scale
@@ -222,7 +222,7 @@ def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -
 
 
 def is_causal_only(view: View) -> bool:
-    """Whether the mask is the lower triangle. Padding on the right is invisible to real queries anyway."""
+    """Return whether a causal mask is enough: real queries never attend to padding on the right."""
     mask = view.mask
     aligned = mask.start == 0 and mask.q_pos is None and mask.k_pos is None and view.T == view.S
     irregular = mask.strict or mask.packed or mask.prefix is not None or mask.attention_pattern is not None
@@ -230,7 +230,7 @@ def is_causal_only(view: View) -> bool:
 
 
 def may_hide_all(mask: Mask) -> bool:
-    """Whether some query may see no key: the first of a strict mask, padding of packed rows or of a pattern."""
+    """Return whether a query may have no visible key: the first of a strict mask, or padding."""
     pattern = mask.attention_pattern
     if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and not mask.causal)):
         return True
@@ -238,7 +238,7 @@ def may_hide_all(mask: Mask) -> bool:
 
 
 def empty_rows(view: View) -> Tensor:
-    """Which queries see no key at all, (b, 1, t, 1)."""
+    """Return which queries have no visible key, (b, 1, t, 1)."""
     shown = visible(view)
     assert shown is not None
     return ~shown.any(-1, keepdim=True)
@@ -250,20 +250,20 @@ def reference(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
-    """FlexAttention: the mask as blocks, the bias as a score function. Compiled on CUDA, not on the CPU."""
+    """FlexAttention with a block mask, and the bias as a score function; compiled on CUDA only."""
     q, k, v, view, scale, *_ = call
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
-    score_mod = None if view.terms is None or view.terms.bias is None else _added(view, view.terms.bias.to(q.dtype))
+    score_mod = None if view.terms is None or view.terms.bias is None else _add_bias(view, view.terms.bias.to(q.dtype))
     kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
     return kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)
 
 
-def _added(view: View, bias: Tensor) -> Callable[..., Tensor]:
+def _add_bias(view: View, bias: Tensor) -> Callable[..., Tensor]:
     per_row = bias.shape[0] > 1
     bias = cached(view.lowered, ("bias", bias.dtype), bias.contiguous)
 
-    @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
+    @no_type_check  # FlexAttention inspects the signature, which a type-checking wrapper would hide
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + bias[b if per_row else 0, h, i, j]
 
@@ -281,14 +281,14 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
-    """Flash attention over concatenated segments: the cost is that of the segments, not of the rows."""
+    """Flash attention over concatenated segments: only pairs inside a segment are computed."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
     q, k, v, view, scale, *_ = call
     B, H, T, _ = q.shape
     mask = view.mask
     q_ends, k_ends, hidden = cached(view.shared, ("lengths", B), lambda: _lengths(view, B))
-    far = -1 if mask.attention_pattern is None else mask.attention_pattern.size - 1  # type: ignore[reportAttributeAccessIssue]
+    distance = -1 if mask.attention_pattern is None else mask.attention_pattern.size - 1  # type: ignore[reportAttributeAccessIssue]
     flat_q, flat_k, flat_v = (
         x.transpose(1, 2).flatten(0, 1) for x in (q, repeat_heads(k, H), repeat_heads(v, H))
     )  # (B*T, H, K)
@@ -301,15 +301,15 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
         mask.longest or T,
         mask.longest or view.S,
         scale=scale,
-        window_size=(far, 0 if mask.causal else far),
+        window_size=(distance, 0 if mask.causal else distance),
     )
     y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only where its arguments request one
-    # Here padded queries attend to the padded keys of their row; by definition their context is zero.
+    # The kernel lets padded queries attend to padded keys; by definition their output is zero.
     return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
 
 
 def segments(call: Call) -> Float[Tensor, "B H T V"]:
-    """Our Triton kernel for packed rows: without a mask tensor, and with dropout at hardly any cost."""
+    """Our Triton kernel for packed rows, which needs no mask tensor and draws dropout itself."""
     from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
 
     q, k, v, view, scale, dropout, qkv = call
@@ -337,13 +337,13 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
 
 
 def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
-    """The mask as FlexAttention's `mask_mod(b, h, i, j)`."""
+    """Return the mask as FlexAttention's `mask_mod(b, h, i, j)`."""
     mask = view.mask
     q_pos, k_pos = mask.positions(view.T, view.S, view.device)
     q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
     on_path = mask.on_path() if isinstance(mask, BeamMask) and mask.on_path is not None else None
 
-    @no_type_check  # FlexAttention counts the arguments, which a checking wrapper would hide
+    @no_type_check  # FlexAttention inspects the signature, which a type-checking wrapper would hide
     def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
         q, k = q_pos[b if q_row else 0, i], k_pos[b if k_row else 0, j]
         shown = torch.ones_like(q == k)
@@ -366,11 +366,11 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Cumulative lengths of the concatenated segments of all rows, as varlen kernels take them.
+    """Return the cumulative lengths of the concatenated segments of all rows, the input of varlen kernels.
 
-    Segments must be numbered 1, 2, ... along a row, padding (0) last, and equally in query and key rows. The result
-    has a fixed size: segments that a row lacks are empty, and padding is split into sequences of at most `longest`
-    tokens (a kernel would not write to the rest of a longer one).
+    Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
+    The result has a fixed size: missing segments are empty, and padding is split into sequences of at most `longest`
+    tokens, because a kernel does not write the rest of a longer one.
     """
     chunk = mask.longest or max(T, S)
     chunks = -(-max(T, S) // chunk)
@@ -390,7 +390,7 @@ def cumulative_lengths(
 
 
 class FastSelfAttention(SelfAttentionModule):
-    """Self-attention by the fastest kernel, and over a cache that the beams of a source share."""
+    """Self-attention by the fastest kernel, with a cache that the beams of a source share."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
@@ -406,7 +406,7 @@ class FastSelfAttention(SelfAttentionModule):
     def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Attention of x to itself and to the cache."""
+        """Attend from x to x and to the cache."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
@@ -419,13 +419,13 @@ class FastSelfAttention(SelfAttentionModule):
         return self.output(merge_heads(y))
 
     def is_fused(self, view: View) -> bool:
-        """Whether queries, keys and values have one shape and are used exactly as they were projected."""
-        moved = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
+        """Return whether queries, keys and values have one shape and are used exactly as projected."""
+        rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
-        return not moved and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
+        return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
-        """The attention weights of every beam, for a trace."""
+        """Return the attention weights of every beam, for a trace."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
             return weights

@@ -19,11 +19,11 @@ from regard.nn.terms import Terms
 
 
 class BeamAncestry:
-    """The slots of a source that hold the tokens of each beam. Reordering moves these numbers and no keys.
+    """For each beam, the slots of its source that contain its tokens. Reordering changes these and moves no keys.
 
     The token that beam b reads in column c (the c-th token of this decoding, padding included) is written to slot
     (c, b) of its source and never overwritten. For every column, `at[row, c]` is the beam whose slot holds the row's
-    token, or `beams` where the row has read nothing.
+    token, or `beams` if the row has no token there.
 
     In a static decoding every source counts its own columns, so that sources may begin at different steps.
     """
@@ -75,7 +75,7 @@ class BeamAncestry:
             table[:, bound : bound + T] = values
 
     def visible(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
-        """Which of a source's slots in the first S columns T queries of each of its beams may attend to."""
+        """Return the slots, of a source's first S columns, that T queries of each of its beams may attend to."""
         at = self.at[:, :S].unflatten(0, (-1, self.beams))
         on_path = (at[..., None] == self.each).flatten(2)  # (b, beams, S * beams)
         return on_path.repeat_interleave(T, 1) if T > 1 else on_path
@@ -91,7 +91,7 @@ class BeamAncestry:
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
-        """The positions, in their rows, of the tokens in the slots of the first S columns."""
+        """Return the positions in their rows of the tokens in the slots of the first S columns."""
         if self.places is None:
             return self.plain[None, : S * self.beams]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
@@ -119,7 +119,7 @@ class BeamMask(Mask):
     """Pairs of a query of any beam and a slot of its source, visible if the slot holds a token of the beam."""
 
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
-    one_step: bool = False  # every beam reads one token: no slot of its own is later, so causality hides nothing
+    one_step: bool = False  # every beam reads one token, so that causality hides nothing
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
         assert self.on_path is not None
@@ -278,7 +278,7 @@ class BeamCache(Rewritten):
 
 
 def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
-    """Keys and values of each token as one row; as views of a fused projection they are in that order already."""
+    """Return keys and values of each token as one row, without a copy if they are views of a fused projection."""
     flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
     rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
     adjacent = (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @triton.jit
 def keep_mask(seed, index, share):
-    """Which elements dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
+    """Return which elements dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
 
     A hash of the index (Wellons' lowbias32) with half of the seed added before and between its two products. Philox,
     the generator of torch and Triton, takes six times as many instructions, and longer than the memory access.

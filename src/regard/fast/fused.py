@@ -1,8 +1,8 @@
 """Fused forms of norm, residual, feed-forward, dropout and input, for training.
 
 On CUDA in bfloat16 our Triton kernels normalise a sum without storing it and apply ReLU inside the product; elsewhere
-the modules call torch's operations. Under autocast the residual stream stays in bfloat16: the time of norms and sums is
-that of reading and writing memory, and torch's autocast would return float32.
+the modules call torch's operations. Under autocast the residual stream stays in bfloat16, where torch would return
+float32: the time of norms and sums is that of reading and writing memory.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ class FastLayerNorm(nn.LayerNorm):
         return self.fused(input) if self.fits(input) else super().forward(input).type_as(input)
 
     def fits(self, x: Float[Tensor, "*n D"]) -> bool:
-        """Whether our Triton kernel applies to x."""
+        """Return whether our Triton kernel applies to x."""
         return has_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
 
     def fused(

@@ -2,9 +2,9 @@
 # ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride, operators what their gradients need
 """Triton kernels for packed (variable-length) attention: pairs of different segments are never computed.
 
-A general kernel reads an additive mask in every layer, computes every pair of a row and discards nine in ten; a kernel
-for sequences of many lengths works in blocks of which a sentence fills a fifth. Here each block of queries has the
-range of keys that it may attend to, and dropout is drawn inside the kernel. After FlashAttention, Dao et al. 2022.
+A general kernel reads an additive mask in every layer and computes every pair of a row, of which nine in ten are
+hidden; a varlen kernel works in blocks of which a sentence fills a fifth. Here each block of queries has the range of
+keys that it may attend to, and dropout is drawn inside the kernel. After FlashAttention, Dao et al. 2022.
 
 Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
 """
@@ -50,7 +50,7 @@ def _reach(reach_ptr, b):
 
 @triton.jit
 def _visible(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
-    """Which keys each query of a block may attend to."""
+    """Return which keys each query of a block may attend to."""
     visible = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
     if CAUSAL:
         visible &= rows[:, None] >= columns[None, :]
@@ -65,7 +65,7 @@ def _weights(q, k, visible, top, scale):
 
 @triton.jit
 def _keep(seed, head, rows, columns, T, S, share):
-    """Which weights dropout keeps: the same for the same seed, in blocks of any shape."""
+    """Return which weights dropout keeps: the same for the same seed, in blocks of any shape."""
     return keep_mask(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
@@ -216,7 +216,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _constants(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
-    """The constants that a kernel is compiled for. One stage is best on an H200: a loop has hardly two rounds."""
+    """Return the constants of a kernel. One stage is fastest on an H200: most loops have one or two iterations."""
     return {
         "CAUSAL": causal,
         "DROPS": dropout > 0.0,
@@ -315,7 +315,7 @@ def attend_joint(
     qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for fused queries, keys and values (B, T, 3, H, K), whose gradient is fused, too."""
+    """The context and log2 of the sums for fused queries, keys and values (B, T, 3, H, K); their gradient is fused."""
     parts = _split(qkv)
     y = _like(parts[0])
     return y, _run_forward(y, parts, seg, seg, q_reach, seed, causal, scale, dropout)
@@ -361,7 +361,7 @@ attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 def reach(
     seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
 ) -> Int[Tensor, "B n 2"]:
-    """The range of `other` that contains the segments of each block of `seg`: what a program has to read.
+    """Return the range of `other` that contains the segments of each block of `seg`, which its program has to read.
 
     `causal`: "back" ends the range with the block itself, "on" starts it there.
     """

@@ -171,7 +171,7 @@ class CachedProduct:
 
 
 def available() -> bool:
-    """Whether torch has these operators, which are not part of its public interface."""
+    """Return whether torch has these operators, which are not part of its public interface."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     if _address is None or _lazy_clone is None:
         return False

@@ -18,7 +18,7 @@ from regard.nn.state import Refillable
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:
-    """Whether `refill` is possible: shapes are static, every state can replace a source, masks are plain tensors."""
+    """Return whether `refill` is possible: shapes are static, every state is refillable, masks are plain tensors."""
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
     return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)
