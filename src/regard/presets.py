@@ -1,4 +1,4 @@
-"""Base models as functions from nothing to a spec."""
+"""Presets: published models and small versions of them, as functions that return a model spec."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ from regard.tree import swap
 
 
 def preset(name: str, **overrides: Any) -> ModelSpec:
-    """A preset by name, with fields overridden: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
+    """Return a preset by name, with changed fields: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
     if not isinstance(name, str) or name not in PRESETS:
         raise SpecError("", f"unknown preset {name!r}; {nearest(str(name), PRESETS)}")
     return edited(PRESETS[name](), overrides) if overrides else PRESETS[name]()
@@ -48,10 +48,7 @@ def _pair(
 ) -> dict[str, Any]:
     encoder: tuple[BranchSpec, ...] = (attention, feedforward)
     decoder: tuple[BranchSpec, ...] = (attention, cross, feedforward)
-    return {
-        "encoder": Plain((Block(encoder, residual),), depth),
-        "decoder": Plain((Block(decoder, residual),), depth),
-    }
+    return {"encoder": Plain((Block(encoder, residual),), depth), "decoder": Plain((Block(decoder, residual),), depth)}
 
 
 def _transformer(
@@ -73,7 +70,7 @@ def transformer_big() -> EncoderDecoder:
 
 
 def transformer_small() -> EncoderDecoder:
-    """3 + 3 layers, d 256, 4 heads: a laptop's size."""
+    """3 + 3 layers, d 256, 4 heads: for a laptop."""
     return _transformer(3, 256, 4, None, 10000, 0.1)
 
 
@@ -123,7 +120,7 @@ def narang_base() -> EncoderDecoder:
 
 
 def narang_small() -> EncoderDecoder:
-    """The same at a size for one's own tables: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
+    """A small version for ablations: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
     small = edited(narang_base(), {"vocab": 10000, "d_model": 256, "heads": 6, "d_head": 64, "dropout": 0.1})
     small = swap(small, FeedForward, lambda branch: replace(branch, d_hidden=1152))
     return swap(small, Plain, lambda stack: replace(stack, depth=6))
@@ -160,10 +157,10 @@ def gpt2_small() -> DecoderOnly:
 
 
 def sahai() -> EncoderDecoder:
-    """The block as the CS 182 notes list it: heads concatenated without W_o, residual, one scale-only norm, MLP.
+    """The block of the CS 182 lecture notes: heads concatenated without W_o, residual, one scale-only norm, MLP.
 
-    Nothing joins the MLP to the stream but the MLP itself. A decoder's first attention has the residual alone, so that
-    there, too, one norm stands after the look-ups.
+    The MLP has no residual connection. In the decoder, self-attention has a residual connection without a norm, so that
+    there is one norm per block, after cross-attention.
     """
     attention, cross = SelfAttention(output=False, bias=False), CrossAttention(output=False, bias=False)
     norm = PostNorm(RMSNorm())
@@ -191,7 +188,7 @@ def lstm_lm() -> DecoderOnly:
 
 
 def lstm_classifier() -> EncoderOnly:
-    """A bidirectional LSTM of 2 x 128 whose states at both ends of a text name its class."""
+    """A bidirectional LSTM of 2 x 128 that classifies a text from its last states in both directions."""
     return EncoderOnly(
         task=SentenceClassifier(2, pool="ends", pooler=False),
         vocab=10000,
@@ -204,7 +201,7 @@ def lstm_classifier() -> EncoderOnly:
 
 
 def rnn() -> Recurrent:
-    """LSTMs of 2 + 2 layers, d 256, the encoder both ways: all that is known of the source is its last state."""
+    """LSTMs of 2 + 2 layers, d 256, bidirectional encoder; the decoder receives only its last state."""
     return Recurrent(
         vocab=10000,
         d_model=256,
@@ -215,19 +212,19 @@ def rnn() -> Recurrent:
 
 
 def rnn_attention() -> Recurrent:
-    """The same with attention to the source: Bahdanau et al. 2015, Luong et al. 2015, with learned maps."""
+    """The same with attention to the source: Bahdanau et al. 2015, Luong et al. 2015, with general scores."""
     return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScore()))
 
 
 def gnmt() -> Recurrent:
     """Wu et al. 2016, GNMT: LSTMs of 8 + 8 layers, d 1024, residual from the third, normalised additive attention.
 
-    As in the paper: sizes, the first layer of the encoder both ways, residuals, the bottom layer of the decoder asks,
-    what it finds goes to all layers above. As in NVIDIA's code, where that differs or the paper says nothing: the
-    bottom layer asks with its state after this word and not before it, so that a layer is run over all words at once;
-    dropout 0.2, weights from U(-0.1, 0.1), no forget bias, smoothing 0.1, words of both languages in one table and a
-    softmax of its own. Differs from both: one bias for each gate instead of two. The search of the paper has
-    `alpha=0.2, coverage=0.2`.
+    From the paper: sizes, residual connections, a bidirectional first encoder layer, and attention queries from the
+    bottom decoder layer, whose context vector is an input of all layers above. From NVIDIA's code, where it differs or
+    the paper does not specify it: the query is the state after the current token, not before it, so that a layer runs
+    over all tokens at once; dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label smoothing 0.1, one embedding
+    table for both languages, and an untied softmax. Differs from both: one bias per gate instead of two. The paper's
+    beam search has `alpha=0.2, coverage=0.2`.
     """
     cell = LSTM(forget_bias=0.0)
     return Recurrent(
@@ -250,10 +247,10 @@ def gnmt() -> Recurrent:
 
 
 def lstm_attention() -> Recurrent:
-    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: LSTMs of 2 + 2 layers of 128, additive.
+    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: 2 + 2 LSTM layers of 128, additive.
 
-    The source is read backwards and its last states are the decoder's first; what goes to the head is fed to the next
-    step. Differs from theirs: those states go through a learned map, and the output through tanh.
+    The encoder runs in reverse, and its last states initialise the decoder; the decoder's output is fed to the next
+    step. Differs from Tensor2Tensor: a learned map of these states, and a tanh of the output.
     """
     return Recurrent(
         vocab=32768,
@@ -271,7 +268,7 @@ def convs2s() -> ConvS2S:
 
 
 def convs2s_wmt() -> ConvS2S:
-    """Gehring et al. 2017 for WMT English-German: 15 + 15 layers of widths 512, 1024 and 2048; 40,000 subwords."""
+    """Gehring et al. 2017 for WMT en-de: 15 + 15 layers of widths 512, 1024 and 2048; 40,000 shared subwords."""
     layers = ((512, 3),) * 9 + ((1024, 3),) * 4 + ((2048, 1),) * 2
     return replace(convs2s(), vocab=40000, d_model=768, d_out=512, encoder=layers, decoder=layers)
 
@@ -282,7 +279,7 @@ def bytenet() -> ByteNet:
 
 
 def bytenet_small() -> ByteNet:
-    """The same with 10 + 10 blocks of width 256: a laptop's size."""
+    """The same with 10 + 10 blocks of width 256: for a laptop."""
     return ByteNet(d_model=256, encoder_blocks=10, decoder_blocks=10)
 
 

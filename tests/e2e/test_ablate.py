@@ -1,4 +1,4 @@
-"""regard ablate: one table, however often it is killed; and what it refuses."""
+"""regard ablate: tables, continuation of killed runs, and invalid options."""
 
 import json
 import signal
@@ -28,10 +28,10 @@ def ablation(corpus: dict[str, str], out: Path, *more: str) -> tuple[str, ...]:
 
 def table(out: Path) -> dict[str, Any]:
     """The table without what depends on how busy the machine was."""
-    found = json.loads((out / "table.json").read_text())
-    for row in found["rows"]:
+    output = json.loads((out / "table.json").read_text())
+    for row in output["rows"]:
         del row["speed"]
-    return found
+    return output
 
 
 def listed(out: Path) -> list[str]:
@@ -44,26 +44,26 @@ def listed(out: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def straight(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ablation") / "straight"
-    said = regard(*ablation(corpus, out, *ROWS, "--jobs", "1"))
-    assert said.returncode == 0, said.stderr
-    assert "5/5" in said.stderr
-    assert "swiglu" in said.stdout
-    assert "needs at least 2 seeds" in " ".join(said.stdout.split())
+    result = regard(*ablation(corpus, out, *ROWS, "--jobs", "1"))
+    assert result.returncode == 0, result.stderr
+    assert "5/5" in result.stderr
+    assert "swiglu" in result.stdout
+    assert "needs at least 2 seeds" in " ".join(result.stdout.split())
     return out
 
 
 def test_the_table_has_all_columns(straight: Path, learned: Learned) -> None:
-    found = json.loads((straight / "table.json").read_text())
-    assert found["complete"]
-    assert [row["name"] for row in found["rows"]] == ["base", "gelu", "swiglu"]
-    assert [len(row["losses"]) for row in found["rows"]] == [3, 1, 1]
-    for row in found["rows"]:
+    output = json.loads((straight / "table.json").read_text())
+    assert output["complete"]
+    assert [row["name"] for row in output["rows"]] == ["base", "gelu", "swiglu"]
+    assert [len(row["losses"]) for row in output["rows"]] == [3, 1, 1]
+    for row in output["rows"]:
         assert row["parameters"] > 0
         assert row["operations"] > 0
         assert row["speed"] > 0
         learned("share of the loss removed", 1 - row["final"]["value"] / row["early"]["value"], above=0.01, broken=0.0)
         assert row["curve"][-1] == [48, pytest.approx(row["final"]["value"])]
-    assert found["metric"] == "bleu"
+    assert output["metric"] == "bleu"
     assert "<svg" in (straight / "table.html").read_text()
     assert (straight / "table.md").read_text().count("\n| ") == 5
     assert not list(straight.rglob("*.safetensors"))
@@ -84,9 +84,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_makes_the_same_table(
-    corpus: dict[str, str], straight: Path, tmp_path: Path
-) -> None:
+def test_a_killed_ablation_continues_to_the_same_table(corpus: dict[str, str], straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     words = ablation(corpus, out, *ROWS, "--jobs", "2", "-q")
     deadline = time.monotonic() + 120
@@ -95,11 +93,11 @@ def test_killed_and_started_again_it_makes_the_same_table(
             time.sleep(0.02)
         workers = children(running.pid)
         running.send_signal(signal.SIGKILL)
-        _, said = running.communicate()
-    assert len(workers) == 2, said.decode()
+        _, result = running.communicate()
+    assert len(workers) == 2, result.decode()
     done = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
     assert 1 <= len(done) < 5, "killed in the middle"
-    while not all(gone(worker) for worker in workers):  # nobody trains on behind its back
+    while not all(gone(worker) for worker in workers):  # workers end with the command
         assert time.monotonic() < deadline
         time.sleep(0.02)
     again = regard(*words)
@@ -109,65 +107,69 @@ def test_killed_and_started_again_it_makes_the_same_table(
     assert len(listed(out)) == len(set(listed(out))) == 5
 
 
-def test_what_is_done_is_not_repeated_even_elsewhere(corpus: dict[str, str], straight: Path, tmp_path: Path) -> None:
-    """The list of results is enough: it travels between machines."""
+def test_results_copied_to_another_folder_are_not_repeated(
+    corpus: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    """The list of results is enough to continue on another machine."""
     out = tmp_path / "elsewhere"
     (out / "runs").mkdir(parents=True)
     (out / "results.jsonl").write_bytes((straight / "results.jsonl").read_bytes())
-    said = regard(*ablation(corpus, out, *ROWS))
-    assert said.returncode == 0, said.stderr
-    assert "5 runs, 5 of them finished before" in said.stderr
+    result = regard(*ablation(corpus, out, *ROWS))
+    assert result.returncode == 0, result.stderr
+    assert "5 runs, 5 of them finished before" in result.stderr
     assert table(out) == table(straight)
     assert not list((out / "runs").iterdir())
 
 
-def test_out_of_time_the_table_says_what_is_missing(corpus: dict[str, str], straight: Path, tmp_path: Path) -> None:
+def test_the_table_marks_runs_missing_after_the_time_limit(
+    corpus: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "part"
     (out / "runs").mkdir(parents=True)
     (out / "results.jsonl").write_bytes((straight / "results.jsonl").read_bytes())
     words = ablation(corpus, out, "--rows", "gelu,swiglu,reglu,glu", "--seeds", "1")
-    said = regard(*words, "--max-time", "0.001", "--json")
-    found = json.loads(said.stdout)
-    assert not found["complete"]
-    assert [row["verdict"] for row in found["rows"][-2:]] == ["not run yet"] * 2
-    assert found["rows"][1]["verdict"] == "needs at least 2 seeds"
-    assert found["rows"][1]["final"] is not None
+    result = regard(*words, "--max-time", "0.001", "--json")
+    output = json.loads(result.stdout)
+    assert not output["complete"]
+    assert [row["verdict"] for row in output["rows"][-2:]] == ["not run yet"] * 2
+    assert output["rows"][1]["verdict"] == "needs at least 2 seeds"
+    assert output["rows"][1]["final"] is not None
 
 
-def test_other_tasks_rates_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tasks_with_searched_rates_and_matched_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "FACTORS", (1.0, 2.0))
     lines = [f"the {word} is {'good' if i % 2 else 'bad'}" for i, word in enumerate(["dog", "cat", "sun", "sea"] * 60)]
     text = write(tmp_path / "text", lines)
     labelled = write(tmp_path / "labelled", [f"{i % 2}\t{line} {i}" for i, line in enumerate(lines)])
     small = ("--set", "model.d_model=16", "--set", "data.tokenizer=bytes", "--seeds", "1", "--jobs", "1", "--json")
-    said = regard(
+    result = regard(
         "ablate", "--text", text, "--rows", "norm", "--search-rates", "--out", str(tmp_path / "lm"), *small,
         "--set", "decoder.depth=1", "--set", "data.batching.length=32", "--set", "data.batching.tokens=64",
         "--time", "0.2s",
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    found = json.loads(said.stdout)
-    assert found["metric"] == "perplexity"
-    by_name = {row["name"]: row for row in found["rows"]}
+    assert result.returncode == 0, result.stderr
+    output = json.loads(result.stdout)
+    assert output["metric"] == "perplexity"
+    by_name = {row["name"]: row for row in output["rows"]}
     assert by_name["rms_norm"]["final"] is not None
     assert by_name["pre_norm"]["verdict"].startswith("left out: ")
     assert any((tmp_path / "lm" / "steps.json").read_text())
-    trained = [row for row in found["rows"] if row["final"] is not None]
+    trained = [row for row in output["rows"] if row["final"] is not None]
     assert len(trained) > 2
     assert len(listed(tmp_path / "lm")) == 2 * len(trained) + 3 + len(trained) - 1  # rates, three of the base, one each
-    said = regard(
+    result = regard(
         "ablate", "--labelled", labelled, "--rows", "reglu", "--match", "compute", "--out", str(tmp_path / "c"),
         *small, "--set", "encoder.depth=1", "--steps", "16",
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    found = json.loads(said.stdout)
-    assert found["metric"] == "accuracy"
-    base, row = found["rows"]
+    assert result.returncode == 0, result.stderr
+    output = json.loads(result.stdout)
+    assert output["metric"] == "accuracy"
+    base, row = output["rows"]
     assert row["operations"] == pytest.approx(base["operations"], rel=0.011)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--rows", "swigloo"), "did you mean 'swiglu'?"),
         (("--rows", "gelu,"), "names nothing"),
@@ -183,25 +185,25 @@ def test_other_tasks_rates_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("--device", "tpu"), "--device"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
-    corpus: dict[str, str], tmp_path: Path, words: tuple[str, ...], says: str
+def test_invalid_options_are_refused_without_a_folder(
+    corpus: dict[str, str], tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     out = tmp_path / "out"
-    given = list(ablation(corpus, out, "--rows", "gelu"))
+    command = list(ablation(corpus, out, "--rows", "gelu"))
     if "--base" in words:
-        cut = given.index("--set")
-        given[cut : cut + 6] = []
+        cut = command.index("--set")
+        command[cut : cut + 6] = []
     if "data.held_out=0" in words:
-        cut = given.index("data.held_out=50")
-        given[cut - 1 : cut + 1] = []
-    assert says in complaint(*given, *words)
+        cut = command.index("data.held_out=50")
+        command[cut - 1 : cut + 1] = []
+    assert message in complaint(*command, *words)
     assert not out.exists()
 
 
-def test_rows_that_need_what_the_task_lacks(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_the_task_are_refused(tmp_path: Path) -> None:
     labelled = write(tmp_path / "labelled", [f"{i % 2}\tline {i}" for i in range(100)])
-    said = complaint("ablate", "--labelled", labelled, "--rows", "tied_inputs", "--out", str(tmp_path / "out"))
-    assert "'tied_inputs' does not apply here: only an encoder-decoder has tables" in said
+    result = complaint("ablate", "--labelled", labelled, "--rows", "tied_inputs", "--out", str(tmp_path / "out"))
+    assert "'tied_inputs' does not apply here: only an encoder-decoder has tables" in result
     assert not (tmp_path / "out").exists()
 
 

@@ -41,7 +41,7 @@ def test_parameter_counts_of_the_first_transformers(name: str, depth: int, d: in
     assert count(preset(name)) == by_hand(depth, d, hidden, vocab)
 
 
-def test_parameters_of_the_lecture_preset() -> None:
+def test_parameter_counts_of_the_lecture_preset() -> None:
     d, hidden, vocab = 256, 1024, 10000
     attention, feedforward, norm = 3 * d * d, d * hidden + hidden + hidden * d + d, d
     encoder, decoder = attention + norm + feedforward, 2 * attention + norm + feedforward
@@ -72,7 +72,7 @@ def convolutional(layers: list[tuple[int, int]], d: int, attends: bool) -> int:
         ],
     ],
 )
-def test_parameters_of_convs2s(
+def test_parameter_counts_of_convs2s(
     name: str, encoder: list[tuple[int, int]], decoder: list[tuple[int, int]], d: int, out: int, vocab: int
 ) -> None:
     """As fairseq's: two tables and 1,024 positions each, and a weight-normalised last layer."""
@@ -83,14 +83,14 @@ def test_parameters_of_convs2s(
 
 
 @pytest.mark.parametrize(("name", "blocks", "d"), [("bytenet", 30, 800), ("bytenet_small", 10, 256)])
-def test_parameters_of_bytenet(name: str, blocks: int, d: int) -> None:
+def test_parameter_counts_of_bytenet(name: str, blocks: int, d: int) -> None:
     half, vocab = d // 2, 300
     block = d * half + half + 3 * half * half + half + half * d + d + 2 * d + 4 * half
     assert count(preset(name)) == vocab * d + d + 2 * blocks * block + 2 * d * d + d + 2 * d
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_builds_on_the_meta_device_in_no_time_and_memory(name: str) -> None:
+def test_presets_build_on_the_meta_device_quickly(name: str) -> None:
     start = time.perf_counter()
     model = build(preset(name), device="meta")
     assert time.perf_counter() - start < 5.0
@@ -98,13 +98,13 @@ def test_builds_on_the_meta_device_in_no_time_and_memory(name: str) -> None:
     assert model.spec == preset(name)
 
 
-def test_overrides_are_edits() -> None:
+def test_overrides_change_fields_by_path() -> None:
     spec = preset("t5_base", vocab=8000, **{"decoder.depth": 3, "encoder.position": "alibi"})
     assert (spec.vocab, spec.decoder.depth, spec.encoder.position.kind) == (8000, 3, "alibi")  # type: ignore[reportAttributeAccessIssue]
     with pytest.raises(SpecError, match=r"^decoder\.dept: unknown key 'dept' in 'plain'; did you mean 'depth'\?"):
         preset("t5_base", **{"decoder.dept": 3})
 
 
-def test_an_unknown_preset_names_its_neighbour() -> None:
+def test_an_unknown_preset_suggests_the_nearest_name() -> None:
     with pytest.raises(SpecError, match="unknown preset 't5_bas'; did you mean 't5_base'"):
         preset("t5_bas")

@@ -64,12 +64,7 @@ class Runner:
         self.pool.__exit__(*given)
 
     def run(
-        self,
-        jobs: Iterable[Job],
-        text: Text,
-        measured: dict[str, Any],
-        watch: Watch,
-        deadline: float | None = None,
+        self, jobs: Iterable[Job], text: Text, measured: dict[str, Any], watch: Watch, deadline: float | None = None
     ) -> bool:
         """Run all jobs and pass every event to `watch`; return False if the deadline left some of them out.
 

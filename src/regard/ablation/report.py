@@ -289,12 +289,7 @@ def _state(runs: dict[int, Result | None]) -> str:
 
 
 def _line(
-    row: Row,
-    runs: dict[int, Result | None],
-    effect: Effect | None,
-    rates: dict[str, float],
-    is_base: bool,
-    metric: str,
+    row: Row, runs: dict[int, Result | None], effect: Effect | None, rates: dict[str, float], is_base: bool, metric: str
 ) -> Line:
     done = _done(runs)
     verdict = f"left out: {row.left_out}" if row.left_out else _state(runs)
@@ -308,7 +303,7 @@ def _line(
     variant = VARIANTS.get(row.name)
     return Line(
         row.name,
-        row.about or (variant.about if variant else "the base as it is"),
+        row.about or (variant.about if variant else "the unchanged base"),
         None if row.model is None else row.parameters,
         None if row.model is None else row.operations,
         mean([result["steps_per_second"] for result in done]) if done else None,

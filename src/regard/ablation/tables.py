@@ -11,11 +11,7 @@ Cells = Sequence[Sequence[str]]  # the heading first
 
 
 def terminal(
-    cells: Cells,
-    left: Collection[int],
-    wrap: Collection[int] = (),
-    narrow: bool = False,
-    styles: Sequence[str] = (),
+    cells: Cells, left: Collection[int], wrap: Collection[int] = (), narrow: bool = False, styles: Sequence[str] = ()
 ) -> Table:
     """Return a table for a terminal; columns in `left` are left-aligned, and those in `wrap` may be wrapped.
 

@@ -86,7 +86,7 @@ HeldOut = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Validation file of the same kind as --tsv, --jsonl, --text or --labelled.",
+        help="Validation file of the same format as the training file.",
         rich_help_panel=DATA,
     ),
 ]

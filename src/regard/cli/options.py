@@ -29,7 +29,7 @@ from regard.cli.base import (
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
 
-SEARCH, SAMPLING, OUTPUT = "Search", "Sampling", "Constraints on the output"
+SEARCH, SAMPLING, OUTPUT, EXPERIMENT = "Search", "Sampling", "Constraints on the output", "Experiment"
 
 
 def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -89,8 +89,8 @@ Change = Annotated[
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """The text to train on."""
+class PairFiles:
+    """Pairs of texts to train on."""
 
     source: Source = None
     target: Target = None
@@ -98,13 +98,90 @@ class TextFiles:
     valid_target: ValidTarget = None
     tsv: Pairs = None
     jsonl: JsonPairs = None
-    text: Text = None
-    labelled: LabelledText = None
     valid: HeldOut = None
 
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of `regard.train`: the files that are given."""
         return {name: value for name, value in asdict(self).items() if value}
+
+
+@dataclass(frozen=True)
+class TextFiles(PairFiles):
+    """The text to train on."""
+
+    text: Text = None
+    labelled: LabelledText = None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The options of `regard.ablate` and of a ladder that concern all of their runs."""
+
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRESET",
+            help="The base model, compared with all others; chosen for the text if not given.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change the recipe of the base, such as model.d_model=64. Repeatable.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Training steps of every run.", rich_help_panel=EXPERIMENT)
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Metric beside the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None
+    search_rates: Annotated[
+        bool,
+        typer.Option(
+            "--search-rates",
+            help="First search the learning rate of every model, with equal effort.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = False
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Simultaneous runs; one per GPU, or one per CPU core, if not given.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = None
+    device: Device = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="CPU threads of each run; the cores are divided if not given.", rich_help_panel=COMPUTE
+        ),
+    ] = None
+    max_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Start no run that would end after 90s, 30m, 2h; run the command again to continue.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = None
+    trust_code: TrustCode = False
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of `regard.ablate`."""
+        return asdict(self) | {"changes": self.changes or ()}
 
 
 @dataclass(frozen=True)

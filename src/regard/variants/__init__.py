@@ -1,11 +1,13 @@
-"""The table of modifications: a variant is a function from a model spec to a model spec.
+"""Variants: modifications of a model, as functions from a model spec to a model spec.
 
-The 52 rows of Narang et al. 2021 in the form that was run (but for what docs/decisions/008-rows-of-the-table.md lists),
-where a paper's method differs a second entry, and what came since. One file per group; a new variant is one entry.
+They include the 52 rows of Narang et al. 2021 as published there (docs/decisions/008-rows-of-the-table.md lists the
+exceptions), the form of the original paper as a second entry if it differs, and later methods. There is one file per
+group; a new variant is one entry.
 """
 
 import inspect
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from regard.catalogue import PARTS
@@ -16,51 +18,20 @@ from regard.nn.position.base import AtHeads
 from regard.nn.stacks.base import StackSpec
 from regard.presets import preset
 from regard.tree import diff, load, plain, walk
-from regard.variants import (
-    activations,
-    attention,
-    convolutions,
-    depth,
-    experts,
-    family,
-    norms,
-    positions,
-    residuals,
-    sharing,
-    synthesizers,
-    transparent,
-    vocabulary,
-    weighted,
-    wiring,
-    without,
-)
 from regard.variants.base import Edit, Row, Variant
 
-BASE = Variant(lambda m: m, "base", "the base as it is", "Vaswani et al. 2017", Row(1, 223_043_328, 223_435_776))
+MODULES = (
+    "activations", "attention", "convolutions", "depth", "experts", "family", "norms", "positions",
+    "residuals", "sharing", "synthesizers", "transparent", "vocabulary", "weighted", "wiring", "without",
+)  # fmt: skip
+BASE = Variant(lambda m: m, "base", "the unchanged base", "Vaswani et al. 2017", Row(1, 223_043_328, 223_435_776))
 VARIANTS: dict[str, Variant] = {"vanilla": BASE}
-for group in (
-    activations,
-    attention,
-    convolutions,
-    depth,
-    experts,
-    family,
-    norms,
-    positions,
-    residuals,
-    sharing,
-    synthesizers,
-    transparent,
-    vocabulary,
-    weighted,
-    wiring,
-    without,
-):
-    VARIANTS |= group.VARIANTS
+for module in MODULES:
+    VARIANTS |= import_module(f"regard.variants.{module}").VARIANTS
 VARIANTS = dict(sorted(VARIANTS.items()))
 
 
-# Where a variant is tried to tell the user of a model that it does change.
+# Presets to suggest when a variant has no effect on the user's model.
 EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
@@ -74,13 +45,13 @@ def variant(name: str, trust_code: bool = False, path: str = "variants") -> Vari
         raise SpecError(path, f"{name!r} would import code; add --trust-code if you trust it")
     edit = load(name, path)
     if not callable(edit):
-        raise SpecError(path, f"{name!r} is no function; it must take a model spec and return another")
+        raise SpecError(path, f"{name!r} is not a function; it must take a model spec and return a model spec")
     about = (inspect.getdoc(edit) or "").partition("\n")[0]
     return Variant(lambda spec: _own(name, edit, spec), "own", about or f"the function {name}")
 
 
 def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
-    """Call a user's function; any exception of it becomes one sentence."""
+    """Call a user's function, and report any exception that it raises in one sentence."""
     try:
         changed = edit(spec)
     except SpecError:
@@ -93,23 +64,22 @@ def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
 
 
 def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `spec` with a modification; one that changes nothing is refused, so that a run is what its name says."""
-    chosen_variant = variant(name, trust_code)
+    """Return `spec` with a modification; a modification without effect is refused."""
+    entry = variant(name, trust_code)
     if name == "vanilla":
         return spec
-    if chosen_variant.group != "own" and not any(isinstance(part, StackSpec) for part in walk(spec)):
+    if entry.group != "own" and not any(isinstance(part, StackSpec) for part in walk(spec)):
         raise SpecError(
-            "variants",
-            f"{name!r} modifies stacks of blocks, which {type(spec).kind!r} has none of; set its fields instead",
+            "variants", f"{name!r} modifies stacks of blocks, but {type(spec).kind!r} has none; set its fields instead"
         )
-    changed = chosen_variant.edit(spec)
+    changed = entry.edit(spec)
     if not diff(spec, changed):
-        raise SpecError("variants", f"{name!r} changes nothing here{_instead(chosen_variant, spec)}")
+        raise SpecError("variants", f"{name!r} changes nothing here{_suggestion(entry, spec)}")
     return changed
 
 
-def _instead(unused: Variant, spec: ModelSpec) -> str:
-    """Return the end of the sentence that refuses a variant: why, and what the user can do."""
+def _suggestion(unused: Variant, spec: ModelSpec) -> str:
+    """Return the end of an error message about a variant without effect: the reason, and what to do."""
     for name in EXAMPLES:
         example = preset(name)
         try:
@@ -121,10 +91,10 @@ def _instead(unused: Variant, spec: ModelSpec) -> str:
 
 
 def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Apply several modifications, one after the other. Two that do not go together are refused by name."""
+    """Apply several modifications in order; a pair that cannot be combined is refused by name."""
     spec = base
     before = {part.kind for part in walk(spec)}
-    brought: dict[str, set[str]] = {}
+    added: dict[str, set[str]] = {}
     for i, name in enumerate(names):
         spec = _after(names[:i], name, spec, trust_code) if i else apply(name, spec, trust_code)
         if i:
@@ -134,30 +104,30 @@ def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> 
                 other = next(
                     (other for other in names[:i] if not _builds((other, name), base, trust_code)), names[i - 1]
                 )
-                raise SpecError("variants", f"{other!r} and {name!r} do not go together: {error}") from None
-            lost = next((other for other in names[:i] if _unused(other, names[: i + 1], base, spec, trust_code)), None)
-            if lost is not None:
-                raise SpecError("variants", f"{name!r} leaves nothing of {lost!r}; choose one of the two")
+                raise SpecError("variants", f"{other!r} and {name!r} cannot be combined: {error}") from None
+            undone = next((o for o in names[:i] if _unused(o, names[: i + 1], base, spec, trust_code)), None)
+            if undone is not None:
+                raise SpecError("variants", f"{name!r} undoes {undone!r}; choose one of the two")
         kinds = {part.kind for part in walk(spec)}
-        for other, new in brought.items():
+        for other, new in added.items():
             if not new <= kinds:
                 gone = ", ".join(sorted(new - kinds))
                 raise SpecError(
-                    "variants", f"{name!r} takes away what {other!r} brought ({gone}); choose one of the two"
+                    "variants", f"{name!r} removes a part that {other!r} added ({gone}); choose one of the two"
                 )
-        brought[name] = kinds - before - {AtHeads.kind}  # positions follow the attentions they are for
+        added[name] = kinds - before - {AtHeads.kind}  # these follow the attention that they belong to
         before = kinds
     return spec
 
 
 def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
-    """Return True if `spec` is the same without the modification `name`, which another one has undone."""
+    """Return True if `spec` is the same without the modification `name`: another one undoes it."""
     without = base
     try:
         for other in names:
             if other != name:
                 without = apply(other, without, trust_code)
-    except SpecError:  # the others need it
+    except SpecError:  # the others require it
         return False
     return without == spec
 
@@ -177,7 +147,9 @@ def _after(earlier: Sequence[str], name: str, spec: ModelSpec, trust_code: bool)
         return apply(name, spec, trust_code)
     except SpecError as error:
         reason = str(error).removeprefix("variants: ")
-        raise SpecError("variants", f"{name!r} cannot follow {' and '.join(map(repr, earlier))}: {reason}") from None
+        raise SpecError(
+            "variants", f"{name!r} cannot be applied after {' and '.join(map(repr, earlier))}: {reason}"
+        ) from None
 
 
 def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
@@ -214,7 +186,7 @@ def _number(name: str) -> int:
 
 
 def described(name: str, base: ModelSpec, trust_code: bool = False) -> dict[str, Any]:
-    """Return what is known about a variant and its changes to `base`, as plain values."""
+    """Return the description of a variant and its changes to `base` as JSON values."""
     entry = variant(name, trust_code)
     facts: dict[str, Any] = {
         "name": name,

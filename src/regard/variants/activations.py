@@ -1,4 +1,4 @@
-"""Rows 2 to 12: what stands inside the feed-forward layers."""
+"""Rows 2 to 12: activation functions and gates of the feed-forward layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ GATED = (223_067_904, 223_460_352)
 
 
 def activation(phi: Activation) -> Edit:
-    """Another function inside every feed-forward layer; one with a gate loses it, and gets its width back."""
+    """Replace the activation function; a gate is removed, and the hidden width becomes 3/2 as large."""
 
     def edit(m: Any) -> Any:
         def widened(f: FeedForward) -> FeedForward:
@@ -26,7 +26,7 @@ def activation(phi: Activation) -> Edit:
 
 
 def gated(phi: Activation) -> Edit:
-    """Shazeer 2020: a gate of the same cost, so the hidden width shrinks to two thirds."""
+    """Shazeer 2020: add a gate at equal cost, with 2/3 of the hidden width."""
 
     def edit(m: Any) -> Any:
         def narrowed(f: FeedForward) -> FeedForward:

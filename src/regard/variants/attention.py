@@ -1,4 +1,4 @@
-"""Attention beyond the table: fewer keys and values, a narrower sight, norms, branches side by side."""
+"""Attention variants outside the table: shared keys and values, windows, query-key norms, parallel branches."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from regard.variants.base import Variant
 
 
 def parallel(m: Any) -> Any:
-    """The branches of a block read the same input, and their sum joins the stream: one residual branch per block."""
+    """Parallel block: x + attention(norm(x)) + feed_forward(norm(x)), one residual branch per block."""
 
     def side_by_side(block: Block) -> Block:
         if len(block.branches) == 1:
@@ -25,7 +25,7 @@ def parallel(m: Any) -> Any:
         rules = block.rules()
         if len(set(rules)) > 1:
             raise SpecError(
-                "residual", "branches that join the stream in different ways cannot be one; choose one rule"
+                "residual", "branches with different residual rules cannot run in parallel; use one rule for all"
             )
         return Block((Parallel(block.branches),), rules[0])
 
@@ -33,9 +33,10 @@ def parallel(m: Any) -> Any:
 
 
 def grouped_query(m: Any) -> Any:
-    """Ainslie et al. 2023: in a decoder, where keys and values are kept, four heads share one of each.
+    """Ainslie et al. 2023: in a decoder, groups of four heads share one key and one value.
 
-    As the paper has it, an encoder stays as it is. Where four do not divide the heads, the nearest divisor of them.
+    The encoder is unchanged, as in the paper. If four does not divide the heads, the number of groups is the divisor of
+    the heads that is closest to a quarter of them.
     """
     if getattr(m, "decoder", None) is None:
         return m
@@ -43,7 +44,10 @@ def grouped_query(m: Any) -> Any:
 
     def grouped(attention: Any) -> Any:
         heads = attention.heads or m.heads
-        return _with_groups(attention, heads, min(_divisors(heads), key=lambda groups: abs(groups - heads / 4)))
+        divisors = [
+            groups for groups in range(heads, 0, -1) if heads % groups == 0
+        ]  # of equally close ones, the larger
+        return _with_groups(attention, heads, min(divisors, key=lambda groups: abs(groups - heads / 4)))
 
     return replace(m, decoder=swap(swap(m.decoder, SelfAttention, grouped), CrossAttention, grouped))
 
@@ -59,15 +63,10 @@ def multi_query(m: Any) -> Any:
 
 
 def _check_attention(m: Any) -> None:
-    """Refuse what would be changed in part: what looks at other tokens without queries and keys of this kind."""
+    """Refuse branches that mix tokens without queries and keys: the model would be changed only in part."""
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
-            raise SpecError("variants", f"{part.kind!r} has no queries and keys that could be changed")
-
-
-def _divisors(heads: int) -> list[int]:
-    """From many to few, so that of two equally near ones the larger is found first."""
-    return [groups for groups in range(heads, 0, -1) if heads % groups == 0]
+            raise SpecError("variants", f"{part.kind!r} has no queries and keys to change")
 
 
 def _with_groups(attention: Any, heads: int, groups: int) -> Any:
@@ -75,23 +74,20 @@ def _with_groups(attention: Any, heads: int, groups: int) -> Any:
 
 
 def sliding_window(m: Any) -> Any:
-    """Beltagy et al. 2020: a token sees itself and 255 tokens on either side, as far as it may."""
+    """Beltagy et al. 2020: a token attends to itself and 255 tokens on either side; in a decoder, to the left only."""
 
     def narrowed(stack: Any) -> Any:
         attends = any(isinstance(part, SelfAttention) for part in walk(stack))
-        return (
-            replace(stack, attention_pattern=Window(256))
-            if attends and "attention_pattern" in hints(type(stack))
-            else stack
-        )
+        has_pattern = attends and "attention_pattern" in hints(type(stack))
+        return replace(stack, attention_pattern=Window(256)) if has_pattern else stack
 
     return swap(m, StackSpec, narrowed)
 
 
 def query_key_norm(m: Any) -> Any:
-    """Henry et al. 2020, in today's form: RMS norms with a gain on the queries and keys of every head.
+    """Henry et al. 2020, in its current form: RMS norms with a gain on the queries and keys of every head.
 
-    Scores of normed vectors need the 1 / sqrt(d_head) that T5 folds into the first draw of its queries.
+    Scores of normalised vectors need the factor 1 / sqrt(d_head), which T5 includes in the initialisation of queries.
     """
     _check_attention(m)
 
@@ -107,14 +103,9 @@ VARIANTS = {
         grouped_query, "attention", "four heads of a decoder share a key and a value", "Ainslie et al. 2023"
     ),
     "multi_query": Variant(multi_query, "attention", "all heads share one key and one value", "Shazeer 2019"),
-    "parallel": Variant(
-        parallel,
-        "wiring",
-        "attention and feed-forward side by side",
-        "Wang and Komatsuzaki 2021",
-    ),
-    "query_key_norm": Variant(query_key_norm, "attention", "queries and keys are normed", "Henry et al. 2020"),
+    "parallel": Variant(parallel, "wiring", "attention and feed-forward in parallel", "Wang and Komatsuzaki 2021"),
+    "query_key_norm": Variant(query_key_norm, "attention", "normalised queries and keys", "Henry et al. 2020"),
     "sliding_window": Variant(
-        sliding_window, "attention", "a token sees 255 tokens on either side", "Beltagy et al. 2020"
+        sliding_window, "attention", "attention to 255 tokens on either side", "Beltagy et al. 2020"
     ),
 }

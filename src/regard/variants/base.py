@@ -1,4 +1,4 @@
-"""Variant: a modification as a function from description to description, and the edits that several groups use."""
+"""Variant: a named function from model spec to model spec; and the edits that several groups share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ Group = Literal[
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of Narang et al. 2021: its number and the exact parameter counts of what was run."""
+    """A row of the table of Narang et al. 2021: its number and the exact parameter counts of the published runs."""
 
     number: int
     parameters: int  # at narang_base
@@ -42,18 +42,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Variant:
-    """A modification: the function that makes it, what it is, and where it is from."""
+    """A modification of a model: its function, group, description and paper."""
 
     edit: Edit
     group: Group
     about: str
     paper: str = ""
     row: Row | None = None
-    bends: Mapping[str, str] = field(default_factory=dict)  # a law it does not keep, and why
+    bends: Mapping[str, str] = field(default_factory=dict)  # laws of `regard check` that do not hold, with the reason
 
 
 def own_softmax(m: Any) -> Any:
-    """The softmax gets a matrix of its own; only a tied one is read at d_model^-1/2, as T5 has it."""
+    """Untie the softmax matrix from the embeddings, and remove T5's factor d_model^-1/2 of a tied matrix."""
     if isinstance(m, EncoderDecoder):
         m = replace(m, sharing=replace(m.sharing, input_output=False))
     elif isinstance(m, DecoderOnly):
@@ -64,7 +64,7 @@ def own_softmax(m: Any) -> Any:
 
 
 def unscaled(m: Any) -> Any:
-    """The head reads the stream as it is."""
+    """Remove the factor d_model^-1/2 before the softmax matrix."""
 
     def plain(head: Any) -> Any:
         return replace(head, scaled=False) if getattr(head, "scaled", False) else head

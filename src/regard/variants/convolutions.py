@@ -1,4 +1,4 @@
-"""Rows 37 to 39: convolutions instead of self-attention, or beside it."""
+"""Rows 37 to 39: convolutions instead of self-attention or combined with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,21 +20,21 @@ from regard.nn.stacks.plain import Plain
 from regard.tree import hints, swap, walk
 from regard.variants.base import Edit, Row, Variant
 
-WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019, from the first layer on; all further layers have the last
+WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019: kernel sizes from the first layer on; all further layers have the last
 
 
 def attends(part: Any) -> bool:
-    """Whether there is self-attention to be replaced."""
+    """Return True if the part contains self-attention."""
     return any(isinstance(inner, SelfAttention) for inner in walk(part))
 
 
 def light_conv(m: Any) -> Any:
-    """A convolution for every self-attention; positions in attention have nothing left to speak to."""
+    """Replace every self-attention by a lightweight convolution, and remove the positions of attention."""
     return swap(swap(m, StackSpec, _without_positions), SelfAttention, lambda _: LightConv())
 
 
 def dynamic_conv(m: Any) -> Any:
-    """The same with predicted filters, which cost so much that feed-forwards shrink to a sixth: 3072 to 512."""
+    """Use dynamic convolutions, and compensate their parameters with a sixth of the hidden width: 512 for 3072."""
     if not attends(m):
         return m
     m = swap(swap(m, StackSpec, _without_positions), SelfAttention, lambda _: DynamicConv())
@@ -48,7 +48,7 @@ def _without_positions(stack: Any) -> Any:
 
 
 def widening(make: Callable[[int], BranchSpec]) -> Edit:
-    """Wu et al. 2019: convolutions for all self-attentions, narrow in the first layers and wide in the last."""
+    """Wu et al. 2019: replace self-attention by convolutions whose kernel sizes grow from layer to layer."""
 
     def layer(block: Block, width: int) -> Block:
         return swap(block, SelfAttention, lambda _: make(width))
@@ -57,7 +57,9 @@ def widening(make: Callable[[int], BranchSpec]) -> Edit:
         if not attends(stack):
             return stack
         if not isinstance(stack, Plain):
-            raise SpecError("kind", f"{stack.kind!r} has no layers that could widen one by one; use a plain stack")
+            raise SpecError(
+                "kind", f"{stack.kind!r} has no separate layers for different kernel sizes; use a plain stack"
+            )
         blocks = range(stack.unique or stack.depth)
         pattern = tuple(layer(stack.block_of(n), WIDTHS[min(n, len(WIDTHS) - 1)]) for n in blocks)
         return replace(stack, pattern=pattern, position=None, positions=())
@@ -66,10 +68,10 @@ def widening(make: Callable[[int], BranchSpec]) -> Edit:
 
 
 def evolved(m: Any) -> Any:
-    """So et al. 2019 as Narang et al. 2021 ran it: an evolved block for two layers, twice the heads of the same width.
+    """The Evolved Transformer of So et al. 2019 as in Narang et al. 2021: one evolved block for every two layers.
 
-    The heads of the attention beside cross-attention are doubled; a position that counts heads has a second table for
-    them. Activations in the encoder stay the base's, those of the decoder are Swish.
+    The attention that is parallel to cross-attention has twice the heads of the same width; position schemes with
+    parameters per head get a second table for it. The decoder's activation is Swish, the encoder's that of the base.
     """
 
     def doubled(attention: SelfAttention) -> SelfAttention:
@@ -78,14 +80,14 @@ def evolved(m: Any) -> Any:
 
     def shorter(depth: int, _: str) -> int:
         if depth % 2:
-            raise SpecError("variants", f"an evolved block stands for two layers; choose an even depth, not {depth}")
+            raise SpecError("variants", f"an evolved block replaces two layers, so the depth must be even, not {depth}")
         return depth // 2
 
     return _evolved(m, doubled, shorter, bias=False)
 
 
 def evolved_so(m: Any) -> Any:
-    """So et al. 2019: 3 and 4 evolved blocks for 6 layers, twice the heads (16 at most) of together the same width."""
+    """So et al. 2019: 3 and 4 evolved blocks for 6 layers; twice the heads (at most 16) of the same total width."""
 
     def doubled(attention: SelfAttention) -> SelfAttention:
         heads = attention.heads or m.heads
@@ -109,19 +111,19 @@ def _evolved(
         if stack is None:
             continue
         if not isinstance(stack, Plain) or len(stack.pattern) != 1:
-            raise SpecError("variants", f"blocks evolve in a plain stack of equal blocks, which the {side} is not")
+            raise SpecError("variants", f"evolved blocks need a plain stack of equal blocks, which the {side} is not")
         block, depth = stack.pattern[0], shorter(stack.depth, side)
         attention, cross, feedforward = _ancestors(block, side)
         norm = _norm(block)
         if side == "encoder":
             branches = (GatedLinear(bias=True), EvolvedEncoderConv(norm, bias), attention, feedforward)
         else:
-            many, stack = _with_position(doubled(attention), stack)
+            wide, stack = _with_position(doubled(attention), stack)
             swish = replace(feedforward, activation="swish")
             if cross is None:
-                branches = (many, EvolvedDecoderConv(norm), attention, swish)
+                branches = (wide, EvolvedDecoderConv(norm), attention, swish)
             else:
-                branches = (Parallel((many, cross)), EvolvedDecoderConv(norm), attention, cross, swish)
+                branches = (Parallel((wide, cross)), EvolvedDecoderConv(norm), attention, cross, swish)
         unique = None if stack.unique is None else min(stack.unique, depth)
         evolved = Block(branches, block.rules()[0])
         changes[side] = replace(stack, pattern=(evolved,), depth=depth, unique=unique)
@@ -129,33 +131,33 @@ def _evolved(
 
 
 def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention | None, FeedForward]:
-    """What a block evolves from."""
+    """Return the attention, cross-attention and feed-forward layer of a block, from which an evolved block is built."""
     if len(set(block.rules())) > 1:
-        raise SpecError("variants", f"the branches of the {side} join the stream in different ways; choose one for all")
+        raise SpecError("variants", f"the branches of the {side} have different residual rules; use one rule for all")
     match block.branches:
         case (SelfAttention() as attention, FeedForward() as feedforward):
             return attention, None, feedforward
         case (SelfAttention() as attention, CrossAttention() as cross, FeedForward() as feedforward):
             return attention, cross, feedforward
-    found = ", ".join(branch.kind for branch in block.branches)
-    raise SpecError("variants", f"blocks evolve from attention and feed-forward; the {side} has {found}")
+    kinds = ", ".join(branch.kind for branch in block.branches)
+    raise SpecError("variants", f"evolved blocks need attention and feed-forward layers; the {side} has {kinds}")
 
 
 def _norm(block: Block) -> Norm:
-    """The norm of the block, also for inside its convolutions, which need one even where the stream has none."""
+    """Return the norm of the block's residual branches, or LayerNorm: evolved convolutions always need a norm."""
     norm = getattr(block.rules()[0], "norm", None)
     return norm if isinstance(norm, Norm) and not isinstance(norm, NoNorm) else LayerNorm(eps=1e-6)
 
 
-def _with_position(many: SelfAttention, stack: Plain) -> tuple[SelfAttention, Plain]:
-    """The stack's position also for an attention with more heads: a second table, or where that fits not, its own."""
+def _with_position(wide: SelfAttention, stack: Plain) -> tuple[SelfAttention, Plain]:
+    """Adapt the position scheme to attention with more heads: a second table in the stack, or a scheme of its own."""
     position = stack.position
-    if position is None or many.position is not None or many.heads is None:
-        return many, stack
+    if position is None or wide.position is not None or wide.heads is None:
+        return wide, stack
     if position.shaped_by == ("heads",):
-        return many, replace(stack, positions=(*stack.positions, AtHeads(many.heads, position)))
-    fits = "heads" not in position.shaped_by and many.d_head is not None
-    return (many if fits else replace(many, position=position)), stack
+        return wide, replace(stack, positions=(*stack.positions, AtHeads(wide.heads, position)))
+    fits = "heads" not in position.shaped_by and wide.d_head is not None
+    return (wide if fits else replace(wide, position=position)), stack
 
 
 WU = "Wu et al. 2019"
@@ -165,40 +167,37 @@ VARIANTS = {
     "dynamic_conv": Variant(
         dynamic_conv,
         "convolution",
-        "9 taps with predicted filters instead of self-attention, a filter per channel; feed-forwards of a sixth",
+        "dynamic convolution of width 9 instead of self-attention, per channel; 1/6 of the hidden width",
         WU,
         Row(37, 256_269_312, 256_662_528),
     ),
     "light_conv": Variant(
         light_conv,
         "convolution",
-        "9 taps with learned filters instead of self-attention, a filter per channel",
+        "lightweight convolution of width 9 instead of self-attention, per channel",
         WU,
         Row(38, 223_300_608, 223_693_824),
     ),
     "dynamic_conv_wu": Variant(
         widening(SharedDynamicConv),
         "convolution",
-        "3 to 31 taps with predicted filters instead of self-attention, a filter per head",
+        "dynamic convolution of widths 3 to 31 instead of self-attention, per head",
         WU,
     ),
     "light_conv_wu": Variant(
         widening(SharedLightConv),
         "convolution",
-        "3 to 31 taps with learned filters instead of self-attention, a filter per head",
+        "lightweight convolution of widths 3 to 31 instead of self-attention, per head",
         WU,
     ),
     "evolved": Variant(
         evolved,
         "convolution",
-        "evolved blocks of gates, convolutions and attention, one for two layers",
+        "evolved blocks of gates, convolutions and attention, one for every two layers",
         SO,
         Row(39, 216_344_064, 216_735_744),
     ),
     "evolved_so": Variant(
-        evolved_so,
-        "convolution",
-        "evolved blocks, 3 and 4 for 6 layers; doubled heads keep the width of all of them",
-        SO,
+        evolved_so, "convolution", "evolved blocks, 3 and 4 for 6 layers; twice the heads of the same total width", SO
     ),
 }

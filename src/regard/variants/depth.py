@@ -1,4 +1,4 @@
-"""Rows 18 to 21: deeper and narrower, or shallower and wider, at about the same number of parameters."""
+"""Rows 18 to 21: deeper and narrower, or shallower and wider, with about the same number of parameters."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -14,22 +14,24 @@ from regard.variants.base import Edit, Row, Variant
 
 
 def deeper(factor: Fraction) -> Edit:
-    """`factor` times the layers, with 1 / `factor` of the heads (of the same width) and of the hidden width."""
+    """Multiply the layers by `factor`, and divide the heads (of the same width) and the hidden width by it."""
 
     def times(value: int, by: Fraction, what: str) -> int:
         product = value * by
         if product.denominator != 1 or product < 1:
-            raise SpecError("", f"{by} of {value} {what} is no whole number; choose a base whose sizes divide")
+            raise SpecError("", f"{by} of {value} {what} is not a whole number; choose a base whose sizes divide")
         return int(product)
 
     def edit(m: Any) -> Any:
-        strange = next((part for part in walk(m) if isinstance(part, StackSpec) and not isinstance(part, Plain)), None)
-        if strange is not None:
-            raise SpecError("variants", f"only plain stacks have layers to add and take away, not {strange.kind!r}")
+        other = next((part for part in walk(m) if isinstance(part, StackSpec) and not isinstance(part, Plain)), None)
+        if other is not None:
+            raise SpecError("variants", f"only a plain stack can have layers added or removed, not {other.kind!r}")
         if any(isinstance(part, Plain) and len(part.pattern) > 1 for part in walk(m)):
-            raise SpecError("variants", "the layers differ from each other, so there is no saying which to add or drop")
+            raise SpecError(
+                "variants", "the layers differ from each other, so none can be added or removed; use equal layers"
+            )
         if any(isinstance(part, BranchSpec) and getattr(part, "heads", None) is not None for part in walk(m)):
-            raise SpecError("variants", "an attention has a number of heads of its own, which would not change")
+            raise SpecError("variants", "a layer has its own number of heads, which would not change; leave it out")
         d_head = m.d_head or m.d_model // m.heads
         m = swap(
             m,

@@ -1,4 +1,4 @@
-"""Rows 48, 49 and 52: feed-forwards that are many, or a memory."""
+"""Rows 48, 49 and 52: mixtures of experts, and a product-key memory."""
 
 import math
 from collections.abc import Callable, Collection
@@ -20,10 +20,10 @@ EVERY = 4
 
 
 def mixture_of_experts(m: Any) -> Any:
-    """Two of 32 experts instead of every fourth feed-forward, each of half its hidden width.
+    """Replace every fourth feed-forward layer by 32 experts of half its hidden width, two of them per token.
 
-    Experts are ReLU without biases, as run, whatever the feed-forwards of the base are. The decoder's lower capacity
-    is a misspelt line of the published configuration, and what was run.
+    As published, experts have ReLU and no biases, whatever the base has. The lower capacity of the decoder comes from a
+    misspelt line of the published configuration.
     """
 
     def make(capacity: float) -> Make:
@@ -33,7 +33,7 @@ def mixture_of_experts(m: Any) -> Any:
 
 
 def switch(m: Any) -> Any:
-    """One of 32 experts instead of every fourth feed-forward, each of its hidden width; experts as above."""
+    """Replace every fourth feed-forward layer by 32 experts of its hidden width, one of them per token."""
 
     def make(capacity: float) -> Make:
         return lambda f: Switch(d_hidden=_hidden(f, m), capacity=capacity)
@@ -42,18 +42,17 @@ def switch(m: Any) -> Any:
 
 
 def product_key_memory(m: Any) -> Any:
-    """A memory instead of the feed-forward of the last decoder layer but one (or the only one).
+    """Replace the feed-forward layer of the second to last decoder layer by a product-key memory.
 
-    An encoder-only model has it in its encoder. The paper's 512 * 512 values at 12 layers of width 768; elsewhere
-    their number grows with depth * d_model, so that the memory keeps its proportion to all layers; keys are d_model / 6
-    wide, and at least 8.
+    An encoder-only model has it in its encoder. The paper has 512 * 512 values for 12 layers of width 768; here their
+    number is proportional to depth * d_model. Keys have d_model / 6 dimensions, at least 8.
     """
     side = "decoder" if getattr(m, "decoder", None) is not None else "encoder"
     stack = _plain(m, side)
     keys = max(4, round(512 * math.sqrt(stack.depth / 12 * m.d_model / 768)))
     memory = ProductKeyMemory(keys=keys, d_key=2 * max(4, m.d_model // 12), knn=min(32, keys))
-    wanted = {max(0, stack.depth - 2)}
-    return replace(m, **{side: _placed(stack, side, ProductKeyMemory, wanted, stack.depth, lambda _: memory)})
+    layers = {max(0, stack.depth - 2)}
+    return replace(m, **{side: _placed(stack, side, ProductKeyMemory, layers, stack.depth, lambda _: memory)})
 
 
 def _hidden(f: FeedForward, m: Any) -> int:
@@ -63,29 +62,29 @@ def _hidden(f: FeedForward, m: Any) -> int:
 def _plain(m: Any, side: str) -> Plain:
     stack = getattr(m, side)
     if not isinstance(stack, Plain):
-        raise SpecError(side, f"only the layers of a plain stack can be told apart, not of {stack.kind!r}")
+        raise SpecError(side, f"must be a plain stack to change some of its layers, not {stack.kind!r}")
     return stack
 
 
 def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any:
-    """Layers 4, 8, 12, ... of every stack; the last one of a stack that is not so deep."""
+    """Replace the feed-forward of layers 4, 8, 12, ...; of the last layer if a stack has fewer than four."""
     changes = {}
     for side, make in makes.items():
         if getattr(m, side, None) is None:
             continue
         stack = _plain(m, side)
-        wanted = set(range(EVERY - 1, stack.depth, EVERY)) or {stack.depth - 1}
+        layers = set(range(EVERY - 1, stack.depth, EVERY)) or {stack.depth - 1}
         length = math.lcm(len(stack.pattern), EVERY) if stack.depth >= EVERY else stack.depth
-        changes[side] = _placed(stack, side, kind, wanted, min(length, stack.depth), make)
+        changes[side] = _placed(stack, side, kind, layers, min(length, stack.depth), make)
     return replace(m, **changes)
 
 
-def _placed(stack: Plain, side: str, kind: type[BranchSpec], wanted: Collection[int], length: int, make: Make) -> Plain:
-    """The stack with `make` of the feed-forward in the wanted layers, written as a pattern of `length` blocks."""
+def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
+    """Replace the feed-forward of some layers by `make` of it; the new pattern has `length` blocks."""
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]
-        if layer in wanted and not _has(block, kind):
+        if layer in layers and not _has(block, kind):
             changed = swap(block, FeedForward, make)
             if changed is block:
                 where = join(side, f"pattern[{layer % len(stack.pattern)}]")
@@ -93,13 +92,13 @@ def _placed(stack: Plain, side: str, kind: type[BranchSpec], wanted: Collection[
             block = changed
         pattern.append(block)
     placed = replace(stack, pattern=tuple(pattern))
-    found = {call for call in range(stack.depth) if _has(placed.block_of(call), kind)}
-    if stack.unique not in (None, stack.depth) and found != set(wanted):
-        layers = ", ".join(str(layer + 1) for layer in sorted(wanted))
+    replaced = {layer for layer in range(stack.depth) if _has(placed.block_of(layer), kind)}
+    if stack.unique not in (None, stack.depth) and replaced != set(layers):
+        names = ", ".join(str(layer + 1) for layer in sorted(layers))
         raise SpecError(
             join(side, "unique"),
-            f"{stack.unique} blocks serve {stack.depth} layers, so {kind.kind!r} cannot stand in layer {layers} alone; "
-            "leave it out",
+            f"{stack.unique} blocks are shared by {stack.depth} layers, so {kind.kind!r} cannot be in layer "
+            f"{names} alone; leave it out",
         )
     return placed
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder or decoder alone: the same layers as one stack over source and target."""
+"""Decoder-only translation: the layers of an encoder-decoder as one stack over source and target."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,19 +13,23 @@ from regard.variants.base import Edit, Variant
 
 
 def joined(visibility: Literal["causal", "prefix"]) -> Edit:
-    """All layers of an encoder-decoder in one stack, of the encoder's blocks: a layer less of attention each."""
+    """Join encoder and decoder into one stack of encoder blocks, without cross-attention."""
 
     def edit(m: Any) -> Any:
         if isinstance(m, DecoderOnlyTranslator):
             return replace(m, visibility=visibility)
         if not isinstance(m, EncoderDecoder):
-            raise SpecError("variants", f"only a model with an encoder can give it up, not one of kind {m.kind!r}")
+            raise SpecError("variants", f"only an encoder-decoder can be joined into one stack, not {m.kind!r}")
         if not isinstance(m.encoder, Plain) or not isinstance(m.decoder, Plain) or not isinstance(m.bridge, Last):
-            raise SpecError("variants", "only plain stacks can be laid end to end; leave out what rewires them")
+            raise SpecError("variants", "only plain stacks can be joined; leave out variants that rewire them")
         if m.target_vocab is not None or not m.sharing.source_target:
-            raise SpecError("variants", "a decoder alone reads source and target with one vocabulary and one table")
+            raise SpecError(
+                "variants", "a decoder-only model needs one vocabulary and one embedding table for source and target"
+            )
         if _blocks(m.encoder) != _blocks(m.decoder):
-            raise SpecError("variants", "encoder and decoder differ in more than looking across; make them alike first")
+            raise SpecError(
+                "variants", "encoder and decoder must be equal except for cross-attention; make them equal first"
+            )
         stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
         return DecoderOnlyTranslator(
             vocab=m.vocab,
@@ -50,12 +54,12 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
 
 
 def _blocks(stack: Plain) -> tuple[Any, ...]:
-    """All of a stack but its depth and its looking across."""
-    kept = []
+    """Return the settings of a stack without its depth and its cross-attention."""
+    blocks = []
     for block in stack.pattern:
         pairs = zip(block.branches, block.rules(), strict=True)
-        kept.append([(branch, rule) for branch, rule in pairs if not isinstance(branch, CrossAttention)])
-    return kept, stack.unique, stack.position, stack.positions, stack.attention_pattern, stack.strict
+        blocks.append([(branch, rule) for branch, rule in pairs if not isinstance(branch, CrossAttention)])
+    return blocks, stack.unique, stack.position, stack.positions, stack.attention_pattern, stack.strict
 
 
 VARIANTS = {
@@ -63,6 +67,9 @@ VARIANTS = {
         joined("causal"), "family", "no encoder: source and target in one causal stack", "Brown et al. 2020"
     ),
     "prefix_lm": Variant(
-        joined("prefix"), "family", "no encoder: one stack in which the source sees all of itself", "Raffel et al. 2020"
+        joined("prefix"),
+        "family",
+        "no encoder: one stack with bidirectional attention over the source",
+        "Raffel et al. 2020",
     ),
 }

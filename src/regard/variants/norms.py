@@ -1,4 +1,4 @@
-"""Row 13, and where norms stand."""
+"""Row 13: RMS norm; and the placement of norms."""
 
 from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm
@@ -11,7 +11,7 @@ VARIANTS = {
     "rms_norm": Variant(
         lambda m: swap(m, LayerNorm, lambda norm: PartialRMSNorm(0.0675, norm.eps)),
         "norm",
-        "RMS norm as Narang et al. ran it: the mean square of the first 6.75 % of the channels",
+        "partial RMS norm as in Narang et al.: the mean square of the first 6.75 % of the channels",
         "Zhang and Sennrich 2019",
         Row(13, 222_995_712, 223_388_160),
     ),

@@ -1,4 +1,4 @@
-"""Position schemes, beyond the table."""
+"""Position schemes outside the table."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,42 +19,38 @@ from regard.variants.base import Edit, Variant
 
 
 def at_input(position: Any) -> Edit:
-    """Positions added to the embeddings, and none in attention."""
+    """Add positions to the embeddings, and remove those in attention."""
 
     def edit(m: Any) -> Any:
-        cleared = swap(swap(m, SelfAttention, _own_position_gone), StackSpec, _without_position)
+        cleared = swap(swap(m, SelfAttention, _remove_position), StackSpec, _without_position)
         return swap(cleared, Tokens, lambda t: replace(t, position=position))
 
     return edit
 
 
 def in_attention(make: Callable[[], Position]) -> Edit:
-    """Positions in self-attention, shared by the layers of a stack, and none at the input."""
+    """Use positions in self-attention, shared by the layers of a stack, and remove those at the input."""
 
-    def _seen(stack: Any) -> Any:
+    def with_position(stack: Any) -> Any:
         if not any(isinstance(part, BranchSpec) and part.attends for part in walk(stack)):
-            raise SpecError("", "has no attention, to which alone such positions speak")
+            raise SpecError("", "has no attention that could use these positions")
         return replace(_without_position(stack), position=make())
 
     def edit(m: Any) -> Any:
-        cleared = swap(swap(m, SelfAttention, _own_position_gone), Tokens, lambda t: replace(t, position=None))
-        return swap(cleared, StackSpec, _seen)
+        cleared = swap(swap(m, SelfAttention, _remove_position), Tokens, lambda t: replace(t, position=None))
+        return swap(cleared, StackSpec, with_position)
 
     return edit
 
 
-def _own_position_gone(attention: SelfAttention) -> SelfAttention:
+def _remove_position(attention: SelfAttention) -> SelfAttention:
     return replace(attention, position=None)
 
 
 def _without_position(stack: Any) -> Any:
     if "position" not in hints(type(stack)):
-        raise SpecError("", f"a stack of kind {stack.kind!r} has no place for positions")
+        raise SpecError("", f"a stack of kind {stack.kind!r} has no positions")
     return replace(stack, position=None, positions=())
-
-
-def _none(m: Any) -> Any:
-    return at_input(None)(m)
 
 
 VARIANTS = {
@@ -63,9 +59,9 @@ VARIANTS = {
         at_input(Learned(512)), "position", "learned absolute positions, up to 512", "Gehring et al. 2017"
     ),
     "no_positions": Variant(
-        _none, "position", "none at all: a decoder still sees order by its mask", "Haviv et al. 2022"
+        at_input(None), "position", "no positions; a decoder can infer order from its causal mask", "Haviv et al. 2022"
     ),
-    "rotary": Variant(in_attention(Rotary), "position", "queries and keys turned by their position", "Su et al. 2021"),
+    "rotary": Variant(in_attention(Rotary), "position", "queries and keys rotated by their position", "Su et al. 2021"),
     "shaw": Variant(in_attention(Shaw), "position", "relative positions in keys and values", "Shaw et al. 2018"),
     "sinusoidal": Variant(at_input(Sinusoidal()), "position", "sines and cosines at the input", "Vaswani et al. 2017"),
     "t5_bias": Variant(

@@ -1,4 +1,4 @@
-"""Rows 14 to 17: deep models that begin as the identity, with few norms or none."""
+"""Rows 14 to 17: ReZero and Fixup, residual networks initialised as the identity."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,20 +20,18 @@ from regard.variants.base import Edit, Row, Variant
 
 
 def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
-    """Another residual rule for every branch, made with the norm of the one it had."""
+    """Replace the residual rule of every branch; the new rule gets the norm of the old one."""
 
     def joined(rule: Residual) -> Residual:
         if isinstance(rule, NoResidual):
-            raise SpecError(
-                "kind", "'no_residual' replaces the stream; choose a base that adds to it after every branch"
-            )
+            raise SpecError("kind", "is 'no_residual'; choose a base with residual connections")
         return to(getattr(rule, "norm", NoNorm()))
 
     return swap(m, Residual, joined)
 
 
 def scaled_attention(m: Any) -> Any:
-    """Every attention divides by sqrt(d_head) itself."""
+    """Divide attention scores by sqrt(d_head) wherever they are not scaled."""
 
     def scaled(branch: Any) -> Any:
         return replace(branch, scale="sqrt") if getattr(branch, "scale", None) == "none" else branch
@@ -42,7 +40,7 @@ def scaled_attention(m: Any) -> Any:
 
 
 def rezero(norm: Callable[[Norm], Norm]) -> Edit:
-    """x + alpha f(norm(x)); attention scales its scores itself, and not by its initialisation."""
+    """x + alpha f(norm(x)). T5's initialisation, which replaces the scaling of attention scores, is replaced too."""
 
     def edit(m: Any) -> Any:
         m = rejoined(m, lambda old: ReZero(norm(old)))
@@ -53,11 +51,9 @@ def rezero(norm: Callable[[Norm], Norm]) -> Edit:
 
 
 def fixup(m: Any) -> Any:
-    """The residual rule, the scalars, the zeros at the start; and no norm anywhere."""
+    """Use Fixup's residual rule, scalars and initialisation, and remove all norms."""
     if not isinstance(m.linear, Dense | FixupLinear):
-        raise SpecError(
-            "linear", f"fixup makes projections its own way and cannot also be {m.linear.kind!r}; use dense"
-        )
+        raise SpecError("linear", f"is {m.linear.kind!r}, but fixup has projections of its own; use dense")
     m = rejoined(scaled_attention(m), lambda _: Fixup())
     m = swap(swap(m, Norm, lambda _: NoNorm()), FeedForward, lambda f: replace(f, bias=None))
     init = m.init if isinstance(m.init, FixupInit) else FixupInit(m.init)

@@ -1,4 +1,4 @@
-"""Rows 22, 25, 26 and 29 to 31: what is one instead of many."""
+"""Rows 22, 25, 26 and 29 to 31: blocks shared by all layers, and shared vocabulary tables."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,16 +11,16 @@ from regard.variants.base import Edit, Row, Variant, own_softmax, unscaled
 
 
 def shared(*sides: str) -> Edit:
-    """Lan et al. 2020: one block for all layers of a stack; the softmax has a matrix of its own, as in Narang et al."""
+    """Lan et al. 2020: share one block among all layers of a stack, and untie the softmax as in Narang et al."""
 
     def edit(m: Any) -> Any:
         changes: dict[str, Any] = {}
         for side in sides:
             stack = getattr(m, side, None)
             if stack is not None and not isinstance(stack, Plain):
-                raise SpecError("variants", f"only the layers of a plain {side} can be shared, not of {stack.kind!r}")
+                raise SpecError("variants", f"the {side} must be a plain stack to share its layers, not {stack.kind!r}")
             if stack is not None and len(stack.pattern) > 1:
-                raise SpecError("variants", f"the layers of the {side} differ, so one block cannot stand for all")
+                raise SpecError("variants", f"the layers of the {side} differ, so they cannot share one block")
             if stack is not None:
                 changes[side] = replace(stack, unique=1)
         return own_softmax(replace(m, **changes)) if changes else m
@@ -29,11 +29,11 @@ def shared(*sides: str) -> Edit:
 
 
 def sharing(source_target: bool, input_output: bool) -> Edit:
-    """Which of the three vocabulary tables are one."""
+    """Set which of the source, target and softmax tables are shared."""
 
     def edit(m: Any) -> Any:
         if not isinstance(m, EncoderDecoder):
-            raise SpecError("", "only an encoder-decoder has tables to share between source and target")
+            raise SpecError("", "only an encoder-decoder has source and target tables to share")
         m = replace(m, sharing=replace(m.sharing, source_target=source_target, input_output=input_output))
         return _rescaled(m) if input_output else unscaled(m)
 
@@ -41,7 +41,7 @@ def sharing(source_target: bool, input_output: bool) -> Edit:
 
 
 def _rescaled(m: Any) -> Any:
-    """T5 reads a tied table at d_model^-1/2, because it draws it with unit variance."""
+    """Add T5's factor d_model^-1/2, since it initialises a tied table with unit variance."""
     if not isinstance(m.init, T5Init | FanIn) or not hasattr(m.head, "scaled"):
         return m
     return replace(m, head=replace(m.head, scaled=True))

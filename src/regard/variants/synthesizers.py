@@ -1,4 +1,4 @@
-"""Rows 40 to 46: self-attention whose scores are synthesized, instead of or beside q.k."""
+"""Rows 40 to 46: Synthesizers, attention scores that replace q.k or are added to it."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,13 +28,13 @@ TAY = "Tay et al. 2021"
 
 
 def as_run(scores: Scores, mix: Mix) -> Edit:
-    """With 2/3 of the heads, each twice as wide, as the class of Narang et al. set them: 8 x 128 instead of 12 x 64.
+    """Use 2/3 of the heads, twice as wide, as in the code of Narang et al.: 8 x 128 instead of 12 x 64.
 
-    A stack's bias is then for so many heads.
+    Position biases of the stack get the same number of heads.
     """
 
     def edit(m: Any) -> Any:
-        def moved(stack: StackSpec) -> StackSpec:
+        def with_fewer_heads(stack: StackSpec) -> StackSpec:
             attentions = any(isinstance(part, SelfAttention) for part in walk(stack))
             if not attentions or not isinstance(stack, Funnel | Plain | Universal | UniversalACT):
                 return stack
@@ -43,7 +43,7 @@ def as_run(scores: Scores, mix: Mix) -> Edit:
                 check_position(other.position)
             return replace(stack, position=None, positions=tuple(AtHeads(fewer(o.heads), o.position) for o in others))
 
-        def exchanged(attention: SelfAttention) -> Synthesizer:
+        def synthesized(attention: SelfAttention) -> Synthesizer:
             d_head = attention.d_head or (m.d_model // attention.heads if attention.heads else m.d_head)
             return replace(
                 _synthesizer(attention, scores, mix),
@@ -51,18 +51,18 @@ def as_run(scores: Scores, mix: Mix) -> Edit:
                 d_head=2 * (d_head or m.d_model // m.heads),
             )
 
-        return swap(swap(m, StackSpec, moved), SelfAttention, exchanged)
+        return swap(swap(m, StackSpec, with_fewer_heads), SelfAttention, synthesized)
 
     return edit
 
 
 def fewer(heads: int) -> int:
-    """Two thirds of the heads, at least one."""
+    """Return two thirds of the heads, at least one."""
     return max(1, round(heads * 2 / 3))
 
 
 def of_paper(scores: Scores) -> Edit:
-    """With the heads that the model has."""
+    """Use the heads of the base, as in the paper."""
     return lambda m: swap(m, SelfAttention, lambda attention: _synthesizer(attention, scores, "alone"))
 
 
@@ -70,8 +70,8 @@ def _synthesizer(attention: SelfAttention, scores: Scores, mix: Mix) -> Synthesi
     if attention.kv_heads or attention.d_value or not attention.output or attention.query_key_norm != NoNorm():
         raise SpecError(
             "",
-            "a synthesizer has no shared key-value heads, no width of its values, no query-key norm, and always W_o; "
-            "choose a base whose attention has none of these either",
+            "a synthesizer has no shared key-value heads, separate value width or query-key norm, and always has W_o; "
+            "choose a base whose attention has the default settings",
         )
     return Synthesizer(
         scores,
@@ -90,16 +90,26 @@ def _row(number: int, scores: Scores, mix: Mix, about: str, parameters: int, lea
 
 VARIANTS = {
     "synth_dense": _row(
-        40, DenseScores(), "alone", "scores by a map of the query to positions", 224_615_936, 225_009_152
+        40, DenseScores(), "alone", "scores from a linear map of the query to positions", 224_615_936, 225_009_152
     ),
     "synth_dense_plus": _row(
-        41, DenseScores(), "plus", "scores by a map of the query, added to q.k", 243_490_304, 243_883_520
+        41, DenseScores(), "plus", "scores from a linear map of the query, added to q.k", 243_490_304, 243_883_520
     ),
     "synth_dense_plus_alpha": _row(
-        42, DenseScores(), "alpha", "scores by a map of the query and q.k, in learned shares", 243_490_328, 243_883_544
+        42,
+        DenseScores(),
+        "alpha",
+        "learned mixture of q.k and scores from a linear map of the query",
+        243_490_328,
+        243_883_544,
     ),
     "synth_factorised": _row(
-        43, FactorisedScores(), "alone", "learned scores of rank 16, whatever the tokens", 207_314_432, 207_707_648
+        43,
+        FactorisedScores(),
+        "alone",
+        "learned scores of rank 16, independent of the tokens",
+        207_314_432,
+        207_707_648,
     ),
     "synth_random": _row(
         44, RandomScores(), "alone", "a learned score per pair of positions", 254_500_352, 254_893_568
@@ -111,11 +121,11 @@ VARIANTS = {
         46,
         RandomScores(),
         "alpha",
-        "a learned score per pair of positions and q.k, in learned shares",
+        "learned mixture of q.k and a learned score per pair of positions",
         292_249_112,
         292_642_328,
     ),
     "synth_dense_tay": Variant(
-        of_paper(TwoLayerScores()), "attention", "scores by two layers per head, as the paper has them", TAY
+        of_paper(TwoLayerScores()), "attention", "scores from two layers per head, as in the paper", TAY
     ),
 }

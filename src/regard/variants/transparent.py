@@ -1,4 +1,4 @@
-"""Row 36: the decoder sees mixtures of all encoder layers."""
+"""Row 36: transparent attention, in which the decoder attends to mixtures of all encoder layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,14 +13,14 @@ from regard.variants.base import Row, Variant
 
 
 def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
-    """The model with another bridge."""
+    """Replace the bridge between encoder and decoder."""
     if not isinstance(m, EncoderDecoder):
         raise SpecError("", "only an encoder-decoder has a bridge between encoder and decoder")
     return replace(m, bridge=bridge)
 
 
 def _norm(m: Any) -> Norm:
-    """The norm that the encoder's residual branches have."""
+    """Return the first norm of the residual branches, or LayerNorm."""
     rules = [part for part in walk(m) if isinstance(part, Residual)]
     norms = [part for rule in rules for part in walk(rule) if isinstance(part, Norm) and part != NoNorm()]
     return norms[0] if norms else LayerNorm()
@@ -32,14 +32,14 @@ VARIANTS = {
     "transparent": Variant(
         lambda m: bridged(m, Transparent()),
         "wiring",
-        "each decoder block sees its own mixture of the encoder's layers",
+        "each decoder block attends to its own mixture of the encoder's layers",
         BAPNA,
         Row(36, 223_043_484, 223_435_932),
     ),
     "transparent_normed": Variant(
         lambda m: bridged(m, TransparentNormed(_norm(m))),
         "wiring",
-        "the same, with a norm for every layer before it is mixed",
+        "the same, with every encoder layer normalised before the mixture",
         BAPNA,
     ),
 }

@@ -1,4 +1,4 @@
-"""Rows 23, 24, 27, 28 and 32 to 35: the vocabulary as a product, in clusters, and other softmaxes over it."""
+"""Rows 23, 24, 27, 28 and 32 to 35: factorised and adaptive embeddings, and other softmax layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +19,15 @@ from regard.variants.sharing import shared
 
 
 def factorised(m: Any) -> Any:
-    """Lan et al. 2020: inputs 1/6 as wide as the model, projected; the softmax has a full matrix of its own."""
+    """Lan et al. 2020: project embeddings of width d_model / 6; the softmax has its own full matrix."""
     if isinstance(m, EncoderOnly):
-        raise SpecError("table", "an encoder alone has one kind of table for all its uses; use factorised_shared")
+        raise SpecError("table", "an encoder-only model has one table for input and output; use factorised_shared")
     return replace(own_softmax(m), table=_narrow(m), output_table=Embeddings())
 
 
 def factorised_shared(m: Any) -> Any:
-    """The factorised table is the softmax matrix, too."""
-    own = "the softmax has a matrix of its own; share it, or use factorised"
+    """Use one factorised table for the inputs and the softmax."""
+    own = "the softmax matrix is not tied; tie it, or use factorised"
     if isinstance(m, EncoderDecoder) and not m.sharing.input_output:
         raise SpecError("sharing.input_output", own)
     if isinstance(m, DecoderOnly) and not m.tied:
@@ -42,7 +42,7 @@ def _narrow(m: Any) -> TableSpec:
 
 
 def with_shared_blocks(edit: Edit) -> Edit:
-    """One block for all layers of a stack, and the vocabulary as `edit` has it."""
+    """Share one block among all layers of a stack, and apply `edit` to the vocabulary."""
 
     def both(m: Any) -> Any:
         blocks = shared("encoder", "decoder")(m)
@@ -53,40 +53,42 @@ def with_shared_blocks(edit: Edit) -> Edit:
 
 
 def in_clusters(table: AdaptiveTable) -> Edit:
-    """Every vocabulary table in clusters, those of rare ids narrow."""
+    """Use adaptive vocabulary tables: clusters of ids, with narrow vectors for rare ids."""
     return lambda m: replace(m, table=table, **({"output_table": None} if hasattr(m, "output_table") else {}))
 
 
 def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
-    """A head of this kind in the place of the plain softmax."""
+    """Replace the plain softmax by `make` of it, a head of this kind."""
 
     def edit(m: Any) -> Any:
         where = "task.head" if isinstance(m, EncoderOnly) else "head"
         heads = [part for part in walk(m) if isinstance(part, HeadSpec)]
         if not heads:
-            raise SpecError(where, "there is no softmax over a vocabulary to replace; use a language model")
+            raise SpecError(where, "has no softmax over a vocabulary to replace; use a language model")
         for part in heads:
             if isinstance(part, Softmax) and part.bias:
-                raise SpecError(f"{where}.bias", f"{kind.kind!r} has none; set it to false first")
+                raise SpecError(f"{where}.bias", f"is true, but {kind.kind!r} has no bias; set it to false")
             if not isinstance(part, Softmax | kind):
-                raise SpecError(where, f"{part.kind!r} stands where {kind.kind!r} would; start from a plain softmax")
+                raise SpecError(
+                    where, f"is {part.kind!r}, which {kind.kind!r} cannot replace; start from a plain softmax"
+                )
         return swap(m, Softmax, make)
 
     return edit
 
 
 def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
-    """Grave et al. 2017: the most frequent ids and three tails, of which the last is as large as T5's sentinels."""
+    """Grave et al. 2017: a head of the most frequent ids and three tails; the last has the size of T5's sentinels."""
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1
-    in_two_steps = head(
+    edit = head(
         AdaptiveSoftmax, lambda plain: AdaptiveSoftmax(tails, plain.scaled, plain.label_smoothing, plain.z_loss)
     )
-    return lambda m: in_two_steps(in_clusters(table)(m))
+    return lambda m: edit(in_clusters(table)(m))
 
 
 def mixture_of_softmaxes(components: int) -> Edit:
-    """Yang et al. 2018. What is normalised already has no z: Narang et al. left it on, and it was 0."""
+    """Yang et al. 2018. There is no z-loss, which is 0 for normalised outputs; Narang et al. had it without effect."""
     return head(MixtureOfSoftmaxes, lambda plain: MixtureOfSoftmaxes(components, plain.scaled, plain.label_smoothing))
 
 
@@ -111,35 +113,35 @@ VARIANTS = {
     "factorised": Variant(
         factorised,
         "vocabulary",
-        "inputs 1/6 as wide as the model, projected; a full softmax matrix of its own",
+        "projected embeddings of 1/6 of the model's width; a full softmax matrix",
         LAN,
         Row(27, 227_254_016, 227_646_464),
     ),
     "factorised_shared": Variant(
         factorised_shared,
         "vocabulary",
-        "one table for inputs and softmax, 1/6 as wide as the model, projected",
+        "one projected table of 1/6 of the model's width for inputs and softmax",
         LAN,
         Row(28, 202_579_712, 202_972_160),
     ),
     "adaptive_input": Variant(
         in_clusters(AdaptiveTable()),
         "vocabulary",
-        "narrow vectors for rare ids, which are the matrix of a full softmax, too",
+        "narrow vectors for rare ids, tied to a full softmax",
         "Baevski and Auli 2019",
         Row(32, 203_582_976, 203_975_424),
     ),
     "adaptive_softmax": Variant(
         adaptive_softmax((1, 3, 12, 1)),
         "head",
-        "narrow vectors for rare ids, said in two steps: the cluster, then the id",
+        "softmax in two steps, cluster and id; narrow vectors for rare ids",
         GRAVE,
         Row(33, 203_675_392, 204_067_840),
     ),
     "adaptive_softmax_no_projection": Variant(
         adaptive_softmax((1, 1, 1, 1)),
         "head",
-        "vectors of one width, said in two steps: the cluster, then the id",
+        "softmax in two steps, cluster and id; vectors of one width",
         GRAVE,
         Row(34, 223_045_632, 223_438_080),
     ),

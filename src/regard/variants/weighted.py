@@ -1,4 +1,4 @@
-"""Row 51: every head goes through a feed-forward and has a weight."""
+"""Row 51: the Weighted Transformer, a weighted sum of heads that each pass through a feed-forward layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,20 +19,22 @@ Make = Callable[[Any, Attention, FeedForward], BranchSpec]
 
 
 def branched(make: Make) -> Edit:
-    """The feed-forward of a block moves into each of its attentions, and is no branch any more."""
+    """Move the feed-forward layer of a block into each of its attention layers."""
 
     def edit(m: Any) -> Any:
         def moved(block: Block) -> Block:
             if not any(isinstance(branch, Attention) for branch in block.branches):
                 return block
-            inner = [branch for branch in block.branches if isinstance(branch, FeedForward)]
+            feedforwards = [branch for branch in block.branches if isinstance(branch, FeedForward)]
             other = [branch for branch in block.branches if not isinstance(branch, FeedForward | Attention)]
-            if len(inner) != 1 or other:
-                raise SpecError("branches", "a weighted transformer needs attentions and one feed-forward, no more")
+            if len(feedforwards) != 1 or other:
+                raise SpecError(
+                    "branches", "a weighted transformer needs blocks of attention and one feed-forward layer"
+                )
             branches, rules = [], []
             for branch, rule in zip(block.branches, block.rules(), strict=True):
                 if isinstance(branch, Attention):
-                    branches.append(make(m, replace(branch, output=False), inner[0]))
+                    branches.append(make(m, replace(branch, output=False), feedforwards[0]))
                     rules.append(rule)
             residual = tuple(rules) if isinstance(block.residual, tuple) else block.residual
             return Block(tuple(branches), residual)
@@ -47,7 +49,7 @@ def _as_run(m: Any, attention: Attention, feedforward: FeedForward) -> BranchSpe
 
 
 def _of_paper(m: Any, attention: Attention, feedforward: FeedForward) -> BranchSpec:
-    """The hidden width is divided among the heads."""
+    """Divide the hidden width among the heads."""
     hidden, heads = feedforward.d_hidden or 4 * m.d_model, attention.heads or m.heads
     return WeightedSimplex(attention, replace(feedforward, d_hidden=max(1, hidden // heads)))
 
@@ -58,14 +60,14 @@ VARIANTS = {
     "weighted": Variant(
         branched(_as_run),
         "attention",
-        "a weighted sum of heads, each through the feed-forward; weights are free",
+        "a weighted sum of heads, each through the feed-forward layer; unconstrained weights",
         AHMED,
         Row(51, 279_676_512, 280_068_960),
     ),
     "weighted_ahmed": Variant(
         branched(_of_paper),
         "attention",
-        "a weighted sum of heads, each through its own feed-forward; weights sum to one",
+        "a weighted sum of heads, each through its own feed-forward layer; weights sum to one",
         AHMED,
     ),
 }

@@ -1,4 +1,4 @@
-"""Rows 47 and 50: how blocks are wired."""
+"""Rows 47 and 50: Universal Transformer and Funnel."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from regard.variants.residuals import rejoined
 
 
 def universal(kind: type[Universal] | type[UniversalACT]) -> Edit:
-    """One gated block for all layers of a stack, 28 of them for 12; the softmax has a matrix of its own."""
+    """Share one gated block among all layers of a stack, 28 for 12 layers, and untie the softmax."""
 
     def edit(m: Any) -> Any:
         sides = [side for side in ("encoder", "decoder") if hasattr(m, side)]
@@ -30,30 +30,30 @@ def universal(kind: type[Universal] | type[UniversalACT]) -> Edit:
 
 def _universal(side: str, stack: Any, kind: type[Universal] | type[UniversalACT]) -> Universal | UniversalACT:
     if not isinstance(stack, Plain):
-        raise SpecError(side, f"{stack.kind!r} cannot be made {kind.kind!r}; start from a plain stack")
+        raise SpecError(side, f"is {stack.kind!r}, but {kind.kind!r} needs a plain stack; start from one")
     block, *more = stack.pattern
     if more:
-        raise SpecError(f"{side}.pattern", f"only one block can be applied again and again, not {len(stack.pattern)}")
+        raise SpecError(f"{side}.pattern", f"must have one block to repeat, not {len(stack.pattern)}")
     around = max(1, stack.depth // 6)
     same = {name: getattr(stack, name) for name in ("position", "positions", "attention_pattern", "strict")}
     return kind(block, around, 2 * stack.depth, around, **same)
 
 
 def funnel(m: Any) -> Any:
-    """An encoder of three groups of layers, each on half as many vectors as the one before, with RMS norms."""
+    """Pool the sequence to half its length after each of three groups of encoder layers; use RMS norms."""
     stack = getattr(m, "encoder", None)
     if stack is None:
-        raise SpecError("", "only an encoder-decoder or an encoder alone has what a funnel shortens")
+        raise SpecError("", "a funnel needs a model with an encoder")
     if isinstance(stack, Funnel):
         return m
     if not isinstance(stack, Plain) or stack.unique is not None:
-        raise SpecError("encoder", "a funnel is made of a plain stack whose layers are not shared; start from one")
+        raise SpecError("encoder", "must be a plain stack without shared layers for a funnel; start from one")
     if stack.depth < 2:
         raise SpecError("encoder.depth", f"a funnel needs at least 2 layers, not {stack.depth}")
     groups = min(3, stack.depth)
     layers = tuple(stack.depth // groups + (group < stack.depth % groups) for group in range(groups))
-    made = Funnel(stack.pattern, layers, stack.position, stack.positions, stack.attention_pattern)
-    return replace(m, encoder=swap(made, LayerNorm, lambda norm: RMSNorm(norm.eps)))
+    shorter = Funnel(stack.pattern, layers, stack.position, stack.positions, stack.attention_pattern)
+    return replace(m, encoder=swap(shorter, LayerNorm, lambda norm: RMSNorm(norm.eps)))
 
 
 DEHGHANI = "Dehghani et al. 2019"
@@ -62,20 +62,20 @@ VARIANTS = {
     "universal": Variant(
         universal(Universal),
         "wiring",
-        "one gated block for all layers, more than twice as many; an own softmax",
+        "one gated block shared by more than twice the layers; untied softmax",
         DEHGHANI,
         Row(47, 83_633_664, 84_026_112),
     ),
     "universal_act": Variant(
         universal(UniversalACT),
         "wiring",
-        "the same, and every token halts when it is done: adaptive computation time",
+        "the same with adaptive computation time: a number of layers for every token",
         DEHGHANI,
     ),
     "funnel": Variant(
         funnel,
         "wiring",
-        "an encoder that twice halves the length of its sequence",
+        "an encoder that halves the length of its sequence twice",
         "Dai et al. 2020",
         Row(50, 223_024_128, 223_416_576),
     ),

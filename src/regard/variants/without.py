@@ -1,4 +1,4 @@
-"""The Transformer with one of its parts taken away: what each is there for shows in what is missing."""
+"""The Transformer without one of its parts, to measure the contribution of each."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from regard.variants.base import Variant
 def no_scaling(m: Any) -> Any:
     """softmax(q k') instead of softmax(q k' / sqrt(d_head)).
 
-    T5 has no such divisor either, but draws its queries smaller by it: there this changes nothing, and is refused.
+    It is refused for T5, which has no divisor and initialises its queries with smaller values instead.
     """
 
     def plain(branch: Any) -> Any:
@@ -29,28 +29,30 @@ def no_scaling(m: Any) -> Any:
 
 
 def one_head(m: Any) -> Any:
-    """One head as wide as all of them together, so that every projection keeps its size."""
+    """Use one head as wide as all heads together, so that the projections keep their sizes."""
 
     def single(attention: Any) -> Any:
         heads = attention.heads or m.heads
         if heads == 1:
             return attention
         if (attention.kv_heads or heads) != heads:
-            raise SpecError("kv_heads", "heads that share keys cannot be one head of the same size; leave it out")
+            raise SpecError(
+                "kv_heads", "cannot be combined with one head, which would have more parameters; leave it out"
+            )
         own = {name: heads * size for name in ("d_head", "d_value") if (size := getattr(attention, name)) is not None}
         return replace(attention, heads=None if attention.heads is None else 1, kv_heads=None, **own)
 
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
-            raise SpecError("variants", f"{part.kind!r} has no queries and keys whose heads could be one")
-    found = swap(swap(m, SelfAttention, single), CrossAttention, single)
+            raise SpecError("variants", f"{part.kind!r} has no heads to merge")
+    merged = swap(swap(m, SelfAttention, single), CrossAttention, single)
     if m.heads == 1:
-        return found
-    return replace(found, heads=1, d_head=None if m.d_head is None else m.heads * m.d_head)
+        return merged
+    return replace(merged, heads=1, d_head=None if m.d_head is None else m.heads * m.d_head)
 
 
 def no_residual(m: Any) -> Any:
-    """f(norm(x)) instead of x + f(norm(x)); of a post-norm model too, whose norms then stand before the branches."""
+    """f(norm(x)) instead of x + f(norm(x)); post-norm models become f(norm(x)) too."""
 
     def replaced(rule: Residual) -> Residual:
         return rule if isinstance(rule, NoResidual) else NoResidual(getattr(rule, "norm", NoNorm()))
@@ -59,36 +61,38 @@ def no_residual(m: Any) -> Any:
 
 
 def no_norm(m: Any) -> Any:
-    """x + f(x), and no norm anywhere else."""
+    """x + f(x); all other norms are removed, too."""
     return swap(m, Norm, lambda _: NoNorm())
 
 
 def no_feed_forward(m: Any) -> Any:
-    """Blocks of attention alone."""
+    """Remove all feed-forward layers."""
 
-    def attending(block: Block) -> Block:
+    def attention_only(block: Block) -> Block:
         kept = [i for i, branch in enumerate(block.branches) if not isinstance(branch, FeedForward)]
         if len(kept) == len(block.branches):
             return block
         if not kept:
-            raise SpecError("branches", "a block that is a feed-forward layer alone cannot do without it")
+            raise SpecError(
+                "branches", "a block has only a feed-forward layer; choose a base with attention in every block"
+            )
         rules = block.residual
         if isinstance(rules, tuple):
             rules = tuple(rules[i] for i in kept)
         return replace(block, branches=tuple(block.branches[i] for i in kept), residual=rules)
 
-    found = swap(m, Block, attending)
-    if any(isinstance(part, FeedForward) for part in walk(found)):
-        raise SpecError("variants", "a feed-forward layer stands inside another part and cannot be taken out of it")
-    return found
+    result = swap(m, Block, attention_only)
+    if any(isinstance(part, FeedForward) for part in walk(result)):
+        raise SpecError("variants", "a feed-forward layer is part of another layer and cannot be removed; leave it out")
+    return result
 
 
 VARIANTS = {
     "no_scaling": Variant(
-        no_scaling, "without", "scores that are not divided by the root of the head's width", "Vaswani et al. 2017"
+        no_scaling, "without", "attention scores without the factor 1 / sqrt(d_head)", "Vaswani et al. 2017"
     ),
-    "one_head": Variant(one_head, "without", "one head, as wide as all of them", "Vaswani et al. 2017"),
-    "no_residual": Variant(no_residual, "without", "f(norm(x)): the stream is replaced", "He et al. 2016"),
-    "no_norm": Variant(no_norm, "without", "x + f(x): no norm anywhere", "Xiong et al. 2020"),
+    "one_head": Variant(one_head, "without", "one head, as wide as all heads together", "Vaswani et al. 2017"),
+    "no_residual": Variant(no_residual, "without", "f(norm(x)) without residual connections", "He et al. 2016"),
+    "no_norm": Variant(no_norm, "without", "x + f(x) without any norm", "Xiong et al. 2020"),
     "no_feed_forward": Variant(no_feed_forward, "without", "blocks of attention alone", "Dong et al. 2021"),
 }

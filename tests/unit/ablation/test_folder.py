@@ -1,4 +1,4 @@
-"""The folder of an ablation: one process at a time, nothing through links, and nothing of anybody else is removed."""
+"""The folder of an ablation: it is locked, links are not followed, and files of others are kept."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +18,8 @@ class StopError(Exception):
     """The end of a test."""
 
 
-def begin(folder: Path, wanted: Any) -> None:
-    with open_ablation(wanted, folder, Settings(), Resources("cpu"), lambda _: None):
+def begin(folder: Path, request: Any) -> None:
+    with open_ablation(request, folder, Settings(), Resources("cpu"), lambda _: None):
         pass
 
 
@@ -27,7 +27,7 @@ def stop() -> RecipeRequest:
     raise StopError
 
 
-def test_an_ablation_that_is_refused_harms_no_other_in_the_same_new_folder(tmp_path: Path) -> None:
+def test_a_refused_ablation_leaves_a_running_one_intact(tmp_path: Path) -> None:
     folder = tmp_path / "new"
 
     def meanwhile() -> RecipeRequest:
@@ -42,26 +42,24 @@ def test_an_ablation_that_is_refused_harms_no_other_in_the_same_new_folder(tmp_p
     assert not folder.exists()
 
 
-def test_of_two_ablations_that_begin_together_the_second_harms_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second looks at the folder before the first has made it, and locks it after."""
+def test_the_second_of_two_simultaneous_ablations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second checks the folder before the first creates it, and locks it afterwards."""
     folder, lock = tmp_path / "new", experiment.locked
     with ExitStack() as first:
 
-        def late(*given: Any) -> Any:
+        def lock_late(*arguments: Any) -> Any:
             first.enter_context(lock(folder))
             (folder / "data").mkdir()
-            return lock(*given)
+            return lock(*arguments)
 
-        monkeypatch.setattr(experiment, "locked", late)
+        monkeypatch.setattr(experiment, "locked", lock_late)
         with pytest.raises(DataError, match="is in use by another process"):
             begin(folder, stop)
         assert {path.name for path in folder.iterdir()} == {".lock", "data"}
 
 
 @pytest.mark.parametrize("link", ["runs", "runs/0123456789abcdef", "runs/.speed", "data", "text", "results.jsonl"])
-def test_an_ablation_writes_through_no_link(tmp_path: Path, link: str) -> None:
+def test_an_ablation_does_not_write_through_links(tmp_path: Path, link: str) -> None:
     folder, outside = tmp_path / "ablation", tmp_path / "outside"
     (outside / "runs").mkdir(parents=True)
     (outside / "mine").write_text("precious")
@@ -75,7 +73,7 @@ def test_an_ablation_writes_through_no_link(tmp_path: Path, link: str) -> None:
     assert (folder / link).is_symlink()
 
 
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+def test_another_folder_is_refused_and_kept(tmp_path: Path) -> None:
     for name in (".lock", ".saving", "mine"):
         (tmp_path / name).write_text("precious")
     with pytest.raises(DataError, match="is not the folder of an ablation"):
@@ -85,7 +83,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_is_written_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_corpus_is_not_written_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "generate", lambda *_, **__: generate(20, held_out=2))
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "text").mkdir()

@@ -1,4 +1,4 @@
-"""The ladder: rungs of one size, how long their paths are, and what is said of them."""
+"""The ladder: rungs of equal size, path lengths, tables and plots."""
 
 import json
 from dataclasses import replace
@@ -40,23 +40,23 @@ def test_rungs_are_all_or_names_from_the_bottom() -> None:
         select_rungs(FULL)
 
 
-@pytest.mark.parametrize(("wanted", "step", "width"), [(1000, 1, 32), (1000, 8, 32), (1, 4, 4), (5000, 10, 70)])
-def test_the_nearest_width(wanted: int, step: int, width: int) -> None:
-    """The size of a square: the root of what is wanted, as near as the step allows."""
+@pytest.mark.parametrize(("target", "step", "width"), [(1000, 1, 32), (1000, 8, 32), (1, 4, 4), (5000, 10, 70)])
+def test_nearest_width_minimises_the_difference(target: int, step: int, width: int) -> None:
+    """The size is a square, so the width is the root of the target, to the nearest step."""
     calls = []
 
     def size(side: int) -> int:
         calls.append(side)
         return side * side
 
-    assert nearest_width(size, wanted, step) == width
+    assert nearest_width(size, target, step) == width
     every = range(step, 200, step)
-    assert abs(width * width - wanted) == min(abs(side * side - wanted) for side in every)
+    assert abs(width * width - target) == min(abs(side * side - target) for side in every)
     assert len(calls) < 30
 
 
 @pytest.mark.parametrize("name", LESS)
-def test_a_transformer_without_a_part_has_the_size_of_the_whole(name: str) -> None:
+def test_a_transformer_without_a_part_has_the_size_of_the_full_one(name: str) -> None:
     base = preset("transformer_tiny", vocab=300, **SHALLOW)
     model, factor = resized(apply(name, base), count(base))
     assert abs(count(model) / count(base) - 1) < 0.02
@@ -64,7 +64,7 @@ def test_a_transformer_without_a_part_has_the_size_of_the_whole(name: str) -> No
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_what_came_before_has_the_size_of_the_whole(name: str) -> None:
+def test_a_predecessor_has_the_size_of_the_transformer(name: str) -> None:
     base: Any = preset("transformer_tiny", vocab=800, **SHALLOW)
     model: Any = climbing.family(name, base)
     model, _ = resized(replace(model, vocab=800), count(base))
@@ -86,13 +86,13 @@ def test_layers_keep_their_proportions() -> None:
     assert (lstm.d_model, lstm.encoder.d_hidden) == (64, 32)
 
 
-def test_a_size_that_no_width_has_is_refused() -> None:
+def test_an_unreachable_size_is_refused() -> None:
     with pytest.raises(SpecError, match="no width gives 50 parameters"):
         resized(preset("transformer_tiny", vocab=300), 50)
 
 
 @pytest.mark.parametrize(("each", "fixed", "text"), [(0, 4, "4"), (2, 0, "2n"), (1, 3, "n + 3"), (2, -1, "2n - 1")])
-def test_a_length_as_text(each: int, fixed: int, text: str) -> None:
+def test_a_length_is_formatted(each: int, fixed: int, text: str) -> None:
     assert str(Length(each, fixed)) == text
     assert Length(each, fixed).at(10) == 10 * each + fixed
 
@@ -124,20 +124,20 @@ SMALL: dict[str, Any] = {"vocab": 20, "d_model": 8, "heads": 2, "encoder.depth":
 
 
 @pytest.mark.parametrize("name", [None, *LESS])
-def test_what_looks_at_all_tokens_at_once_has_a_path_of_one_length(name: str | None) -> None:
+def test_the_path_of_a_transformer_does_not_depend_on_the_length(name: str | None) -> None:
     base = preset("transformer_tiny", **SMALL)
     model = base if name is None else apply(name, base)
     longest, shortest = path_lengths(model)
     assert (str(longest), str(shortest)) == ("3", "3")
-    found = [measured(model, n) for n in (4, 8, 16)]
-    assert found[0] == found[1] == found[2]
+    result = [measured(model, n) for n in (4, 8, 16)]
+    assert result[0] == result[1] == result[2]
 
 
 def test_every_layer_makes_the_path_longer_by_one_operation() -> None:
-    found = [measured(preset("transformer_tiny", **SMALL | {"encoder.depth": depth}), 4) for depth in (1, 2, 3, 4)]
+    result = [measured(preset("transformer_tiny", **SMALL | {"encoder.depth": depth}), 4) for depth in (1, 2, 3, 4)]
     steps = [path_lengths(preset("transformer_tiny", **SMALL | {"encoder.depth": d}))[0].at(4) for d in (1, 2, 3, 4)]
     assert steps == [2, 3, 4, 5]
-    assert len({b - a for a, b in pairwise(found)}) == 1
+    assert len({b - a for a, b in pairwise(result)}) == 1
 
 
 def recurrent(E: int, D: int, direction: Any, attention: bool) -> Recurrent:
@@ -150,14 +150,14 @@ def recurrent(E: int, D: int, direction: Any, attention: bool) -> Recurrent:
 @pytest.mark.parametrize("direction", ["forwards", "backwards", "both"])
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize(("E", "D"), [(1, 1), (2, 2), (2, 1), (1, 2)])
-def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, direction: str, attention: bool) -> None:
+def test_the_path_of_an_rnn_follows_the_formula(E: int, D: int, direction: str, attention: bool) -> None:
     """Chains are as many nodes longer as the formula has more steps of one layer."""
     model = recurrent(E, D, direction, attention)
     longest, shortest = path_lengths(model)
-    found = [measured(model, n) for n in (6, 10, 14)]
+    result = [measured(model, n) for n in (6, 10, 14)]
     one = [measured(recurrent(1, 1, "forwards", attention=False), n) for n in (6, 10)]
     step = (one[1] - one[0]) // 8  # nodes of one step: 2n of them
-    assert found[2] - found[1] == found[1] - found[0] == 4 * step * longest.each
+    assert result[2] - result[1] == result[1] - result[0] == 4 * step * longest.each
     assert 0 <= shortest.at(6) <= longest.at(6)
 
 
@@ -165,7 +165,7 @@ def test_the_path_of_a_recurrence_grows_as_its_formula_says(E: int, D: int, dire
     ("direction", "E", "D"), [("forwards", 2, 2), ("backwards", 2, 1), ("both", 2, 2), ("both", 1, 2)]
 )
 @pytest.mark.parametrize("attention", [False, True])
-def test_paths_of_a_recurrence_counted_step_by_step(direction: str, E: int, D: int, attention: bool) -> None:
+def test_paths_of_an_rnn_equal_those_of_an_explicit_graph(direction: str, E: int, D: int, attention: bool) -> None:
     """Every step of every layer is a node; the longest and shortest ways are counted over all edges."""
     for n in (4, 7):
         longest, shortest = path_lengths(recurrent(E, D, direction, attention))
@@ -173,13 +173,13 @@ def test_paths_of_a_recurrence_counted_step_by_step(direction: str, E: int, D: i
 
 
 def counted(direction: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
-    """(longest from any source token, shortest from the first) to what is said last, over an explicit graph."""
+    """(longest from any source token, shortest from the first) to the last output, over an explicit graph."""
     ways = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[direction]
     first = {1: 0, -1: n - 1}
     last = {1: n - 1, -1: 0}
 
     def before(node: Any, waits: bool) -> list[Any]:
-        """What a node reads; if it `waits`, all of the layer below has to be there."""
+        """Return the inputs of a node; if it `waits`, the whole layer below is one of them."""
         kind, layer, t, *way = node
         if kind == "token":
             return []
@@ -214,14 +214,14 @@ def test_the_path_of_convolutions_is_their_depth(name: str) -> None:
         model: Any = tiny.families()[name]
         return replace(model, **layers)
 
-    found = [measured(deep(2), n) for n in (6, 10, 14)]
-    assert found[0] == found[1] == found[2]
+    result = [measured(deep(2), n) for n in (6, 10, 14)]
+    assert result[0] == result[1] == result[2]
     deeper = [measured(deep(depth), 6) for depth in (2, 3, 4)]
     assert deeper[2] - deeper[1] == deeper[1] - deeper[0] > 0
     assert [path_lengths(deep(depth))[0].at(6) for depth in (2, 3, 4)] == [5, 6, 7]
 
 
-def test_paths_that_are_not_known_are_refused() -> None:
+def test_models_without_known_path_lengths_are_refused() -> None:
     with pytest.raises(SpecError, match="path lengths are known only for decoders that"):
         path_lengths(preset("gnmt"))
     with pytest.raises(SpecError, match="the path length of 'decoder_only' is not known"):
@@ -230,10 +230,10 @@ def test_paths_that_are_not_known_are_refused() -> None:
 
 def test_lines_of_one_length_stay_in_one_bucket() -> None:
     lengths = [5, 1, 2, 2, 9, 3, 7, 7, 2, 8]
-    found = buckets(lengths, 3)
-    assert [one.name for one in found] == ["1-2", "3-5", "7-9"]
-    assert sorted(line for one in found for line in one.lines) == list(range(10))
-    for one in found:
+    result = buckets(lengths, 3)
+    assert [one.name for one in result] == ["1-2", "3-5", "7-9"]
+    assert sorted(line for one in result for line in one.lines) == list(range(10))
+    for one in result:
         assert all(one.least <= lengths[line] <= one.most for line in one.lines)
     assert [one.name for one in buckets([4, 4, 4])] == ["4"]
     assert buckets([]) == []
@@ -241,7 +241,7 @@ def test_lines_of_one_length_stay_in_one_bucket() -> None:
         buckets([1], 0)
 
 
-def test_bars_are_as_long_as_what_they_show() -> None:
+def test_bars_are_proportional_to_their_values() -> None:
     assert bar(0.0) == ""
     assert bar(1.0, 4) == "████"
     assert bar(0.5, 4) == "██"
@@ -276,8 +276,8 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     done |= {"tokens_per_second": 12345.0, "steps": 40, "seconds": 5.0, "curve": [(20, 3.0), (40, 2.0)]}
     groups = buckets([1, 2, 3, 4, 5, 6], 2)
     rungs = [rung("rnn", None, verdict="diverged"), rung("no_norm", 20.0, **done)]
-    found = Ladder([*rungs, rung(FULL, 40.0, **done)], groups, "bleu", 2, None, 5.0, 8, ["cpu"], complete=False)
-    found.save(tmp_path)
+    result = Ladder([*rungs, rung(FULL, 40.0, **done)], groups, "bleu", 2, None, 5.0, 8, ["cpu"], complete=False)
+    result.save(tmp_path)
     record = json.loads((tmp_path / "ladder.json").read_text())
     assert [row["name"] for row in record["rows"]] == ["rnn", "no_norm", FULL]
     assert {"name", "parameters", "metric", "tokens_per_second"} <= record["rows"][1].keys()
@@ -289,8 +289,8 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     assert "5 seconds of training per rung" in page
     for narrow in (False, True):
         console = Console(width=90 if narrow else 140, file=StringIO())
-        console.print(found.table(narrow))
-        console.print(found.plot())
+        console.print(result.table(narrow))
+        console.print(result.plot())
         shown = console.file.getvalue()  # type: ignore[reportAttributeAccessIssue]
         assert "…" not in shown
         assert "no_norm      ██████████████████████████████ 20.0" in shown
@@ -300,12 +300,12 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
     assert "20.0  (18.0 to 22.0)" in drawn
 
 
-def test_what_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
+def test_a_metric_that_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
     settings = climbing.Settings(metric="perplexity")
     with pytest.raises(SpecError, match="--metric: 'perplexity' cannot be resampled"):
-        climbing.ladder(lambda: pytest.fail("not asked"), tmp_path / "out", settings=settings)
+        climbing.ladder(lambda: pytest.fail("called"), tmp_path / "out", settings=settings)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_rung_is() -> None:
+def test_every_rung_has_a_description() -> None:
     assert all(climbing.about(name) for name in RUNGS)

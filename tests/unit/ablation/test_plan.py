@@ -1,4 +1,4 @@
-"""Rows and runs: what is compared, what a run is called, and what is not run twice."""
+"""Rows, run hashes, token stores and stored results."""
 
 import importlib
 import json
@@ -62,7 +62,7 @@ def single() -> None:
     torch.set_default_dtype(torch.float32)
 
 
-def wanted(folder: Path, *more: str, **tables: object) -> RecipeRequest:
+def request(folder: Path, *more: str, **tables: object) -> RecipeRequest:
     rng = random.Random(0)
     lines = [" ".join(rng.choices("abcdefgh", k=4)) for _ in range(200)]
     (folder / "text.tsv").write_text("".join(f"{line}\t{line[::-1].upper()}\n" for line in lines))
@@ -75,14 +75,14 @@ def wanted(folder: Path, *more: str, **tables: object) -> RecipeRequest:
 
 
 def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
-    found = wanted(folder, *more)
-    text = plan.tokenised(found, folder / "data")
-    recipe = resolve(found, text.data, torch.device("cpu"), lambda _: None)
+    result = request(folder, *more)
+    text = plan.tokenised(result, folder / "data")
+    recipe = resolve(result, text.data, torch.device("cpu"), lambda _: None)
     return text, replace(recipe, train=plan.training(recipe.train, 16))
 
 
 def order_in(folder: Path) -> dict[str, Any]:
-    """What a worker is told to do in the folder `abc`."""
+    """Return the job of a worker in the folder `abc`."""
     text, recipe = prepared(folder)
     return {
         "folder": str(folder / "abc"),
@@ -111,12 +111,12 @@ def test_rows_are_names_groups_or_all() -> None:
 
 
 @pytest.mark.parametrize(("word", "says"), [("swigloo", "'swiglu'"), ("activations", "'activation'"), ("", "nothing")])
-def test_an_unknown_row_is_named_with_the_nearest(word: str, says: str) -> None:
+def test_an_unknown_row_suggests_the_nearest_name(word: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         rows.select_rows(f"gelu,{word}")
 
 
-def test_settings_that_cannot_be_meant() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(SpecError, match="--seeds"):
         Settings(seeds=0).check()
     with pytest.raises(SpecError, match="--steps"):
@@ -144,14 +144,14 @@ def test_tables_of_two_tokenizers_cannot_be_shared(tmp_path: Path) -> None:
     assert row.left_out
 
 
-def test_learned_positions_are_as_many_as_the_text_is_long(tmp_path: Path) -> None:
+def test_learned_positions_cover_the_longest_text(tmp_path: Path) -> None:
     text, recipe = prepared(tmp_path)
     model = rows.RowBuilder(recipe, text.data, "none").row("learned").model
     assert model.input.position.max_len == recipe.data.max_len + 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("match", ["parameters", "compute"])
-def test_sizes_are_matched_by_the_hidden_width(tmp_path: Path, match: str) -> None:
+def test_match_scales_the_hidden_width(tmp_path: Path, match: str) -> None:
     text, recipe = prepared(tmp_path, "model.d_model=64")
     free, builder = (rows.RowBuilder(recipe, text.data, which) for which in ("none", match))
     sizes: dict[str, Callable[[rows.Row], float]] = {
@@ -181,7 +181,7 @@ def test_scaled_widths() -> None:
     assert {part.d_hidden for part in walk(rows.scaled(model, 0.0, 8)) if isinstance(part, FeedForward)} == {1}
 
 
-def test_a_hash_knows_what_matters_and_not_where_it_is(tmp_path: Path) -> None:
+def test_a_run_hash_depends_on_settings_and_not_on_paths(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     text, recipe = prepared(tmp_path / "a")
@@ -200,23 +200,23 @@ def test_a_hash_knows_what_matters_and_not_where_it_is(tmp_path: Path) -> None:
     assert len(hashes) == 6
 
 
-def test_other_text_is_tokenised_anew_and_the_same_is_not(tmp_path: Path) -> None:
-    said: list[str] = []
-    found = wanted(tmp_path)
-    first = plan.tokenised(found, tmp_path / "data", said.append)
-    assert said
-    said.clear()
-    assert plan.tokenised(found, tmp_path / "data", said.append).fingerprint == first.fingerprint
-    assert not said
+def test_text_is_tokenised_once(tmp_path: Path) -> None:
+    messages: list[str] = []
+    result = request(tmp_path)
+    first = plan.tokenised(result, tmp_path / "data", messages.append)
+    assert messages
+    messages.clear()
+    assert plan.tokenised(result, tmp_path / "data", messages.append).fingerprint == first.fingerprint
+    assert not messages
     (tmp_path / "text.tsv").write_text((tmp_path / "text.tsv").read_text() + "a b\tb a\n" * 20)
-    assert plan.tokenised(found, tmp_path / "data", said.append).fingerprint != first.fingerprint
+    assert plan.tokenised(result, tmp_path / "data", messages.append).fingerprint != first.fingerprint
     with pytest.raises(DataError, match="held_out"):
-        plan.tokenised(wanted(tmp_path, "data.held_out=0"), tmp_path / "data")
+        plan.tokenised(request(tmp_path, "data.held_out=0"), tmp_path / "data")
     with pytest.raises(DataError, match="from random weights"):
-        plan.tokenised(replace(wanted(tmp_path), start="runs/one"), tmp_path / "data")
+        plan.tokenised(replace(request(tmp_path), start="runs/one"), tmp_path / "data")
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
-        plan.tokenised(found, tmp_path / "data")
+        plan.tokenised(result, tmp_path / "data")
 
 
 def test_another_tokenizer_in_the_same_file_is_another_store(tmp_path: Path) -> None:
@@ -225,31 +225,31 @@ def test_another_tokenizer_in_the_same_file_is_another_store(tmp_path: Path) -> 
     stores = []
     for vocabulary in (262, 270):
         made = plan.tokenised(
-            wanted(tmp_path, f"data.tokenizer={{kind = 'bpe', vocab = {vocabulary}}}"), tmp_path / "d"
+            request(tmp_path, f"data.tokenizer={{kind = 'bpe', vocab = {vocabulary}}}"), tmp_path / "d"
         )
         made.data.tokenizers["source"].save(file)
-        stores.append(plan.tokenised(wanted(tmp_path, change), tmp_path / "data"))
+        stores.append(plan.tokenised(request(tmp_path, change), tmp_path / "data"))
         assert stores[-1].data.tokenizers["source"].size == made.data.tokenizers["source"].size
     assert stores[0].folder != stores[1].folder
     assert stores[0].fingerprint != stores[1].fingerprint
     file.rename(tmp_path / "elsewhere.json")
-    again = plan.tokenised(wanted(tmp_path, change.replace("/tokenizer.json", "/elsewhere.json")), tmp_path / "data")
+    again = plan.tokenised(request(tmp_path, change.replace("/tokenizer.json", "/elsewhere.json")), tmp_path / "data")
     assert again.folder == stores[1].folder  # wherever it is
     with pytest.raises(DataError, match=r"data\.tokenizer\.path: cannot read .*tokenizer\.json"):
-        plan.tokenised(wanted(tmp_path, change), tmp_path / "data")
+        plan.tokenised(request(tmp_path, change), tmp_path / "data")
 
 
-def test_a_text_that_cannot_be_read_to_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
-    found = wanted(tmp_path)
+    result = request(tmp_path)
     monkeypatch.setattr(plan, "file_digest", broken)
     with pytest.raises(DataError, match=rf"^{tmp_path}/text\.tsv: cannot be read \(Input/output error\)"):
-        plan.tokenised(found, tmp_path / "data")
+        plan.tokenised(result, tmp_path / "data")
 
 
-def test_a_hash_knows_the_code_of_a_part_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_hash_depends_on_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, recipe = prepared(tmp_path)
     (tmp_path / "my_norm.py").write_text(NORM)
     monkeypatch.syspath_prepend(tmp_path)
@@ -262,7 +262,7 @@ def test_a_hash_knows_the_code_of_a_part_that_is_not_ours(tmp_path: Path, monkey
     monkeypatch.delitem(sys.modules, "my_norm")
 
 
-# Another value of every field of the training and of the data, and whether an ablation does as it says.
+# Another value of every training and data setting.
 TRAINING: dict[str, Any] = {
     "steps": 7, "time": 60.0, "seed": 5, "optimizer": Muon(), "schedule": InverseSqrt(3), "accumulate": 2, "clip": 0.5,
     "precision": "float32", "ema": 0.9, "validate_every": 3, "save_every": 3, "log_every": 3, "keep": 3,
@@ -276,31 +276,31 @@ DATA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TrainSpec)])
-def test_every_setting_of_the_training_is_used_or_refused(tmp_path: Path, name: str) -> None:
-    found = wanted(tmp_path)
-    before, after = found.train, replace(found.train, **{name: TRAINING[name]})
+def test_every_training_setting_is_used_or_refused(tmp_path: Path, name: str) -> None:
+    result = request(tmp_path)
+    before, after = result.train, replace(result.train, **{name: TRAINING[name]})
     assert before != after
     if name in plan.FIXED:
         with pytest.raises(SpecError, match=f"train.{name}: is not used here: every run trains for all its steps"):
-            plan.check_changes([f"train.{name}=3"], found, steps=False)
+            plan.check_changes([f"train.{name}=3"], result, steps=False)
         assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
-        said = plan.unused(replace(found, train=after))
-        assert f"train.{name}" in said or TRAINING[name] == getattr(default_train(Translation()), name)
+        messages = plan.unused(replace(result, train=after))
+        assert f"train.{name}" in messages or TRAINING[name] == getattr(default_train(Translation()), name)
     else:
-        plan.check_changes([f"train.{name}=3"], found, steps=False)
+        plan.check_changes([f"train.{name}=3"], result, steps=False)
         assert getattr(plan.training(replace(after, steps=after.steps or 160), None), name) == TRAINING[name]
-        assert not plan.unused(replace(found, train=after))
+        assert not plan.unused(replace(result, train=after))
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_every_setting_of_the_data_names_another_run(tmp_path: Path, name: str) -> None:
+def test_every_data_setting_changes_the_run_hash(tmp_path: Path, name: str) -> None:
     text, recipe = prepared(tmp_path, "data.tokenizer=words")
-    found = wanted(tmp_path, "data.tokenizer=words")
+    result = request(tmp_path, "data.tokenizer=words")
     (tmp_path / "more.tsv").write_text("a b\tb a\n" * 20)
     value = DATA[name]
     if name in ("train", "valid"):
-        value = (*getattr(found.data, name), TSV(str(tmp_path / "more.tsv")))
-    changed = replace(found, data=replace(found.data, **{name: value}))
+        value = (*getattr(result.data, name), TSV(str(tmp_path / "more.tsv")))
+    changed = replace(result, data=replace(result.data, **{name: value}))
     assert {*DATA, "objective"} == {field.name for field in fields(DataSpec)}  # the objective is that of the files
     plan.check_changes([f"data.{name}=3"], changed, steps=False)
     store = plan.tokenised(changed, tmp_path / "data")
@@ -318,18 +318,20 @@ def test_every_setting_of_the_data_names_another_run(tmp_path: Path, name: str) 
         ("train.seed=5", "--seeds"),
     ],
 )
-def test_what_would_change_nothing_is_refused(tmp_path: Path, change: str, says: str) -> None:
-    found = wanted(tmp_path)
-    held_out = replace(found, data=replace(found.data, valid=found.data.train))
+def test_changes_without_effect_are_refused(tmp_path: Path, change: str, says: str) -> None:
+    result = request(tmp_path)
+    held_out = replace(result, data=replace(result.data, valid=result.data.train))
     with pytest.raises(SpecError, match=says):
         plan.check_changes([change], held_out, steps=True)
     plan.check_changes(["model.d_model=16", "d_model=16", "train.decode=3"], held_out, steps=True)
 
 
-def test_what_a_recipe_says_and_is_not_used_is_said(tmp_path: Path) -> None:
-    assert plan.unused(wanted(tmp_path)) == ""
-    said = plan.unused(wanted(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beam_size=3"))
-    assert said.startswith("not used from the recipe: train.keep, train.average, train.patience, decode; every run")
+def test_unused_settings_of_a_recipe_are_reported(tmp_path: Path) -> None:
+    assert plan.unused(request(tmp_path)) == ""
+    messages = plan.unused(
+        request(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beam_size=3")
+    )
+    assert messages.startswith("not used from the recipe: train.keep, train.average, train.patience, decode; every run")
 
 
 def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
@@ -357,8 +359,8 @@ def test_training_has_fixed_points() -> None:
 
 
 def test_rates_of_both_halves_of_muon_are_scaled() -> None:
-    found = Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)).scaled(0.5)
-    assert (found.learning_rate, found.rest.learning_rate) == (0.05, 0.1)
+    result = Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)).scaled(0.5)
+    assert (result.learning_rate, result.rest.learning_rate) == (0.05, 0.1)
 
 
 def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +391,7 @@ def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monke
     assert timed["steps_per_second"] > 0
 
 
-def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_and_diverged_runs_have_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_in(tmp_path)
 
     def diverge(*_: object) -> None:
@@ -407,12 +409,12 @@ def test_what_fails_or_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.
         (full, "failed", "out of memory"),
     ):
         monkeypatch.setattr(single_run, "train", broken)
-        found = single_run.run(order, lambda _: None)
-        assert (found["status"], found["error"]) == (status, error)
+        result = single_run.run(order, lambda _: None)
+        assert (result["status"], result["error"]) == (status, error)
     assert Results(tmp_path).by_hash == {}
 
 
-def test_a_worker_reports_that_it_waits_for_another(tmp_path: Path) -> None:
+def test_a_worker_reports_that_it_waits_for_a_locked_folder(tmp_path: Path) -> None:
     order = order_in(tmp_path)
 
     def watch(event: dict[str, Any]) -> None:
@@ -424,7 +426,7 @@ def test_a_worker_reports_that_it_waits_for_another(tmp_path: Path) -> None:
         single_run.run(order, watch)
 
 
-def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> None:
+def test_results_are_read_from_the_list_and_the_run_folders(tmp_path: Path) -> None:
     scores = {"scores": {"loss": 1.0}, "loss": 1.0, "early": {"loss": 2.0}, "curve": [], "steps": 5}
     scores |= {"steps_per_second": 1.0, "device": "cpu"}
     one, two = {"hash": "1", "status": DONE, **scores}, {"hash": "2", "status": FAILED, "error": "no"}
@@ -448,14 +450,14 @@ def test_results_are_found_in_the_list_and_in_the_folders(tmp_path: Path) -> Non
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r"])
 def test_a_result_with_any_line_separator_in_its_text_is_read_back(tmp_path: Path, end: str) -> None:
     done: dict[str, Any] = dict.fromkeys(("loss", "early", "curve", "steps", "steps_per_second", "device"), 1)
-    result = done | {"hash": "1", "status": DONE, "scores": {"loss": 1.0}, "said": [f"one{end}two"]}
+    result = done | {"hash": "1", "status": DONE, "scores": {"loss": 1.0}, "messages": [f"one{end}two"]}
     Results(tmp_path, texts=True).add(result)
     again = Results(tmp_path, texts=True)
     assert again.get("1") == result
     assert again.finished("1")
 
 
-def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
+def test_invalid_lines_of_the_results_are_ignored(tmp_path: Path) -> None:
     failed = b'{"hash": "1", "status": "failed", "error": "no"}\n'
     odd = [b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"hash": "2", "status": "done"}\n', b"5\n", b"\n", b'{"hash": 3}\n']
     (tmp_path / "results.jsonl").write_bytes(b"".join([*odd, failed, b'{"hash": "cut \xe2\x80']))
@@ -464,7 +466,7 @@ def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "wanted", "decode", "metric"),
+    ("objective", "name", "decode", "metric"),
     [
         (Translation(), None, 5, "bleu"),
         (Translation(), "rouge1", 5, "rouge1"),
@@ -473,8 +475,10 @@ def test_a_list_of_results_may_hold_anything(tmp_path: Path) -> None:
         (LanguageModelling(), "bits_per_byte", 0, "bits_per_byte"),
     ],
 )
-def test_the_metric_is_the_tasks(objective: Objective, wanted: str | None, decode: int, metric: str) -> None:
-    assert metric_for(objective, wanted, decode).name == metric
+def test_the_default_metric_depends_on_the_task(
+    objective: Objective, name: str | None, decode: int, metric: str
+) -> None:
+    assert metric_for(objective, name, decode).name == metric
 
 
 def test_a_metric_that_the_task_lacks_is_refused() -> None:
@@ -482,20 +486,20 @@ def test_a_metric_that_the_task_lacks_is_refused() -> None:
         metric_for(Classification(), "bleu", 5)
 
 
-def test_a_gpu_gets_packed_rows_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_gpu_gets_packed_rows_by_default(tmp_path: Path) -> None:
     """Only the choice is tried here, for which no GPU is needed."""
-    cuda, said = torch.device("cuda"), []
+    cuda, messages = torch.device("cuda"), []
     text, _ = prepared(tmp_path)
-    free = wanted(tmp_path)
+    free = request(tmp_path)
     free = replace(free, data=replace(free.data, batching=None))
-    found = resolve(free, text.data, cuda, said.append).data.batching
+    result = resolve(free, text.data, cuda, messages.append).data.batching
     longest = max(int(text.data.train[0][n].lengths.max()) - (n == "target") for n in ("source", "target"))
-    assert isinstance(found, Packing)
-    assert found.length == max(128, -(-longest // 8) * 8)
-    assert any(f"packed into rows of {found.length}" in sentence for sentence in said)
-    assert isinstance(resolve(free, text.data, cuda, said.append, packs=False).data.batching, Buckets)
-    assert isinstance(resolve(free, text.data, torch.device("cpu"), said.append).data.batching, Buckets)
-    assert resolve(wanted(tmp_path), text.data, cuda, said.append).data.batching == Packing(200, found.length)
-    for more in ("data.batching.tokens=50", "data.batching=buckets"):  # too few for a row; said
-        asked = wanted(tmp_path, more)
-        assert isinstance(resolve(asked, text.data, cuda, said.append).data.batching, Buckets)
+    assert isinstance(result, Packing)
+    assert result.length == max(128, -(-longest // 8) * 8)
+    assert any(f"packed into rows of {result.length}" in sentence for sentence in messages)
+    assert isinstance(resolve(free, text.data, cuda, messages.append, packs=False).data.batching, Buckets)
+    assert isinstance(resolve(free, text.data, torch.device("cpu"), messages.append).data.batching, Buckets)
+    assert resolve(request(tmp_path), text.data, cuda, messages.append).data.batching == Packing(200, result.length)
+    for more in ("data.batching.tokens=50", "data.batching=buckets"):  # too few for a row; messages
+        small = request(tmp_path, more)
+        assert isinstance(resolve(small, text.data, cuda, messages.append).data.batching, Buckets)

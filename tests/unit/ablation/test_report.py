@@ -26,7 +26,7 @@ from regard.presets import preset
 VERDICTS = {"good": -1.0, "same": 0.0, "bad <b>": 2.0, "other": 0.01, "more": 0.0}
 
 
-def made(failed: bool = True) -> Report:
+def example(failed: bool = True) -> Report:
     rng = np.random.default_rng(0)
     base = {seed: float(2 + 0.05 * rng.standard_normal()) for seed in range(1, 10)}
     rows = {
@@ -49,7 +49,7 @@ def made(failed: bool = True) -> Report:
 
 
 def test_markdown_has_a_row_for_every_row() -> None:
-    text = made().markdown()
+    text = example().markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 7
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
@@ -61,8 +61,8 @@ def test_markdown_has_a_row_for_every_row() -> None:
     assert "smallest effect detected with 80% power" in text
 
 
-def test_json_can_be_read_back() -> None:
-    record = json.loads(json.dumps(made().json(), allow_nan=False))
+def test_json_has_effects_and_seeds() -> None:
+    record = json.loads(json.dumps(example().json(), allow_nan=False))
     assert record["rows"][1]["effect"]["verdict"] == BETTER
     assert record["detectable"] > 0
     assert record["base_seeds"] == 9
@@ -70,9 +70,9 @@ def test_json_can_be_read_back() -> None:
 
 
 @pytest.mark.parametrize(("width", "narrow"), [(80, True), (160, False)])
-def test_the_terminal_table_is_whole(width: int, narrow: bool) -> None:
+def test_the_terminal_table_cuts_no_cell(width: int, narrow: bool) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(made().table(narrow))
+    console.print(example().table(narrow))
     text = console.export_text()
     assert "…" not in text
     assert "bad <b>" in text
@@ -88,7 +88,7 @@ def labels(picture: ElementTree.Element) -> list[str]:
 
 
 def test_the_page_needs_no_other_file_and_its_pictures_have_titles() -> None:
-    report = made()
+    report = example()
     facts = (("Data", "translation of <x>"), ("Model", "encoder decoder"), ("Command", "regard ablate --out x"))
     text = page.html(report.json(), report.cells(), report.sentences(), facts)
     without = re.sub(r"http://www.w3.org/(2000/svg|1999/xlink)|url\(#", "", text)
@@ -111,7 +111,7 @@ def test_the_page_needs_no_other_file_and_its_pictures_have_titles() -> None:
 
 def test_without_matplotlib_the_page_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "find_spec", lambda _: None)
-    report = made()
+    report = example()
     text = page.html(report.json(), report.cells(), report.sentences())
     assert 'pip install "regard[plot]"' in text
     assert not svgs(text)
@@ -119,12 +119,12 @@ def test_without_matplotlib_the_page_names_what_to_install(monkeypatch: pytest.M
 
 
 def test_a_report_is_saved_in_three_forms(tmp_path: Path) -> None:
-    made().save(tmp_path)
+    example().save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.html", "table.json", "table.md"]
 
 
-def test_an_empty_page_is_a_page() -> None:
-    report = Report([made().lines[-1]], None, 3, 100, 10, 20, "", [], complete=False)
+def test_a_page_without_results() -> None:
+    report = Report([example().lines[-1]], None, 3, 100, 10, 20, "", [], complete=False)
     text = page.html(report.json(), report.cells(), report.sentences())
     assert "No row has an effect yet" in text
     assert "run the same command again" in text
@@ -132,7 +132,7 @@ def test_an_empty_page_is_a_page() -> None:
 
 
 def test_one_outlier_does_not_compress_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, scales = made(), []
+    report, scales = example(), []
     record = report.json()
     record["rows"][3]["effect"] |= {"effect": 500.0, "low": 499.0, "high": 501.0}
     monkeypatch.setattr(plots, "_svg", lambda figure, _: scales.append(figure.axes[0].get_xlim()) or "")
@@ -142,7 +142,7 @@ def test_one_outlier_does_not_compress_the_others(monkeypatch: pytest.MonkeyPatc
     assert "(+500.00)" in plots.effects(record["rows"])
 
 
-def test_what_went_wrong_is_the_cell() -> None:
+def test_the_verdict_names_the_failure() -> None:
     ok = {"status": DONE, "loss": 1.0}
     assert _state({}) == "not run yet"
     assert _state({1: ok, 2: None}) == "not run yet"
@@ -157,7 +157,7 @@ def test_what_went_wrong_is_the_cell() -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [(5.0, "5"), (4.59e6, "4.59M"), (1.1e13, "11T"), (0.0, "0"), (999, "999")])
-def test_quantities(value: float, text: str) -> None:
+def test_quantity_has_three_digits_and_a_letter(value: float, text: str) -> None:
     assert quantity(float(value)) == text
 
 
@@ -166,8 +166,8 @@ LOSS = st.one_of(st.floats(), st.floats(0.0, 10.0), ODD)
 CURVE = st.lists(LOSS, max_size=6).map(lambda losses: [(10 * i, loss) for i, loss in enumerate(losses)])
 
 
-def drawn_well(text: str) -> None:
-    """Pictures are XML, without a number that no browser can draw."""
+def check_numbers(text: str) -> None:
+    """Check that plots are XML without NaN or infinite numbers."""
     for picture in svgs(text):
         for part in picture.iter():
             for name, value in part.attrib.items():
@@ -177,7 +177,7 @@ def drawn_well(text: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(CURVE, LOSS, LOSS, LOSS), min_size=1, max_size=4))
 def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
-    report = made(failed=False)
+    report = example(failed=False)
     some = report.lines[1].effect
     assert some is not None
     lines = [
@@ -192,14 +192,14 @@ def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
     ]
     report.lines[:] = lines
     text = page.html(report.json(), report.cells(), report.sentences())
-    drawn_well(text)
+    check_numbers(text)
     json.dumps(report.json(), allow_nan=False)
     assert report.markdown()
     rungs = [
         line.json() | {"metric": final, "low": low, "high": effect, "buckets": [{"value": low, "lines": 3}] * 2}
         for line, (_, final, effect, low) in zip(lines, rows, strict=True)
     ]
-    drawn_well(plots.bars(rungs, "BLEU") + plots.lengths(rungs, ["1-5", "6-9"], "BLEU"))
+    check_numbers(plots.bars(rungs, "BLEU") + plots.lengths(rungs, ["1-5", "6-9"], "BLEU"))
 
 
 @pytest.mark.parametrize("end", [2.0, 2.5, 2.5000000001, 3.0, 9.0])
@@ -214,23 +214,23 @@ def test_a_loss_that_rises_is_drawn(end: float, monkeypatch: pytest.MonkeyPatch)
     assert low <= min(first, last) <= max(first, last) <= high
 
 
-def test_a_page_that_fails_costs_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made().save(tmp_path)
+def test_a_failed_page_leaves_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example().save(tmp_path)
 
     def fails(*_: Any) -> str:
         raise ZeroDivisionError("no range")
 
     monkeypatch.setattr(plots, "curves", fails)
-    said: list[str] = []
-    report = made()
+    messages: list[str] = []
+    report = example()
     report.lines[0] = replace(report.lines[0], note="later")
-    report.save(tmp_path, said.append)
+    report.save(tmp_path, messages.append)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.json", "table.md"]
     assert "later" in (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert "table.html could not be drawn (ZeroDivisionError: no range)" in said[0]
+    assert "table.html could not be drawn (ZeroDivisionError: no range)" in messages[0]
 
 
-def test_one_seed_is_no_verdict() -> None:
+def test_one_seed_gives_no_verdict() -> None:
     run = {"status": DONE, "loss": 1.0, "early": {"loss": 2.0}, "scores": {"bleu": 3.0}, "curve": []}
     row = Row("gelu", preset("transformer_tiny"), 5, 7.0)
     line = _line(row, {1: run | {"steps_per_second": 1.0}}, None, {}, False, "bleu")

@@ -20,7 +20,7 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "evaluate": PRINTS,
     "train": PRINTS | {"no_cache": "cache"},
     "resume": PRINTS | {"run": "path"},
-    "ablate": PRINTS | {"variant": "variants", "change": "changes"},
+    "ablate": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
 }
 EMPTY = (None, (), "", [])

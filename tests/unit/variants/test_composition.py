@@ -40,7 +40,7 @@ PAIRED = random.Random(4).sample(ALL, int(os.environ.get("REGARD_PAIRS", "60")))
 
 @cache
 def refusal(pair: tuple[str, str]) -> str | None:
-    """What is said against a pair of rows; None if they go together."""
+    """Return the error message of a pair of rows, or None if they can be combined."""
     try:
         count(combine(pair, base()))
     except SpecError as error:
@@ -74,7 +74,7 @@ def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> No
         assert said.isfinite().all()
 
 
-def test_most_pairs_go_together_and_the_others_are_refused_by_name() -> None:
+def test_pairs_that_cannot_be_combined_are_refused_by_name() -> None:
     refused = {pair: sentence for pair in PAIRED if (sentence := refusal(pair)) is not None}
     assert 0 < len(refused) < len(PAIRED) / 2
     for (one, other), sentence in refused.items():
@@ -82,42 +82,48 @@ def test_most_pairs_go_together_and_the_others_are_refused_by_name() -> None:
         assert repr(other) in sentence, sentence
 
 
-def test_what_is_undone_is_refused() -> None:
-    with pytest.raises(SpecError, match="'swiglu' leaves nothing of 'gelu'; choose one of the two"):
+def test_a_variant_that_undoes_another_is_refused() -> None:
+    with pytest.raises(SpecError, match="'swiglu' undoes 'gelu'; choose one of the two"):
         combine(("gelu", "swiglu"), base())
-    with pytest.raises(SpecError, match="'sinusoidal' leaves nothing of 'rotary'"):
+    with pytest.raises(SpecError, match="'sinusoidal' undoes 'rotary'"):
         combine(("rotary", "swiglu", "sinusoidal"), base())
 
 
 @pytest.mark.parametrize(
     ("pair", "sentence"),
     [
-        (("switch", "block_sharing"), "'block_sharing' cannot follow 'switch': the layers of the encoder differ"),
-        (("product_key_memory", "layers_24"), "'layers_24' cannot follow 'product_key_memory': the layers differ"),
-        (("light_conv", "rotary"), "'rotary' cannot follow 'light_conv': encoder: has no attention"),
+        (
+            ("switch", "block_sharing"),
+            "'block_sharing' cannot be applied after 'switch': the layers of",
+        ),
+        (
+            ("product_key_memory", "layers_24"),
+            "'layers_24' cannot be applied after 'product_key_memory': the layers",
+        ),
+        (("light_conv", "rotary"), "'rotary' cannot be applied after 'light_conv': encoder: has no attention"),
         (
             ("sliding_window", "light_conv"),
-            "'light_conv' cannot follow 'sliding_window': .*no branch of this stack attends",
+            "'light_conv' cannot be applied after 'sliding_window': .*no branch of this stack attends",
         ),
         (("synth_dense_plus", "query_key_norm"), "'synthesizer' has no queries and keys"),
-        (("universal", "rezero"), r"'rezero' takes away what 'universal' brought \(gated_recurrent\)"),
-        (("block_sharing_decoder", "decoder_only"), "encoder and decoder differ in more than looking across"),
+        (("universal", "rezero"), r"'rezero' removes a part that 'universal' added \(gated_recurrent\)"),
+        (("block_sharing_decoder", "decoder_only"), "encoder and decoder must be equal except for cross-attention"),
         (("evolved", "funnel"), "a funnel halves the stream after self-attention"),
-        (("swiglu", "gelu"), "'gelu' leaves nothing of 'swiglu'"),
+        (("swiglu", "gelu"), "'gelu' undoes 'swiglu'"),
     ],
     ids=lambda value: " + ".join(value) if isinstance(value, tuple) else "",
 )
-def test_nothing_is_built_in_half(pair: tuple[str, str], sentence: str) -> None:
+def test_pairs_with_a_partial_effect_are_refused(pair: tuple[str, str], sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         combine(pair, base())
 
 
-def test_an_untied_softmax_that_is_tied_again_is_read_as_a_tied_one() -> None:
+def test_tying_an_untied_softmax_restores_its_scale() -> None:
     model: Any = combine(("block_sharing_encoder", "tied_decoder"), base())
     assert (model.sharing.input_output, model.head.scaled) == (True, True)
 
 
-def test_two_zeros_in_a_row_would_never_learn() -> None:
+def test_weighted_attention_with_fixup_learns() -> None:
     model = build(combine(("weighted", "fixup"), base()), seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(3):

@@ -40,7 +40,7 @@ def parts(spec: Any, kind: type) -> list[Any]:
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", ALL)
-def test_every_base(name: str, base: str) -> None:
+def test_variants_apply_to_every_base(name: str, base: str) -> None:
     if (name, base) == ("grouped_query", "bert_base"):
         with pytest.raises(SpecError, match="changes nothing here"):  # an encoder keeps no keys and values
             apply(name, preset(base))
@@ -53,7 +53,7 @@ def test_every_base(name: str, base: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", ALL[:2] + ALL[4:6])
-def test_no_self_attention_is_left(name: str, base: str) -> None:
+def test_convolutions_replace_all_self_attention(name: str, base: str) -> None:
     before, changed = preset(base), apply(name, preset(base))
     assert not parts(changed, SelfAttention)
     assert set(parts(changed, CrossAttention)) == set(parts(before, CrossAttention))
@@ -64,13 +64,13 @@ def test_no_self_attention_is_left(name: str, base: str) -> None:
 @pytest.mark.parametrize(
     ("base", "hidden"), [("narang_base", 512), ("transformer_tiny", 42), ("transformer_big", 4096 // 6)]
 )
-def test_predicted_filters_are_paid_for_by_feed_forwards(base: str, hidden: int) -> None:
+def test_dynamic_convolutions_reduce_the_hidden_width(base: str, hidden: int) -> None:
     changed = apply("dynamic_conv", preset(base))
     assert {f.d_hidden for f in parts(changed, FeedForward)} == {hidden}
     assert parts(changed, DynamicConv) == [DynamicConv(9)] * 2
 
 
-def test_convolutions_widen_from_layer_to_layer() -> None:
+def test_kernel_sizes_grow_from_layer_to_layer() -> None:
     """Wu et al. 2019: 3, 7, 15, and 31 from there on."""
     changed: Any = apply("light_conv_wu", preset("transformer_base"))
     for stack in (changed.encoder, changed.decoder):
@@ -79,9 +79,9 @@ def test_convolutions_widen_from_layer_to_layer() -> None:
     assert [block.branches[0] for block in shared.encoder.pattern] == [SharedLightConv(3)]
 
 
-def test_a_stack_that_repeats_one_block_cannot_widen() -> None:
+def test_kernel_sizes_need_separate_layers() -> None:
     universal = apply("universal", preset("narang_base"))
-    with pytest.raises(SpecError, match=r"^encoder\.kind: 'universal' has no layers that could widen one by one"):
+    with pytest.raises(SpecError, match=r"^encoder\.kind: 'universal' has no separate layers for"):
         apply("light_conv_wu", universal)
     assert not parts(apply("light_conv", universal), SelfAttention)
 
@@ -110,7 +110,7 @@ def test_evolved_blocks_as_in_the_paper() -> None:
     assert big.decoder.pattern[0].branches[0].branches[0] == SelfAttention()  # 16 already
 
 
-def test_evolved_without_an_encoder() -> None:
+def test_evolved_decoder_without_an_encoder() -> None:
     changed: Any = apply("evolved", preset("gpt2_small"))
     kinds = [branch.kind for branch in changed.decoder.pattern[0].branches]
     assert kinds == ["self_attention", "evolved_decoder_conv", "self_attention", "feedforward"]
@@ -119,7 +119,7 @@ def test_evolved_without_an_encoder() -> None:
 
 @pytest.mark.parametrize("position", ["alibi", "rotary", "shaw", "t5_bias"])
 @pytest.mark.parametrize("name", ["evolved", "evolved_so"])
-def test_doubled_heads_find_their_position(name: str, position: str) -> None:
+def test_doubled_heads_have_positions(name: str, position: str) -> None:
     build(apply(name, apply(position, preset("transformer_tiny"))), device="meta")
     own = swap(preset("transformer_tiny"), SelfAttention, lambda _: SelfAttention(position=Rotary()))
     build(apply(name, own), device="meta")
@@ -127,7 +127,7 @@ def test_doubled_heads_find_their_position(name: str, position: str) -> None:
     build(apply(name, injected), device="meta")
 
 
-def test_shared_blocks_evolve() -> None:
+def test_evolved_blocks_can_be_shared() -> None:
     for unique, left in ((1, 1), (4, 2)):
         shared = swap(preset("transformer_tiny"), Plain, lambda stack, n=unique: replace(stack, unique=n))
         assert {stack.unique for stack in parts(apply("evolved", shared), Plain)} == {left}
@@ -136,13 +136,16 @@ def test_shared_blocks_evolve() -> None:
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        ("transformer_small", "an evolved block stands for two layers; choose an even depth, not 3"),
-        ("universal", "blocks evolve in a plain stack of equal blocks, which the encoder is not"),
-        ("light_conv", "blocks evolve from attention and feed-forward; the encoder has light_conv, feedforward"),
-        ("mixed", "the branches of the encoder join the stream in different ways"),
+        ("transformer_small", "an evolved block replaces two layers, so the depth must be even, not 3"),
+        ("universal", "evolved blocks need a plain stack of equal blocks, which the encoder is not"),
+        (
+            "light_conv",
+            "evolved blocks need attention and .* layers; the encoder has light_conv, feedforward",
+        ),
+        ("mixed", "the branches of the encoder have different residual rules"),
     ],
 )
-def test_what_cannot_evolve(base: str, words: str) -> None:
+def test_bases_without_an_evolved_form_are_refused(base: str, words: str) -> None:
     bases: dict[str, Any] = {
         "transformer_small": lambda: preset("transformer_small"),
         "universal": lambda: apply("universal", preset("narang_base")),
@@ -153,7 +156,7 @@ def test_what_cannot_evolve(base: str, words: str) -> None:
         apply("evolved", bases[base]())
 
 
-def test_side_by_side() -> None:
+def test_parallel_branches() -> None:
     """One norm per block is left of three; nothing else is lost."""
     base: Any = preset("narang_base")
     changed: Any = apply("parallel", base)
@@ -161,12 +164,12 @@ def test_side_by_side() -> None:
         (Parallel(base.decoder.pattern[0].branches),), PreNorm(LayerNorm(eps=1e-6))
     )
     assert count(base) - count(changed) == 12 * (1 + 2) * 1536
-    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual: branches that join"):
+    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual: branches with different residual rules"):
         apply("parallel", preset("sahai"))
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(12, 3), (8, 2), (16, 4), (6, 2), (2, 1), (5, 1)])
-def test_groups_of_about_four(heads: int, groups: int) -> None:
+def test_grouped_query_has_groups_of_about_four_heads(heads: int, groups: int) -> None:
     base: Any = preset("transformer_tiny", d_model=240, heads=heads)
     changed: Any = apply("grouped_query", base)
     assert changed.encoder == base.encoder
@@ -174,26 +177,26 @@ def test_groups_of_about_four(heads: int, groups: int) -> None:
     assert [attention.kv_heads for attention in found] == [groups, groups]
 
 
-def test_one_key_for_all_heads() -> None:
+def test_multi_query_has_one_key_for_all_heads() -> None:
     changed = apply("multi_query", preset("narang_base"))
     found = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]
     assert [attention.kv_heads for attention in found] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["grouped_query", "multi_query"])
-def test_one_head_has_nothing_to_share(name: str) -> None:
+def test_shared_keys_need_several_heads(name: str) -> None:
     with pytest.raises(SpecError, match="changes nothing here"):
         apply(name, preset("transformer_tiny", heads=1))
 
 
-def test_windows_stand_where_attention_is() -> None:
+def test_windows_apply_to_stacks_with_attention() -> None:
     changed: Any = apply("sliding_window", preset("transformer_tiny"))
     assert changed.encoder.attention_pattern == changed.decoder.attention_pattern == Window(256)
     with pytest.raises(SpecError, match="changes nothing here"):
         apply("sliding_window", apply("light_conv", preset("transformer_tiny")))
 
 
-def test_normed_queries_and_keys_are_scaled() -> None:
+def test_normalised_queries_and_keys_are_scaled() -> None:
     for base in ("narang_base", "transformer_tiny"):
         changed = apply("query_key_norm", preset(base))
         found = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]

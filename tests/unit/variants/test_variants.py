@@ -42,7 +42,7 @@ def parts(spec: ModelSpec, kind: type) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS.keys() - NOT_SMALL))
-def test_every_variant_makes_another_transformer(name: str) -> None:
+def test_every_variant_changes_a_transformer(name: str) -> None:
     base = preset("transformer_small", **SIZES, **{"encoder.depth": 6})
     changed = apply(name, base)
     assert bool(diff(base, changed)) == (name != "vanilla")
@@ -61,9 +61,9 @@ def test_every_variant_of_a_decoder_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SMALL | NOT_GPT2))
-def test_what_changes_nothing_is_refused(name: str) -> None:
+def test_a_variant_without_effect_is_refused(name: str) -> None:
     base = "transformer_small" if name in NOT_SMALL else "gpt2_small"
-    with pytest.raises(SpecError, match=r"changes nothing here|only an? |needs an encoder|only a model"):
+    with pytest.raises(SpecError, match=r"changes nothing here|only an? |needs a model with an encoder|only a model"):
         apply(name, preset(base))
 
 
@@ -74,7 +74,7 @@ def test_what_changes_nothing_is_refused(name: str) -> None:
         *(("swiglu", base) for base in ("transformer_tiny", "gpt2_small", "t5_base", "bert_base")),
     ],
 )
-def test_a_gate_costs_nothing(name: str, base: str) -> None:
+def test_a_gate_keeps_the_number_of_parameters(name: str, base: str) -> None:
     spec = preset(base)
     changed = apply(name, spec)
     assert abs(count(changed) / count(spec) - 1) < 0.01
@@ -121,7 +121,7 @@ def test_positions_move_to_the_input(name: str, position: Any) -> None:
         ("block_sharing_decoder", None, 1),
     ],
 )
-def test_blocks_are_shared_where_it_says(name: str, encoder: int | None, decoder: int | None) -> None:
+def test_block_sharing_shares_the_blocks_of_its_stacks(name: str, encoder: int | None, decoder: int | None) -> None:
     changed = apply(name, preset("transformer_small"))
     assert isinstance(changed, EncoderDecoder)
     assert isinstance(changed.encoder, Plain)
@@ -142,7 +142,7 @@ def test_a_decoder_can_share_its_blocks() -> None:
     ("name", "source_target", "input_output", "tables"),
     [("tied_decoder", False, True, 2), ("tied_inputs", True, False, 2), ("untied", False, False, 3)],
 )
-def test_tables_are_shared_as_it_says(name: str, source_target: bool, input_output: bool, tables: int) -> None:
+def test_vocabulary_tables_are_shared(name: str, source_target: bool, input_output: bool, tables: int) -> None:
     base = preset("transformer_small", vocab=1000, **{"sharing.positions": True})
     changed = apply(name, base)
     assert isinstance(changed, EncoderDecoder)
@@ -155,7 +155,7 @@ def test_tables_are_shared_as_it_says(name: str, source_target: bool, input_outp
     ("name", "kinds"),
     [("pre_norm", {"pre_norm"}), ("rms_norm_full", {"rms_norm"}), ("rms_norm", {"partial_rms_norm"})],
 )
-def test_norms_are_exchanged_everywhere(name: str, kinds: set[str]) -> None:
+def test_norms_are_replaced_everywhere(name: str, kinds: set[str]) -> None:
     changed = apply(name, preset("transformer_small"))
     found = {type(part).kind for part in walk(changed)} & {
         *("pre_norm", "post_norm", "sandwich"),
@@ -164,12 +164,12 @@ def test_norms_are_exchanged_everywhere(name: str, kinds: set[str]) -> None:
     assert found == kinds | ({"post_norm"} if name != "pre_norm" else set())
 
 
-def test_pre_norm_and_back_is_where_it_began() -> None:
+def test_pre_norm_and_post_norm_are_inverse() -> None:
     base = preset("transformer_small")
     assert apply("post_norm", apply("pre_norm", base)) == base
 
 
-def test_an_unknown_name_names_its_nearest() -> None:
+def test_an_unknown_variant_suggests_the_nearest_name() -> None:
     with pytest.raises(SpecError, match=r"variants: unknown variant 'swigul'; did you mean 'swiglu'\?"):
         apply("swigul", preset("transformer_small"))
 
@@ -183,7 +183,7 @@ def test_a_model_without_blocks_has_no_variants(base: str) -> None:
     assert apply("vanilla", preset(base)) == preset(base)
 
 
-def test_every_variant_says_what_it_is() -> None:
+def test_every_variant_has_a_description() -> None:
     assert all(variant.about for variant in VARIANTS.values())
     assert list(VARIANTS) == sorted(VARIANTS)
 

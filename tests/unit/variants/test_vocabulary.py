@@ -25,7 +25,7 @@ def changed(name: str, base: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_is_there_only_once(name: str) -> None:
+def test_a_variant_cannot_be_applied_twice(name: str) -> None:
     base = preset("transformer_tiny")
     once = apply(name, base)
     with pytest.raises(SpecError, match="changes nothing here"):
@@ -33,7 +33,7 @@ def test_it_is_there_only_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_tokenizer_may_come_later(name: str) -> None:
+def test_the_vocabulary_size_can_be_set_later(name: str) -> None:
     """`regard train` learns how many ids there are after it has made the variant, and whether there are two kinds."""
     made: Any = apply(name, preset("transformer_tiny", vocab=32000))
     for vocab, target in ((9, None), (300, 150), (10_000, 9)):
@@ -43,7 +43,7 @@ def test_the_tokenizer_may_come_later(name: str) -> None:
         assert loss.total.isfinite()
 
 
-def test_factorised_inputs_leave_the_softmax_whole() -> None:
+def test_factorised_inputs_have_a_full_softmax() -> None:
     spec = changed("factorised", preset("narang_base"))
     assert (spec.table, spec.output_table) == (Factorised(128), Embeddings())
     assert not spec.sharing.input_output
@@ -51,13 +51,13 @@ def test_factorised_inputs_leave_the_softmax_whole() -> None:
     assert spec.head == Softmax(scaled=False, z_loss=1e-4)
 
 
-def test_shared_factors_change_the_table_alone() -> None:
+def test_factorised_shared_changes_only_the_table() -> None:
     base = preset("narang_base")
     assert diff(base, apply("factorised_shared", base)) == [("table", Embeddings(), Factorised(128))]
     assert changed("factorised_shared", preset("transformer_tiny", d_model=4, heads=1)).table == Factorised(1)
 
 
-def test_shared_blocks_are_those_of_block_sharing() -> None:
+def test_shared_blocks_equal_block_sharing() -> None:
     base: Any = preset("narang_base")
     blocks: Any = apply("block_sharing", base)
     assert apply("block_sharing_factorised", base) == apply("factorised", blocks)
@@ -65,13 +65,13 @@ def test_shared_blocks_are_those_of_block_sharing() -> None:
     assert both == replace(changed("factorised_shared", base), encoder=blocks.encoder, decoder=blocks.decoder)
 
 
-def test_losses_are_kept() -> None:
+def test_loss_settings_of_the_head_are_kept() -> None:
     base = swap(tiny.encoder_decoder(), Softmax, lambda _: Softmax(True, False, 0.2, 0.3))
     assert changed("adaptive_softmax", base).head == AdaptiveSoftmax(3, True, 0.2, 0.3)
     assert changed("mixture_of_softmaxes", base).head == MixtureOfSoftmaxes(15, True, 0.2)
 
 
-def test_one_softmax_may_follow_from_another() -> None:
+def test_head_and_table_variants_replace_each_other() -> None:
     base: Any = tiny.encoder_decoder()
     narrow = apply("adaptive_softmax", base)
     assert apply("adaptive_softmax_no_projection", narrow) == apply("adaptive_softmax_no_projection", base)
@@ -98,13 +98,13 @@ def test_one_softmax_may_follow_from_another() -> None:
         ("adaptive_softmax", apply("mixture_of_softmaxes", tiny.encoder_decoder()), "head"),
     ],
 )
-def test_what_a_base_lacks_is_named(name: str, base: Any, path: str) -> None:
+def test_an_error_names_what_the_base_lacks(name: str, base: Any, path: str) -> None:
     with pytest.raises(SpecError) as raised:
         apply(name, base)
     assert raised.value.path == path
 
 
-def test_a_masked_lm_that_is_not_tied_is_named() -> None:
+def test_an_untied_masked_lm_is_refused() -> None:
     base: Any = tiny.encoder_only()
     with pytest.raises(SpecError) as raised:
         apply("factorised_shared", replace(base, task=replace(base.task, tied=False)))
@@ -116,4 +116,4 @@ def test_only_plain_stacks_share_blocks() -> None:
     assert not isinstance(other.encoder, Plain)
     with pytest.raises(SpecError) as raised:
         apply("block_sharing_factorised", other)
-    assert "only the layers of a plain encoder can be shared, not of 'funnel'" in str(raised.value)
+    assert "the encoder must be a plain stack to share its layers, not 'funnel'" in str(raised.value)

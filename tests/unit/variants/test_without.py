@@ -29,7 +29,7 @@ def same_weights(one: Any, other: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def test_without_scaling_queries_could_be_larger_by_the_root_instead() -> None:
+def test_no_scaling_equals_larger_queries() -> None:
     plain, scaled = same_weights(apply("no_scaling", BASE), BASE)
     with torch.no_grad():
         for name, parameter in scaled.named_parameters():
@@ -41,7 +41,7 @@ def test_without_scaling_queries_could_be_larger_by_the_root_instead() -> None:
         torch.testing.assert_close(plain.log_probs(BATCH), scaled.log_probs(BATCH), rtol=0, atol=1e-9)
 
 
-def test_one_head_has_the_weights_of_all() -> None:
+def test_one_head_has_as_many_weights_as_all_heads() -> None:
     changed: Any = apply("one_head", BASE)
     assert (changed.heads, changed.d_head) == (1, None)
     assert count(changed) == count(BASE)
@@ -54,14 +54,14 @@ def test_one_head_has_the_weights_of_all() -> None:
         (1, 12)
     }
     grouped = swap(BASE, CrossAttention, lambda _: CrossAttention(kv_heads=2))
-    with pytest.raises(SpecError, match="heads that share keys cannot be one head"):
+    with pytest.raises(SpecError, match="cannot be combined with one head"):
         apply("one_head", grouped)
-    with pytest.raises(SpecError, match="has no queries and keys whose heads could be one"):
+    with pytest.raises(SpecError, match="has no heads to merge"):
         apply("one_head", apply("synth_dense", BASE))
 
 
 @pytest.mark.parametrize("norm", ["pre_norm", "post_norm"])
-def test_without_residuals_the_stream_is_replaced(norm: str) -> None:
+def test_no_residual_removes_residual_connections(norm: str) -> None:
     base = apply("pre_norm", BASE) if norm == "pre_norm" else BASE
     changed = apply("no_residual", base)
     assert {rule for rule in walk(changed) if isinstance(rule, Residual)} == {NoResidual(LayerNorm())}
@@ -75,24 +75,24 @@ def test_without_residuals_the_stream_is_replaced(norm: str) -> None:
     torch.testing.assert_close(said[0], said[1])
 
 
-def test_without_norms_nothing_is_normed() -> None:
+def test_no_norm_removes_all_norms() -> None:
     changed = apply("no_norm", apply("query_key_norm", BASE))
     assert {part for part in walk(changed) if isinstance(part, Norm)} == {NoNorm()}
     assert count(apply("no_norm", BASE)) == count(BASE) - 5 * 2 * 16
 
 
-def test_without_feed_forward_only_attention_is_left() -> None:
+def test_no_feed_forward_leaves_only_attention() -> None:
     changed = apply("no_feed_forward", BASE)
     assert not [part for part in walk(changed) if isinstance(part, FeedForward)]
     assert len([part for part in walk(changed) if isinstance(part, SelfAttention | CrossAttention)]) == 3
     assert count(changed) == count(BASE) - 2 * (2 * 16 * 256 + 256 + 16 + 2 * 16)
     uneven = apply("no_feed_forward", preset("sahai"))  # one rule per branch: that of the feed-forward goes with it
     assert build(uneven, "meta") is not None
-    with pytest.raises(SpecError, match="stands inside another part"):
+    with pytest.raises(SpecError, match="is part of another layer"):
         apply("no_feed_forward", apply("parallel", BASE))
 
 
-def test_each_changes_one_thing() -> None:
+def test_each_variant_changes_one_part() -> None:
     paths = {name: {path for path, _, _ in diff(BASE, apply(name, BASE))} for name in ("no_scaling", "one_head")}
     assert all(path.endswith(".scale") for path in paths["no_scaling"])
     assert len(paths["no_scaling"]) == 3
