@@ -1,4 +1,4 @@
-"""regard ladder: a ladder of a few seconds, ladder_result once, and what it refuses."""
+"""regard ladder: a small ladder, its continuation, and invalid options."""
 
 import json
 from dataclasses import replace

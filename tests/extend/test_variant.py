@@ -100,7 +100,7 @@ def test_code_is_not_imported_without_trust_code(user: User) -> None:
     [
         ("my_variants:cosin", "has no 'cosin'; did you mean 'cosine'?"),
         ("nowhere:cosine", "cannot import 'nowhere'"),
-        ("my_variants:wide", "is no function"),
+        ("my_variants:wide", "is not a function"),
         ("my_variants:broken", "failed with AttributeError"),
         ("my_variants:same", "changes nothing here"),
     ],

@@ -1,1 +1,1 @@
-"""What a modification is worth: the same training with and without it, over seeds, and a verdict."""
+"""Ablations: train a model with and without a modification over several seeds, and compare the results."""

@@ -52,7 +52,7 @@ def ablate(  # noqa: PLR0913  # the options of the command line
     The results are written to the folder `out`; runs that are finished there are not repeated.
 
     Args:
-        out: Folder of this ablation, new or old.
+        out: Folder of this ablation, new or existing.
         recipe: Recipe file of the base; the other options override it.
         source: Source text of a translation task, with `target`.
         target: Target text.
@@ -69,14 +69,14 @@ def ablate(  # noqa: PLR0913  # the options of the command line
         changes: Edits of the base's recipe, such as `model.d_model=64`.
         seeds: Runs of every row; the base has three times as many.
         steps: Training steps of every run.
-        time: Instead of `steps`: as many as the base makes in this time, in seconds or as "20s", "5m".
-        match: Give every row the base's `parameters` or `compute` by its hidden width.
-        metric: Metric beside the loss; the task's usual one if None.
+        time: Instead of `steps`: training time of the base, in seconds or as "20s", "5m"; all rows get its steps.
+        match: Resize the hidden width of every row to the base's `parameters` or `compute`, or `none`.
+        metric: Metric in addition to the loss; the default one of the task if None.
         search_rates: First search the learning rate of every row, with the same effort for each.
         jobs: Simultaneous runs; one for each GPU, or for each core, if None.
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads of each run.
-        max_time: Start no run that would end after this time; call again to continue.
+        max_time: Start no run that would end after this time; call the function again to continue.
         quiet: Print no progress.
         trust_code: Import the user's own code that a name such as `mine:cosine` refers to.
     """

@@ -1,4 +1,4 @@
-"""The page of an ablation or a ladder: one HTML file that needs no other, light or dark."""
+"""The HTML page of an ablation or a ladder: one self-contained file, with light and dark colours."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -41,7 +41,7 @@ def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> No
 
 
 def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the page of an ablation from its JSON, its table as text, its explanations and what it was made of."""
+    """Return the page of an ablation from its JSON, its table as text, explanations, and facts about its data and model."""
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),

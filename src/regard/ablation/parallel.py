@@ -68,7 +68,7 @@ class Runner:
     ) -> bool:
         """Run all jobs and pass every event to `watch`; return False if the deadline left some of them out.
 
-        A job is not started if, at the duration of the longest one so far, it would end after the deadline. `measured`
+        A job is not started if it would end after the deadline, assuming the longest duration so far. `measured`
         holds the metric and whether translations are kept (texts).
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)

@@ -43,7 +43,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
-        """Return the mean of at least one value."""
+        """Return mean and standard deviation of at least one value."""
         known = len(values) > 1 and all(abs(value) < HUGE for value in values)
         return cls(mean(values), statistics.stdev(values) if known else None)
 

@@ -141,7 +141,7 @@ class Runs:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Metric beside the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
+            help="Metric in addition to the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None

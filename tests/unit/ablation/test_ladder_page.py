@@ -28,6 +28,6 @@ def test_page_states_the_settings_of_the_runs(tmp_path: Path) -> None:
     assert whole["ladder"]["seeds"] == 3
 
 
-def test_its_rungs_and_its_recipe_are_there() -> None:
+def test_the_rungs_and_the_recipe_exist() -> None:
     assert select_rungs(script.RUNGS)[0] == list(RUNGS[:4])
     assert load_model(str(script.RECIPE))[1].kind == "encoder_decoder"

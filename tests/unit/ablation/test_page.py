@@ -1,4 +1,4 @@
-"""The page that lays our table beside the published one."""
+"""docs/results/table.py: the page with our table and the published one."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def published() -> dict[str, dict[str, str]]:
     return {line.split("\t")[0]: dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:]}
 
 
-def test_the_published_rows_are_our_rows_in_their_order() -> None:
+def test_published_rows_equal_our_rows_in_order() -> None:
     numbers = {name: variant.row.number for name, variant in VARIANTS.items() if variant.row is not None}
     assert [numbers[name] for name in published()] == list(range(1, 53))
     for name, row in published().items():  # the printed count is the rounding or the floor of one of the two exact ones
@@ -42,7 +42,7 @@ def test_rank_correlation(a: list[float], b: list[float], expected: float) -> No
     assert 0 < chance <= 1
 
 
-def test_a_page_of_a_table_that_is_not_complete(tmp_path: Path) -> None:
+def test_a_page_of_an_incomplete_table(tmp_path: Path) -> None:
     mean = {"value": 2.0, "sd": 0.1}
     row = {"parameters": 10**7, "operations": 1e9, "speed": 20.0, "early": mean, "metric": mean, "effect": None}
     rows = [

@@ -15,7 +15,7 @@ from regard.ablation.plan import Job, Text
 from regard.processes import ProcessPool
 from regard.recipe.recipe import Recipe
 
-# Answers as a worker does, without training; one row kills it.
+# A worker that returns results without training; one row kills it.
 WORKER = """
 import json, os, sys
 for job in map(json.loads, sys.stdin):
@@ -27,7 +27,7 @@ for job in map(json.loads, sys.stdin):
 """
 
 
-def test_a_job_that_fails_or_whose_process_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_jobs_and_killed_workers_do_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-S", "-c", WORKER))
     recipe = Mock(spec=Recipe, record=dict)
     jobs = [
@@ -67,7 +67,7 @@ def test_every_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in Resources().slots()] == ["0", "1"]
 
 
-def test_no_job_is_started_that_would_end_after_the_deadline() -> None:
+def test_jobs_that_would_end_after_the_deadline_are_not_started() -> None:
     clock = _Clock(time.monotonic() + 100)
     assert clock.enough()
     clock.took(60.0)

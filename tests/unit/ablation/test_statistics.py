@@ -1,4 +1,4 @@
-"""Verdicts: false alarms at most as often as stated, planted effects found as often as stated."""
+"""Verdicts: the documented rates of false alarms and of detected effects."""
 
 import math
 
@@ -33,7 +33,7 @@ def runs(values: np.ndarray) -> dict[int, float]:
 
 
 def drawn(seed: int, shape: tuple[int, int, int], tau: float, sd: np.ndarray | None = None) -> np.ndarray:
-    """(tables, 1 + rows, 3 x seeds): losses of a base and of rows, of the given standard deviations (1 if none)."""
+    """Simulate losses (tables, 1 + rows, 3 x seeds) of a base and rows; standard deviations are 1 if not given."""
     count, rows, seeds = shape
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((count, rows + 1, 3 * seeds)) * (1.0 if sd is None else sd[:, None])
@@ -41,14 +41,14 @@ def drawn(seed: int, shape: tuple[int, int, int], tau: float, sd: np.ndarray | N
 
 
 def draw(rng: np.random.Generator, rows: int, seeds: int, tau: float, planted: float = 0.0) -> tuple[dict, dict]:
-    """One of them; the first row has the planted effect."""
+    """Simulate one table; the first row has the effect `planted`."""
     y = drawn(int(rng.integers(2**31)), (1, rows, seeds), tau)[0]
     y[1] += planted
     return runs(y[0]), {f"row {r}": runs(y[r, :seeds]) for r in range(1, rows + 1)}
 
 
 def alarms(tables: np.ndarray, seeds: int) -> np.ndarray:
-    """(tables, rows): which rows the rule calls better or worse. Tables with the same rows set apart are one fit."""
+    """Return a mask (tables, rows) of verdicts other than none; tables with the same rows in the pool share a fit."""
     base, rows, further = tables[:, 0, :seeds], tables[:, 1:, :seeds], tables[:, 0, seeds:]
     count = rows.shape[1]
     masks = np.array([steady(*one) for one in zip(base, rows, further, strict=True)])
@@ -76,7 +76,7 @@ def alarms(tables: np.ndarray, seeds: int) -> np.ndarray:
 
 
 def most(count: int) -> float:
-    """The share of false alarms that a rule of level 5 % stays below, but for one simulation in 700."""
+    """Return the bound that the share of false alarms of a rule of level 5 % exceeds in 1 of 700 simulations."""
     return LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / count)
 
 
@@ -84,10 +84,8 @@ def most(count: int) -> float:
 @pytest.mark.parametrize(
     ("rows", "seeds", "tau"), [(4, 3, 0.0), (12, 3, 0.0), (12, 3, 2.0), (52, 3, 0.0), (12, 5, 0.0)]
 )
-def test_false_alarms_are_at_most_5_percent_with_a_row_that_varies_more(
-    rows: int, seeds: int, tau: float, ratio: float
-) -> None:
-    """The variance pooled over all rows alone gives 12 to 40 % here: one row is 2.5 to 10 times as noisy."""
+def test_false_alarms_are_at_most_5_percent_with_a_noisy_row(rows: int, seeds: int, tau: float, ratio: float) -> None:
+    """With the pooled variance alone it would be 12 to 40 %: one row is 2.5 to 10 times as noisy."""
     count = 1000
     sd = np.ones(rows + 1)
     sd[1] = ratio
@@ -95,7 +93,7 @@ def test_false_alarms_are_at_most_5_percent_with_a_row_that_varies_more(
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
-def test_false_alarms_with_a_base_that_varies_more(seeds: int) -> None:
+def test_false_alarms_are_at_most_5_percent_with_a_noisy_base(seeds: int) -> None:
     sd = np.ones(13)
     sd[0] = 3.0
     assert alarms(drawn(8, (1000, 12, seeds), 0.0, sd), seeds).any(1).mean() <= most(1000)
@@ -110,7 +108,7 @@ def test_false_alarms_of_few_rows(rows: int, seeds: int, tau: float) -> None:
 
 
 @pytest.mark.parametrize(("rows", "seeds", "tau"), [(4, 3, 0.0), (12, 3, 2.0), (12, 5, 0.0)])
-def test_an_effect_of_the_stated_size_is_found_with_the_stated_power(rows: int, seeds: int, tau: float) -> None:
+def test_the_detectable_effect_is_detected_with_its_power(rows: int, seeds: int, tau: float) -> None:
     rng = np.random.default_rng(3)
     stated = [compare(*draw(rng, rows, seeds, tau))[0]["row 2"].detectable for _ in range(5)]
     tables = drawn(4, (500, rows, seeds), tau)
@@ -118,7 +116,7 @@ def test_an_effect_of_the_stated_size_is_found_with_the_stated_power(rows: int, 
     assert abs(alarms(tables, seeds)[:, 0].mean() - 0.8) < 0.1
 
 
-def test_pairing_helps_where_seeds_do_the_same_to_all_rows_and_does_no_harm_where_not() -> None:
+def test_pairing_increases_precision_only_with_shared_seed_effects() -> None:
     rng = np.random.default_rng(0)
     error = {
         tau: np.mean([estimate(*draw(rng, 12, 3, tau))[0]["row 1"].pooled.size for _ in range(60)]) for tau in (0, 10)
@@ -127,7 +125,7 @@ def test_pairing_helps_where_seeds_do_the_same_to_all_rows_and_does_no_harm_wher
     assert error[0] < 1.1 * math.sqrt(4 / 9)  # all runs of the base count
 
 
-def test_effects_are_unbiased_with_the_errors_that_are_stated() -> None:
+def test_effects_and_standard_errors_are_unbiased() -> None:
     for tau in (0.0, 1.0):
         tables = drawn(1, (3000, 8, 3), tau)
         tables[:, 1] += 2.0
@@ -138,7 +136,7 @@ def test_effects_are_unbiased_with_the_errors_that_are_stated() -> None:
             assert math.sqrt((size[:, 0] ** 2).mean()) == pytest.approx(effects.std(), rel=0.1)
 
 
-def test_a_rows_own_error_is_right_where_it_varies_more() -> None:
+def test_the_own_standard_error_is_right_for_a_noisy_row() -> None:
     sd = np.ones(13)
     sd[1] = 4.0
     tables = drawn(2, (3000, 12, 3), 1.0, sd)
@@ -148,8 +146,8 @@ def test_a_rows_own_error_is_right_where_it_varies_more() -> None:
         assert math.sqrt((own[:, row] ** 2).mean()) == pytest.approx(true, rel=0.15)
 
 
-def test_by_hand() -> None:
-    """Five rows of two seeds that a seed shifts alike: the effect is the mean of the paired differences."""
+def test_paired_estimates_by_hand() -> None:
+    """Five rows of two seeds with shared seed effects: the effect is the mean of the paired differences."""
     base = {1: 1.0, 2: 3.0, 3: 2.0, 4: 1.5, 5: 2.5, 6: 2.0}
     shifts = [0.5, 0.6, 0.7, 0.8, 0.9]
     noise = [0.01, -0.02, 0.03, -0.01, 0.02]
@@ -172,7 +170,7 @@ def test_by_hand() -> None:
         assert found[str(i)].own.size == pytest.approx(math.sqrt((own + of_base) / 2), rel=0.01)
 
 
-def test_two_groups_of_few_runs_by_hand() -> None:
+def test_welch_estimates_by_hand() -> None:
     """One row of three seeds: Welch's t, with the fewest degrees of freedom."""
     base, row = {1: 1.0, 2: 2.0, 3: 3.0, 4: 2.0}, {1: 9.0, 2: 9.5, 3: 10.0}
     estimates, spread = estimate(base, {"a": row})
@@ -184,7 +182,7 @@ def test_two_groups_of_few_runs_by_hand() -> None:
     assert found.own.p_value(found.effect) == pytest.approx(2 * stats.t.sf(7.5 / found.own.size, 2))
 
 
-def test_a_row_that_varies_wildly_is_judged_by_its_own_variance_and_blurs_no_other() -> None:
+def test_a_very_noisy_row_is_excluded_from_the_pooled_variance() -> None:
     rng = np.random.default_rng(5)
     base, rows = draw(rng, 6, 3, 0.0)
     alone, _ = compare(base, rows)
@@ -211,7 +209,7 @@ def test_verdicts_agree_with_intervals() -> None:
         assert turned["bad"].verdict == BETTER
 
 
-def test_identical_runs_are_no_difference() -> None:
+def test_identical_runs_have_no_difference() -> None:
     base = dict.fromkeys(range(1, 10), 2.0)
     effects, spread = compare(base, {"same": dict.fromkeys((1, 2, 3), 2.0), "other": dict.fromkeys((1, 2, 3), 3.0)})
     assert effects["same"].verdict == NONE
@@ -220,13 +218,13 @@ def test_identical_runs_are_no_difference() -> None:
 
 
 def at_p(pooled: float, own: float, alike: bool = True) -> Estimate:
-    """An effect of 1 with these p values."""
+    """Return an effect of 1 with these p-values."""
     first, second = (Error(1 / critical(p, 1000.0), 1000.0) for p in (pooled, own))
     return Estimate(1.0, first, second, alike)
 
 
 def test_holm_by_hand() -> None:
-    """Few rows are judged by their own variances: Holm's example, whatever the pooled variance says."""
+    """Few rows are tested with their own variances: Holm's example, independent of the pooled variance."""
     adjusted, left = step_down([at_p(0.9, p) for p in (0.01, 0.04, 0.03, 0.005)], Rule(LEVEL))
     assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert left == [3, 2, 2, 4]
@@ -258,13 +256,13 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
     assert estimate({1: 1.0, 2: 2.0}, {})[0] == {}
 
 
-def test_three_seeds_alone_could_never_decide() -> None:
-    """Why variance is pooled first: a t test of its own for each of 52 rows."""
+def test_separate_t_tests_with_three_seeds_have_no_power() -> None:
+    """The reason for the pooled variance: a separate t test for each of 52 rows."""
     assert critical(0.05 / 52, 2.0) > 32
 
 
 @pytest.mark.parametrize("df", [1.0, 2.5, 8.0, 40.0, 1000.0])
-def test_quadrature_and_critical_values_are_those_of_the_distributions(df: float) -> None:
+def test_quadrature_and_critical_values_match_scipy(df: float) -> None:
     for level in (0.05, 0.001):
         assert critical(level, df) == pytest.approx(stats.t.isf(level / 2, df), rel=1e-8)
         assert Error(2.0, df).p_value(2 * critical(level, df)) == pytest.approx(level, rel=1e-9)

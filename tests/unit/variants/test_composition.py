@@ -1,4 +1,4 @@
-"""Rows compose: any two build, train and decode together, or are refused by a sentence that names both."""
+"""Combined rows: any two build, train and decode together, or are refused with an error that names both."""
 
 import os
 import random
@@ -26,14 +26,14 @@ ROWS = [name for name, variant in VARIANTS.items() if variant.row is not None an
 
 
 def base() -> ModelSpec:
-    """The base of the table at a size that all rows divide."""
+    """Return the base of the table with small sizes that all rows can divide."""
     spec: Any = preset("narang_base")
     spec = swap(spec, Plain, lambda stack: replace(stack, depth=6))
     spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
     return replace(spec, vocab=20, d_model=24, heads=6, d_head=4)
 
 
-ALL = [pair for one, other in combinations(ROWS, 2) for pair in ((one, other), (other, one))]
+ALL = [pair for first, other in combinations(ROWS, 2) for pair in ((first, other), (other, first))]
 # All 2,550 ordered pairs take a minute and a half: REGARD_PAIRS=2550.
 PAIRED = random.Random(4).sample(ALL, int(os.environ.get("REGARD_PAIRS", "60")))
 
@@ -50,7 +50,7 @@ def refusal(pair: tuple[str, str]) -> str | None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> None:
-    """The pairs that go together, one after the other; none is built before it is asked for."""
+    """Yield the pairs that can be combined, building each only when it is requested."""
     pair = next(islice((pair for pair in PAIRED if refusal(pair) is None), number, None))
     model = build(combine(pair, base()), seed=learned.seeds(1)[0])
     assert isinstance(model, Generator)
@@ -67,18 +67,18 @@ def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> No
     model.eval()
     with torch.no_grad():
         decoding = model.start(batch, 4)
-        said = model.advance(batch.target[:, :1], decoding)
-        torch.testing.assert_close(said, model.log_probs(batch)[:, 0], rtol=0, atol=1e-4)  # type: ignore[operator]
+        log_probs = model.advance(batch.target[:, :1], decoding)
+        torch.testing.assert_close(log_probs, model.log_probs(batch)[:, 0], rtol=0, atol=1e-4)  # type: ignore[operator]
         for _ in range(3):
-            said = model.advance(said.argmax(-1, keepdim=True), decoding)
-        assert said.isfinite().all()
+            log_probs = model.advance(log_probs.argmax(-1, keepdim=True), decoding)
+        assert log_probs.isfinite().all()
 
 
 def test_pairs_that_cannot_be_combined_are_refused_by_name() -> None:
     refused = {pair: sentence for pair in PAIRED if (sentence := refusal(pair)) is not None}
     assert 0 < len(refused) < len(PAIRED) / 2
-    for (one, other), sentence in refused.items():
-        assert repr(one) in sentence, sentence
+    for (first, other), sentence in refused.items():
+        assert repr(first) in sentence, sentence
         assert repr(other) in sentence, sentence
 
 

@@ -1,4 +1,4 @@
-"""Convolutions, evolved blocks and attention beyond the table: what the edits make of a base, and what they refuse."""
+"""Variants with convolutions, evolved blocks and other attention: changed specs, and refused bases."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,7 +71,7 @@ def test_dynamic_convolutions_reduce_the_hidden_width(base: str, hidden: int) ->
 
 
 def test_kernel_sizes_grow_from_layer_to_layer() -> None:
-    """Wu et al. 2019: 3, 7, 15, and 31 from there on."""
+    """Wu et al. 2019: kernel sizes 3, 7, 15, then 31."""
     changed: Any = apply("light_conv_wu", preset("transformer_base"))
     for stack in (changed.encoder, changed.decoder):
         assert [stack.block_of(n).branches[0].width for n in range(6)] == [3, 7, 15, 31, 31, 31]
@@ -101,7 +101,7 @@ def test_evolved_blocks() -> None:
 
 
 def test_evolved_blocks_as_in_the_paper() -> None:
-    """So et al. 2019: three and four for six layers; at most 16 heads, together as wide as the stream."""
+    """So et al. 2019: three and four for six layers; at most 16 heads, of the model's total width."""
     changed: Any = apply("evolved_so", preset("transformer_base"))
     assert (changed.encoder.depth, changed.decoder.depth) == (3, 4)
     many = changed.decoder.pattern[0].branches[0].branches[0]
@@ -157,7 +157,7 @@ def test_bases_without_an_evolved_form_are_refused(base: str, words: str) -> Non
 
 
 def test_parallel_branches() -> None:
-    """One norm per block is left of three; nothing else is lost."""
+    """One norm per block remains of three; all other parameters are kept."""
     base: Any = preset("narang_base")
     changed: Any = apply("parallel", base)
     assert changed.decoder.pattern[0] == Block(
@@ -173,14 +173,14 @@ def test_grouped_query_has_groups_of_about_four_heads(heads: int, groups: int) -
     base: Any = preset("transformer_tiny", d_model=240, heads=heads)
     changed: Any = apply("grouped_query", base)
     assert changed.encoder == base.encoder
-    found = [*parts(changed.decoder, SelfAttention), *parts(changed.decoder, CrossAttention)]
-    assert [attention.kv_heads for attention in found] == [groups, groups]
+    attentions = [*parts(changed.decoder, SelfAttention), *parts(changed.decoder, CrossAttention)]
+    assert [attention.kv_heads for attention in attentions] == [groups, groups]
 
 
 def test_multi_query_has_one_key_for_all_heads() -> None:
     changed = apply("multi_query", preset("narang_base"))
-    found = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]
-    assert [attention.kv_heads for attention in found] == [1, 1, 1]
+    attentions = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]
+    assert [attention.kv_heads for attention in attentions] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["grouped_query", "multi_query"])
@@ -199,7 +199,7 @@ def test_windows_apply_to_stacks_with_attention() -> None:
 def test_normalised_queries_and_keys_are_scaled() -> None:
     for base in ("narang_base", "transformer_tiny"):
         changed = apply("query_key_norm", preset(base))
-        found = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]
-        assert {(attention.query_key_norm, attention.scale) for attention in found} == {(RMSNorm(), "sqrt")}
+        attentions = [*parts(changed, SelfAttention), *parts(changed, CrossAttention)]
+        assert {(attention.query_key_norm, attention.scale) for attention in attentions} == {(RMSNorm(), "sqrt")}
     own = swap(preset("transformer_tiny"), SelfAttention, lambda _: SelfAttention(scale=0.3))
     assert {a.scale for a in parts(apply("query_key_norm", own), SelfAttention)} == {0.3}

@@ -1,4 +1,4 @@
-"""Every row of the table as a whole model by its formulas: one pair of sentences at a time, without padding.
+"""Every row of the table as a full model, computed by its formulas: one pair of sentences at a time, without padding.
 
 The formulas are those of the papers in the form that Narang et al. 2021 ran. Nothing of the package computes here but
 the model under test, whose weights are read by name. Parts have tests of their own, with more cases: tests/unit/nn.
@@ -67,7 +67,7 @@ relu = PHI["relu"]
 
 @dataclass(frozen=True)
 class Scene:
-    """One stack at work on one sentence."""
+    """The state of one stack for one sentence."""
 
     row: "Row"
     weights: Mapping[str, Tensor]
@@ -83,7 +83,7 @@ class Scene:
         return name in self.weights
 
     def dense(self, name: str, x: Tensor) -> Tensor:
-        """x W' + b, or without b where there is none."""
+        """x W' + b, or without b if there is none."""
         y = x @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if self.has(f"{name}.bias") else y
 
@@ -99,7 +99,7 @@ Branch = Callable[[Scene, str, Tensor], Tensor]
 
 
 def bucket(distance: int, causal: bool) -> int:
-    """Raffel et al. 2020: half of the buckets exact, the others ever wider; of the key's place less the query's."""
+    """Raffel et al. 2020: half of the buckets exact, the others of increasing width, by key minus query position."""
     buckets, first = (BUCKETS, 0) if causal else (BUCKETS // 2, BUCKETS // 2 if distance > 0 else 0)
     far, exact = max(0, -distance) if causal else abs(distance), buckets // 2
     if far < exact:
@@ -109,18 +109,18 @@ def bucket(distance: int, causal: bool) -> int:
 
 
 def mixed(v: Tensor, heads: int, score: Callable[[int], Tensor], causal: bool) -> list[Tensor]:
-    """softmax(score) v of each head; where no later one may be seen, a query's row ends with its own key."""
-    found = []
+    """softmax(score) v of each head; with a causal mask, the scores of a query end with its own key."""
+    outputs = []
     for h, mine in enumerate(v.chunk(heads, -1)):
         scores = score(h)
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        found.append(scores.softmax(-1) @ mine)
-    return found
+        outputs.append(scores.softmax(-1) @ mine)
+    return outputs
 
 
 def biased(scene: Scene, table: str, h: int, T: int) -> Tensor:
-    """What each of T queries adds to the score of each of T keys."""
+    """The position bias of each of T queries and T keys."""
     index = [[bucket(j - i, scene.causal) for j in range(T)] for i in range(T)]
     return scene.weights[f"{scene.side}.{table}.weight"][h][torch.tensor(index)]
 
@@ -166,7 +166,7 @@ def feedforward(scene: Scene, name: str, y: Tensor, phi: str | None = None) -> T
 
 
 def windows(rows: Tensor, width: int, causal: bool) -> list[Tensor]:
-    """What the taps of each position read, zeros beyond the sentence: around it, or up to it."""
+    """The inputs of the convolution at each position, zeros beyond the sentence: centred, or causal."""
     before = width - 1 if causal else width // 2
     padded = torch.cat((rows.new_zeros(before, rows.shape[1]), rows, rows.new_zeros(width - 1 - before, rows.shape[1])))
     return [padded[t : t + width] for t in range(len(rows))]
@@ -178,7 +178,7 @@ def glu(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def convolution(scene: Scene, name: str, y: Tensor) -> Tensor:
-    """3.11: nine taps that sum to one in every channel, predicted by the position or not; two projections in a row."""
+    """3.11: filters of width 9 that sum to one in every channel, dynamic or not; two projections in sequence."""
     g = glu(scene, name, y)
     out = []
     for t, near in enumerate(windows(g, 9, scene.causal)):
@@ -213,7 +213,7 @@ def evolved_decoder_conv(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def evolved_attentions(scene: Scene, name: str, y: Tensor) -> Tensor:
-    """Twice the heads beside cross-attention, with a table of positions of their own."""
+    """Twice the heads, parallel to cross-attention, with their own table of position biases."""
     heads = self_heads(scene, f"{name}.branches.0", y, 12, "positions.12")
     own = scene.dense(f"{name}.branches.0.output", torch.cat(heads, -1))
     return own + cross_attention(scene, f"{name}.branches.1", y)
@@ -239,17 +239,17 @@ def synthesizer(scores: str, mix: str) -> Branch:
             mine, T = slice(h * width, (h + 1) * width), len(y)
             if scores == "dense":
                 assert q is not None
-                made = relu(q[:, mine]) @ w[f"{name}.scores.weight"][:T].T
+                synthetic = relu(q[:, mine]) @ w[f"{name}.scores.weight"][:T].T
             elif scores == "random":
-                made = w[f"{name}.scores.weight"][h, :T, :T]
+                synthetic = w[f"{name}.scores.weight"][h, :T, :T]
             else:
                 assert w[f"{name}.scores.keys"].shape == (heads, 16, 16)
-                made = w[f"{name}.scores.queries"][h, :T] @ w[f"{name}.scores.keys"][h, :T].T
+                synthetic = w[f"{name}.scores.queries"][h, :T] @ w[f"{name}.scores.keys"][h, :T].T
             if k is not None and q is not None:
                 share = sigmoid(w[f"{name}.alpha"]) if mix == "alpha" else None
                 product = q[:, mine] @ k[:, mine].T
-                made = product + made if share is None else (1 - share) * product + share * made
-            return made + biased(scene, "positions.4", h, T)
+                synthetic = product + synthetic if share is None else (1 - share) * product + share * synthetic
+            return synthetic + biased(scene, "positions.4", h, T)
 
         return scene.dense(f"{name}.output", torch.cat(mixed(v, heads, score, scene.causal), -1))
 
@@ -302,7 +302,7 @@ def product_keys(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def plain_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of every id, and the (log Z)^2 that each label would add."""
+    """log p of every id, and the (log Z)^2 of each label."""
     scores = h @ table(scene, 2).T
     log_z = scores.exp().sum(-1, keepdim=True).log()
     return scores - log_z, (log_z**2).expand(-1, V)
@@ -314,13 +314,13 @@ def adaptive_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
     scores = h @ torch.cat((first, scene.weights["head.tails"])).T
     outer_z = scores.exp().sum(-1, keepdim=True).log()
     outer = scores - outer_z
-    found, squares = [outer[:, : len(first)]], [(outer_z**2).expand(-1, len(first))]
+    log_probs, squares = [outer[:, : len(first)]], [(outer_z**2).expand(-1, len(first))]
     for c, matrix in enumerate(tails):
         inner = h @ matrix.T
         inner_z = inner.exp().sum(-1, keepdim=True).log()
-        found.append(outer[:, len(first) + c, None] + inner - inner_z)
+        log_probs.append(outer[:, len(first) + c, None] + inner - inner_z)
         squares.append((outer_z**2 + inner_z**2).expand(-1, len(matrix)))
-    return torch.cat(found, -1), torch.cat(squares, -1)
+    return torch.cat(log_probs, -1), torch.cat(squares, -1)
 
 
 def mixture_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,7 +335,7 @@ def mixture_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of a row, for a base of 6 heads of 4, hidden width 24 and, mostly, 2 + 2 layers."""
+    """The specification of a row, for a base of 6 heads of 4, hidden width 24 and usually 2 + 2 layers."""
 
     phi: str = "relu"
     gated: bool = False
@@ -433,17 +433,17 @@ ROWS = {
 
 def clusters(scene: Scene) -> list[Tensor]:
     """The vectors of each cluster of an adaptive table: common ids first."""
-    found = []
+    vectors = []
     for c, width in enumerate(scene.row.widths):
         name = f"tables.tables.source.clusters.{c}"
         matrix = scene.weights[f"{name}.weight"]
         assert matrix.shape[1] == width
-        found.append(matrix if width == D else matrix @ scene.weights[f"{name}.projection"].T)
-    return found
+        vectors.append(matrix if width == D else matrix @ scene.weights[f"{name}.projection"].T)
+    return vectors
 
 
 def table(scene: Scene, use: int) -> Tensor:
-    """The vocabulary matrix of the source, the target or the output, whole."""
+    """The full vocabulary matrix of the source, the target or the output."""
     owner = scene.row.tables[use]
     if scene.row.widths:
         return torch.cat(clusters(scene))
@@ -456,7 +456,7 @@ def table(scene: Scene, use: int) -> Tensor:
 
 
 def joined(scene: Scene, name: str, branch: Branch, x: Tensor) -> Tensor:
-    """The stream after a branch."""
+    """The residual stream after a branch."""
     w, rule = scene.weights, scene.row.rule
     if rule == "fixup":
         return x + w[f"{name}.scale"] * branch(scene, f"{name}.branch", x + w[f"{name}.shift"])
@@ -481,7 +481,7 @@ def halved(x: Tensor) -> Tensor:
 
 
 def stack(scene: Scene, x: Tensor, shortens: bool) -> list[Tensor]:
-    """The stream before the first layer and after each; the last one as the stack leaves it."""
+    """The residual stream before the first layer and after each layer; the last one is the output of the stack."""
     row, side, w = scene.row, scene.side, scene.weights
     streams = [x]
     for layer in range(row.depth):
@@ -502,7 +502,7 @@ def stack(scene: Scene, x: Tensor, shortens: bool) -> list[Tensor]:
     return streams
 
 
-def said(
+def predict(
     row: Row, name: str, weights: Mapping[str, Tensor], source: list[int], target: list[int]
 ) -> tuple[Tensor, Tensor]:
     """log p of every id after each token of the target, and (log Z)^2."""
@@ -522,18 +522,18 @@ def said(
 
 
 def model(name: str) -> EncoderDecoderModel:
-    """With weights that leave no bias 0 and no gain 1. The base of the table has no dropout."""
+    """Return a model whose biases are not 0 and gains are not 1. The base of the table has no dropout."""
     base = tiny.narang(depth=ROWS[name].base, d_model=D, heads=6)
     spec = base if name == "vanilla" else apply(name, base)
-    made: Any = build(swap(spec, Synthesizer, lambda part: replace(part, max_len=16)))  # scores for 512 take long
+    model: Any = build(swap(spec, Synthesizer, lambda part: replace(part, max_len=16)))  # scores for 512 take long
     generator = torch.Generator().manual_seed(3)
-    for key, parameter in made.named_parameters():
+    for key, parameter in model.named_parameters():
         small = parameter.dim() < 2 or any(part in key for part in ("position", "scores", "bridge"))
         nn.init.normal_(parameter, std=0.5 if small else 0.7 * parameter.shape[-1] ** -0.5, generator=generator)
-    return made.train(ROWS[name].trained)
+    return model.train(ROWS[name].trained)
 
 
-def test_every_row_is_here() -> None:
+def test_every_row_has_a_formula() -> None:
     assert {name for name, variant in VARIANTS.items() if variant.row is not None} == ROWS.keys()
 
 
@@ -542,8 +542,8 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_its_formula(name: str) -> None:
-    """log p, the loss with its z, and the gradient of every weight; two pairs of sentences of unequal length."""
+def test_a_row_equals_its_formula(name: str) -> None:
+    """Compare log p, the loss with z-loss, and all gradients, for two pairs of sentences of different lengths."""
     row, ours = ROWS[name], model(name)
     sources, targets = [[5, 9, 14, 3, 28, 7, 7, 11, 20, 4], [8, 3, 1]], [[0, 6, 21], [0, 12, 4, 25]]
     labels = [[6, 21, 1], [12, 28, 25, 1]]
@@ -552,13 +552,15 @@ def test_a_row_is_its_formula(name: str) -> None:
     weights = dict(ours.named_parameters())
     log_probs, total = ours.log_probs(batch), torch.zeros(())
     for b in range(2):
-        expected, squares = said(row, name, weights, sources[b], targets[b])
+        expected, squares = predict(row, name, weights, sources[b], targets[b])
         torch.testing.assert_close(log_probs[b, : len(targets[b])], expected, rtol=1e-9, atol=1e-9)
         at = range(len(labels[b])), labels[b]
         total = total + ((Z if row.trained else 0.0) * squares[at] - expected[at]).sum()
     loss = ours.loss(batch).total
     torch.testing.assert_close(loss, total, rtol=1e-10, atol=1e-10)
-    found = zip(weights, gradients(loss, list(weights.values())), gradients(total, list(weights.values())), strict=True)
-    for key, mine, wanted in found:
-        assert wanted.abs().max() > 1e-9, f"{key} does nothing here"
-        torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-9)
+    gradient_pairs = zip(
+        weights, gradients(loss, list(weights.values())), gradients(total, list(weights.values())), strict=True
+    )
+    for key, mine, expected_gradient in gradient_pairs:
+        assert expected_gradient.abs().max() > 1e-9, f"{key} has no effect"
+        torch.testing.assert_close(mine, expected_gradient, rtol=1e-8, atol=1e-9)

@@ -1,4 +1,4 @@
-"""The table of Narang et al. 2021: every row as it was run has, to the integer, the parameters that were run."""
+"""Every row of Narang et al. 2021 has exactly the published number of parameters."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def relative() -> EncoderDecoder:
 
 
 def learned(keep_bias: bool) -> EncoderDecoder:
-    """The second base of the paper: learned positions, shared by encoder and decoder, instead of the bias."""
+    """Return the paper's second base, with learned positions shared by encoder and decoder."""
     base = relative()
     base = replace(base, input=Tokens(scaled=False, position=Learned(512)))
     if not keep_bias:
@@ -49,6 +49,6 @@ def test_exact_parameters_with_learned_positions(name: str) -> None:
     assert count(changed) == row.learned
 
 
-def test_the_rows_are_numbered() -> None:
+def test_the_rows_are_numbered_from_1_to_52() -> None:
     numbers = sorted(variant.row.number for variant in ROWS.values() if variant.row is not None)
     assert numbers == sorted(set(numbers))

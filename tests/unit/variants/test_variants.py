@@ -1,4 +1,4 @@
-"""Variants: each changes what it says, keeps the rest, and builds; one that changes nothing is refused."""
+"""Variants: each changes its part, keeps the rest and builds; one without effect is refused."""
 
 from typing import Any
 
@@ -157,11 +157,11 @@ def test_vocabulary_tables_are_shared(name: str, source_target: bool, input_outp
 )
 def test_norms_are_replaced_everywhere(name: str, kinds: set[str]) -> None:
     changed = apply(name, preset("transformer_small"))
-    found = {type(part).kind for part in walk(changed)} & {
+    norms = {type(part).kind for part in walk(changed)} & {
         *("pre_norm", "post_norm", "sandwich"),
         *(("rms_norm", "partial_rms_norm", "layer_norm") if name != "pre_norm" else ()),
     }
-    assert found == kinds | ({"post_norm"} if name != "pre_norm" else set())
+    assert norms == kinds | ({"post_norm"} if name != "pre_norm" else set())
 
 
 def test_pre_norm_and_post_norm_are_inverse() -> None:
@@ -176,7 +176,7 @@ def test_an_unknown_variant_suggests_the_nearest_name() -> None:
 
 @pytest.mark.parametrize("base", ["convs2s", "bytenet_small"])
 def test_a_model_without_blocks_has_no_variants(base: str) -> None:
-    """Half of one would be another model under its name: positions taken away and none given."""
+    """A partial change would give another model of that name: positions removed and none added."""
     for name in VARIANTS.keys() - {"vanilla"}:
         with pytest.raises(SpecError, match="stacks of blocks"):
             apply(name, preset(base))

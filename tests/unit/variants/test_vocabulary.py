@@ -1,4 +1,4 @@
-"""The vocabulary's variants: what they make of bases of other sizes and kinds."""
+"""Vocabulary variants of bases of several sizes and kinds."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,10 +34,10 @@ def test_a_variant_cannot_be_applied_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_vocabulary_size_can_be_set_later(name: str) -> None:
-    """`regard train` learns how many ids there are after it has made the variant, and whether there are two kinds."""
-    made: Any = apply(name, preset("transformer_tiny", vocab=32000))
+    """`regard train` sets the vocabulary sizes after the variant is applied, for one vocabulary or two."""
+    spec: Any = apply(name, preset("transformer_tiny", vocab=32000))
     for vocab, target in ((9, None), (300, 150), (10_000, 9)):
-        apart = made if target is None else replace(made, sharing=replace(made.sharing, source_target=False))
+        apart = spec if target is None else replace(spec, sharing=replace(spec.sharing, source_target=False))
         model = build(replace(apart, vocab=vocab, target_vocab=target), seed=1)
         loss = model.loss(translation([([5, 6, 7], [8, 4]), ([4], [5])]))
         assert loss.total.isfinite()

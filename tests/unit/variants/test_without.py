@@ -1,4 +1,4 @@
-"""Parts taken away: exactly the part that is named, and nothing else."""
+"""Variants that remove a part: exactly the named part, and nothing else."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ BASE: Any = preset("transformer_tiny", vocab=20, d_model=16, heads=4, **{"encode
 BATCH = translation([([5, 6, 7, 8], [8, 9, 4]), ([4, 6], [5, 6])])
 
 
-def same_weights(one: Any, other: Any) -> tuple[Any, Any]:
-    """Two models, eval, with the weights of the first where both have them."""
-    first, second = build(one, seed=1).double().eval(), build(other, seed=2).double().eval()
+def same_weights(spec: Any, other: Any) -> tuple[Any, Any]:
+    """Return two models in evaluation mode, with the weights of the first wherever both have them."""
+    first, second = build(spec, seed=1).double().eval(), build(other, seed=2).double().eval()
     second.load_state_dict(first.state_dict())
     return first, second
 
@@ -45,8 +45,8 @@ def test_one_head_has_as_many_weights_as_all_heads() -> None:
     changed: Any = apply("one_head", BASE)
     assert (changed.heads, changed.d_head) == (1, None)
     assert count(changed) == count(BASE)
-    one, many = same_weights(changed, BASE)
-    assert not torch.allclose(one.log_probs(BATCH), many.log_probs(BATCH))
+    single, several = same_weights(changed, BASE)
+    assert not torch.allclose(single.log_probs(BATCH), several.log_probs(BATCH))
     wide: Any = apply("one_head", preset("narang_small"))
     assert (wide.heads, wide.d_head) == (1, 6 * 64)
     own = swap(BASE, SelfAttention, lambda _: SelfAttention(heads=2, d_head=6))
@@ -71,8 +71,8 @@ def test_no_residual_removes_residual_connections(norm: str) -> None:
         for name, parameter in model.named_parameters():
             if ".branches." in name and ".branch." in name:
                 parameter.zero_()
-        said = model.log_probs(BATCH)[0]
-    torch.testing.assert_close(said[0], said[1])
+        log_probs = model.log_probs(BATCH)[0]
+    torch.testing.assert_close(log_probs[0], log_probs[1])
 
 
 def test_no_norm_removes_all_norms() -> None:
