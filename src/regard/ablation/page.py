@@ -41,7 +41,7 @@ def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> No
 
 
 def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the page of an ablation from its JSON, its table as text, explanations, and facts about its data and model."""
+    """Return the page of an ablation from its JSON, table cells, explanations, and facts about its data and model."""
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),

@@ -174,7 +174,7 @@ def check_numbers(text: str) -> None:
                 assert name == "aria-label" or not re.search(r"\b(nan|inf)\b", value), (name, value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(CURVE, LOSS, LOSS, LOSS), min_size=1, max_size=4))
 def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
     report = example(failed=False)
