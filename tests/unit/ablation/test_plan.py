@@ -450,7 +450,7 @@ def test_results_are_read_from_the_list_and_the_run_folders(tmp_path: Path) -> N
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r"])
 def test_a_result_with_any_line_separator_in_its_text_is_read_back(tmp_path: Path, end: str) -> None:
     done: dict[str, Any] = dict.fromkeys(("loss", "early", "curve", "steps", "steps_per_second", "device"), 1)
-    result = done | {"hash": "1", "status": DONE, "scores": {"loss": 1.0}, "messages": [f"one{end}two"]}
+    result = done | {"hash": "1", "status": DONE, "scores": {"loss": 1.0}, "said": [f"one{end}two"]}
     Results(tmp_path, texts=True).add(result)
     again = Results(tmp_path, texts=True)
     assert again.get("1") == result
