@@ -329,7 +329,7 @@ def test_bases_unsuitable_for_universal_are_refused() -> None:
     assert isinstance(spec, EncoderDecoder)
     assert isinstance(spec.decoder, Plain)
     two = replace(spec, decoder=replace(spec.decoder, pattern=spec.decoder.pattern * 2))
-    with pytest.raises(SpecError, match=r"^decoder\.pattern: only one block"):
+    with pytest.raises(SpecError, match=r"^decoder\.pattern: must have one block"):
         apply("universal", two)
     with pytest.raises(SpecError, match=r"^encoder: 'universal' cannot be made 'universal_act'"):
         apply("universal_act", apply("universal", spec))
