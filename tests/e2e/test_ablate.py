@@ -203,7 +203,7 @@ def test_invalid_options_are_refused_without_a_folder(
 def test_rows_that_do_not_fit_the_task_are_refused(tmp_path: Path) -> None:
     labelled = write(tmp_path / "labelled", [f"{i % 2}\tline {i}" for i in range(100)])
     result = complaint("ablate", "--labelled", labelled, "--rows", "tied_inputs", "--out", str(tmp_path / "out"))
-    assert "'tied_inputs' does not apply here: only an encoder-decoder has tables" in result
+    assert "'tied_inputs' does not apply here: only an encoder-decoder has source and target" in result
     assert not (tmp_path / "out").exists()
 
 
