@@ -331,7 +331,7 @@ def test_bases_unsuitable_for_universal_are_refused() -> None:
     two = replace(spec, decoder=replace(spec.decoder, pattern=spec.decoder.pattern * 2))
     with pytest.raises(SpecError, match=r"^decoder\.pattern: must have one block"):
         apply("universal", two)
-    with pytest.raises(SpecError, match=r"^encoder: 'universal' cannot be made 'universal_act'"):
+    with pytest.raises(SpecError, match=r"^encoder: is 'universal', but 'universal_act' needs"):
         apply("universal_act", apply("universal", spec))
     with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: 'no_residual'"):
         apply("universal", preset("sahai"))
