@@ -31,11 +31,11 @@ import regard
 from regard import fast
 from regard.batch import Batch, translation
 from regard.fast.cross_entropy import CrossEntropy
-from regard.fast.fused import bit_dropout
+from regard.fast.dropout import bit_dropout
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.embedding import Sinusoidal
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 
 VOCAB = 10_000
 Weights = list[Tensor]

@@ -127,8 +127,8 @@ WORDS = {
     "regard.batch": {"regard.errors"},
     "regard.nn.pattern": {"regard.errors", "regard.tree"},
     "regard.nn.mask": {f"regard.nn.{name}" for name in ("memory", "pattern", "terms", "trace")},
-    "regard.nn.state": {"regard.errors", "regard.nn.mask"},
-    "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.state"},
+    "regard.nn.cache": {"regard.errors", "regard.nn.mask"},
+    "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.cache"},
 }
 
 
@@ -297,7 +297,7 @@ def test_guard_of_formulas_finds_more(name: str, source: str) -> None:
 
 def test_guards_let_the_innocent_pass() -> None:
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from regard.models.base import build"
-    for name, source in {"regard.nn.norm": typed, "regard.cli.study": "print(1)"}.items():
+    for name, source in {"regard.nn.norm": typed, "regard.cli.check": "print(1)"}.items():
         assert [complaint for guard in GUARDS for complaint in guard(name, ast.parse(source))] == []
 
 

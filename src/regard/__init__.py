@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from regard.nn.trace import Trace
     from regard.presets import preset
     from regard.runs.compare import compare
+    from regard.runs.inference import classify, evaluate, generate, score, translate
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
-    from regard.runs.use import classify, evaluate, generate, score, translate
     from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
@@ -95,7 +95,7 @@ _HOMES = {
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.train": ("resume", "train"),
     "regard.runs.compare": ("compare",),
-    "regard.runs.use": ("classify", "evaluate", "generate", "score", "translate"),
+    "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

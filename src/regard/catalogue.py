@@ -85,8 +85,8 @@ from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.vectors import BySide, Vectors
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised, Sharing, TableSpec
 from regard.tree import Spec
 

@@ -31,7 +31,7 @@ from regard.nn.recurrent import LSTM
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Sharing
 from regard.tree import swap
 

@@ -154,7 +154,7 @@ def test_a_recipe_that_names_code_is_not_run(copy: Path) -> None:
     record["model"]["head"]["kind"] = "os:system"
     (copy / "recipe.json").write_text(json.dumps(record))
     assert "would import code" in complaint("translate", str(copy), stdin=b"x\n")
-    record["model"]["head"]["kind"] = "regard.nn.vocab.heads:Softmax"
+    record["model"]["head"]["kind"] = "regard.nn.vocab.softmax:Softmax"
     (copy / "recipe.json").write_text(json.dumps(record))
     assert regard("translate", str(copy), "--trust-code", stdin=b"one\n").returncode == 0
 

@@ -49,7 +49,7 @@ from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.nn.vectors import BySide, Vectors
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 from regard.presets import PRESETS
 from regard.testing import LAWS, around, examine, tiny

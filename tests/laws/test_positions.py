@@ -10,15 +10,15 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.attention import attend, merge_heads, split_heads
+from regard.nn.attention_heads import attention_weights
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.embedding import Tokens
-from regard.nn.heads import attention_weights
 from regard.nn.mask import Context, View
 from regard.nn.position.base import Additive, AdditiveTable, Position, PositionTerms
 from regard.nn.position.rotary import Rotary
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import KVCache, Rows
 from regard.nn.terms import Terms
 from regard.testing import LAWS, Report, check, examine, tiny
 from regard.tree import swap

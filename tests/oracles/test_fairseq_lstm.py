@@ -15,7 +15,7 @@ from regard.models.build import build
 from regard.nn.embedding import Tokens
 from regard.nn.recurrent import LSTM
 from regard.nn.trace import Trace
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Sharing
 
 pytestmark = pytest.mark.oracle

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regard.models.baselines.bytenet import ByteNet
 from regard.models.build import build
+from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.mask import Mask, View
-from regard.nn.state import ConvolutionCache, Rows
 from regard.weights import copy_from
 
 pytestmark = pytest.mark.oracle

@@ -24,7 +24,7 @@ from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.scale_norm import ScaleNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Sharing
 from regard.testing import tiny
 from regard.tree import swap

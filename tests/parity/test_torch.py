@@ -28,7 +28,7 @@ from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings
 from regard.weights import Input, rows
 

@@ -9,11 +9,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard import fast
 from regard.errors import SpecError
+from regard.nn.cache import RecurrentState, Rows
 from regard.nn.core import Site
 from regard.nn.init import Xavier
 from regard.nn.linear import Dense
 from regard.nn.recurrent import GRU, LSTM, Cell, Elman, Layer, LearnedStart, ZeroStart
-from regard.nn.state import RecurrentState, Rows
 from regard.weights import Input, copy_from, total
 
 B, T, D, H = 4, 7, 5, 6

@@ -18,7 +18,7 @@ from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
 from regard.models.base import Generator
 from regard.models.decoding import Decoding
-from regard.nn.state import Rows
+from regard.nn.cache import Rows
 
 V, ENDS = 7, SpecialTokens(1, 2, 0)
 Ids = tuple[int, ...]

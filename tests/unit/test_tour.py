@@ -23,7 +23,7 @@ ENCODER_DECODER = {
     *(f"models/{name}.py" for name in ("encoder_decoder", "sequence_to_sequence", "base", "decoding")),
     *(f"models/{name}.py" for name in ("embedding", "loss", "build")),
     "nn/branches/cross_attention.py",
-    *(f"nn/vocab/{name}.py" for name in ("tables", "heads", "base")),
+    *(f"nn/vocab/{name}.py" for name in ("tables", "softmax", "base")),
 }
 
 

@@ -2,9 +2,22 @@
 
 # The help lists its panels and commands in this order.
 # isort: off
-from regard.cli import inside, study, ablate, compare, ladder, bench, train, use, ship
+from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export
 
 # isort: on
 from regard.cli.base import app, main
 
-__all__ = ["ablate", "app", "bench", "compare", "inside", "ladder", "main", "ship", "study", "train", "use"]
+__all__ = [
+    "ablate",
+    "app",
+    "bench",
+    "check",
+    "compare",
+    "export",
+    "inference",
+    "ladder",
+    "main",
+    "show",
+    "train",
+    "variants",
+]

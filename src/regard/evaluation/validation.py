@@ -8,7 +8,7 @@ from regard.data.objectives import Objective
 from regard.data.token_store import Table
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.length_limit import LengthLimit
-from regard.decoding.repetition import find_loop
+from regard.decoding.loops import find_loop
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.likelihood_metrics import LOSS

@@ -21,14 +21,14 @@ from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
 from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
+from regard.nn.attention_heads import attention_weights
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
-from regard.nn.heads import attention_weights
+from regard.nn.cache import KVCache, Rows
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
 from regard.nn.precision import HALVES
-from regard.nn.state import KVCache, Rows
 
 TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
 SHORT = 512  # tokens of a row or a segment

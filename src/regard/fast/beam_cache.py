@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.nn.cache import Rewritten, Rows
 from regard.nn.mask import Mask, View
-from regard.nn.state import Rewritten, Rows
 from regard.nn.terms import Terms
 
 

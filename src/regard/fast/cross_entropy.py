@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.nn.vocab.adaptive import AdaptiveSoftmaxModule
 from regard.nn.vocab.base import CrossEntropyHead, Scored
-from regard.nn.vocab.heads import SoftmaxModule
 from regard.nn.vocab.mixture import MixtureOfSoftmaxesModule
+from regard.nn.vocab.softmax import SoftmaxModule
 from regard.nn.vocab.tables import Table
 
 

@@ -1,4 +1,4 @@
-"""Fused forms of norm, residual, feed-forward, dropout and input, for training.
+"""Fused forms of norm, residual, feed-forward and input, for training.
 
 On CUDA in bfloat16 our Triton kernels normalise a sum without storing it and apply ReLU inside the product; elsewhere
 the modules call torch's operations. Under autocast the residual stream stays in bfloat16, where torch would return
@@ -8,14 +8,13 @@ float32: the time of norms and sums is that of reading and writing memory.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.fast.attention import has_kernels
 from regard.nn.branches.feedforward import FeedForwardModule
 from regard.nn.embedding import TokensModule
-from regard.nn.lecture_norm import LayerNormModule
+from regard.nn.layer_norm import LayerNormModule
 from regard.nn.linear import Projection
 from regard.nn.mask import Context
 from regard.nn.residual import PostNormModule
@@ -23,7 +22,6 @@ from regard.nn.rms_norm import PartialRMSNormModule
 from regard.nn.scale_norm import ScaleNormModule
 
 WIDEST = 4096  # channels of a layer norm: a kernel holds whole vectors
-LEVELS = 2**16  # of a dropout probability
 
 
 class FastLayerNorm(nn.LayerNorm):
@@ -102,32 +100,3 @@ class FastTokens(TokensModule):
         # float16 is too narrow for a sum of many branches.
         half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         return x.bfloat16() if x.is_cuda and half else x
-
-
-class BitDropout(nn.Dropout):
-    """Dropout on a CPU from 16 random bits per element.
-
-    torch draws a float for each, which takes a fifth of the time that a small model spends outside matrix products.
-    The probability is rounded to 1 / 65,536; the mean is exact, because kept elements are divided by the rounded value.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:  # torch's name
-        return bit_dropout(input, self.p) if self.training and self.p > 0.0 else input
-
-
-def bit_dropout(x: Tensor, p: float) -> Tensor:
-    """Dropout of x with probability p, from 16 random bits an element on a CPU."""
-    kept = round((1 - p) * LEVELS)
-    if x.is_cpu and 0 < kept < LEVELS and not torch.compiler.is_compiling():
-        return x * _scaled_keep_mask(x, kept)
-    return F.dropout(x, p, True)
-
-
-@torch.no_grad()
-def _scaled_keep_mask(x: Tensor, kept: int) -> Tensor:
-    """For each element 1 / p with probability p = kept / 65,536, else 0."""
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
-    bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
-    short = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    mask = torch.empty(x.shape, dtype=x.dtype)
-    return torch.lt(short, kept - LEVELS // 2, out=mask).mul_(LEVELS / kept)

@@ -16,9 +16,9 @@ from regard.fast.attention import (
 )
 from regard.fast.beam_cache import shared_rows
 from regard.fast.cross_entropy import FusedAdaptiveSoftmax, FusedMixture, FusedSoftmax
+from regard.fast.dropout import BitDropout
 from regard.fast.encode import LengthGroupedEncoder
 from regard.fast.fused import (
-    BitDropout,
     FastLayerNorm,
     FastLectureNorm,
     FastPartialRMSNorm,
@@ -40,15 +40,15 @@ from regard.nn.branches.feedforward import FeedForwardModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.embedding import TokensModule
-from regard.nn.lecture_norm import LayerNormModule
+from regard.nn.layer_norm import LayerNormModule
 from regard.nn.linear import Projection
 from regard.nn.recurrent import ElmanModule, GRUModule, LSTMModule
 from regard.nn.residual import PostNormModule
 from regard.nn.rms_norm import PartialRMSNormModule
 from regard.nn.scale_norm import ScaleNormModule
 from regard.nn.vocab.adaptive import AdaptiveSoftmaxModule
-from regard.nn.vocab.heads import SoftmaxModule
 from regard.nn.vocab.mixture import MixtureOfSoftmaxesModule
+from regard.nn.vocab.softmax import SoftmaxModule
 from regard.nn.vocab.tables import EmbeddingsModule
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.fast.attention import additive, forced
 from regard.models.decoding import Decoding, flat
 from regard.nn.attention import visible
+from regard.nn.cache import Refillable
 from regard.nn.mask import View
-from regard.nn.state import Refillable
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:

@@ -17,6 +17,7 @@ from regard.models.base import Model
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyModel
 from regard.models.embedding import Inputs, Side, Tables
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from regard.nn.attention_heads import factor
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -24,7 +25,6 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Last
 from regard.nn.embedding import Sinusoidal, Tokens
-from regard.nn.heads import factor
 from regard.nn.linear import Dense
 from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.position.additive import Learned
@@ -36,7 +36,7 @@ from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.sandwich import Sandwich
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised
 from regard.tree import Spec
 

@@ -17,8 +17,8 @@ from regard.decoding.constraint import BannedWords, Constraint, ForcedPrefix, No
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, Piece, SpecialTokens
 from regard.decoding.length_limit import LengthLimit
+from regard.decoding.loops import find_loop
 from regard.decoding.positions import Positions, positions
-from regard.decoding.repetition import find_loop
 from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find, stream
 from regard.errors import DataError, SpecError

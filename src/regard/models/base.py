@@ -13,9 +13,9 @@ from regard.models.decoding import Decoding, last_real
 from regard.models.embedding import Tables
 from regard.models.loss import Loss, token_loss
 from regard.models.summary import summary
+from regard.nn.cache import Rows
 from regard.nn.init import Init
 from regard.nn.mask import Mask
-from regard.nn.state import Rows
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import Head
 from regard.tree import Spec

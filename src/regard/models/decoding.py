@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import readable, require_data
+from regard.nn.cache import Droppable, Rows
 from regard.nn.mask import Mask, View
 from regard.nn.memory import Memory
-from regard.nn.state import Droppable, Rows
 from regard.nn.trace import Trace
 
 

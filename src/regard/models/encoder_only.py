@@ -33,7 +33,7 @@ from regard.nn.stacks.base import StackOut, StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
 from regard.tree import Spec
 

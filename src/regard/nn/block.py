@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows
 from regard.nn.checks import require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.residual import PostNorm, Residual
-from regard.nn.state import Rows
 from regard.tree import Spec
 
 

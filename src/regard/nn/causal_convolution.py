@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.nn.attention import cached
+from regard.nn.cache import ActivationCache, ConvolutionCache
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.state import ActivationCache, ConvolutionCache
 
 
 class KernelExtent(NamedTuple):

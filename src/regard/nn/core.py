@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError, join
+from regard.nn.cache import Rows, State
 from regard.nn.mask import Context
-from regard.nn.state import Rows, State
 
 if TYPE_CHECKING:
     from regard.nn.init import Init

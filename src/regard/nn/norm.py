@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.nn.checks import check_not_negative
 from regard.nn.core import Site
-from regard.nn.lecture_norm import LayerNormModule
+from regard.nn.layer_norm import LayerNormModule
 from regard.tree import Spec
 
 

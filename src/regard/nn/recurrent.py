@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import DataError
+from regard.nn.cache import RecurrentState, Rows
 from regard.nn.core import Site
 from regard.nn.mask import Mask
 from regard.nn.precision import full_precision
-from regard.nn.state import RecurrentState, Rows
 from regard.tree import Spec
 
 State = tuple[Float[Tensor, "B H"], ...]  # h alone, or h and c

@@ -7,10 +7,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.nn.cache import Rows, State
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
-from regard.nn.state import Rows, State
 from regard.tree import Spec
 
 

@@ -15,7 +15,7 @@ from regard.data.objectives import Objective
 from regard.data.prepare import Survey
 from regard.errors import SpecError
 from regard.models.base import ModelSpec
-from regard.planner.models import LONG, Candidate, candidates, dropped, for_length, of_ngrams
+from regard.planner.model_size import LONG, Candidate, candidates, dropped, for_length, of_ngrams
 from regard.planner.speed import Hardware, Lengths, muon_share
 from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.spec import TrainSpec

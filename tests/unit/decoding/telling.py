@@ -19,12 +19,12 @@ from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import Rows
 from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import Rows
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Sharing
 
 PAD, BOS, EOS = 0, 1, 2

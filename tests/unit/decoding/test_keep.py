@@ -7,7 +7,7 @@ from regard.batch import Batch
 from regard.errors import DataError
 from regard.models.base import LanguageModel
 from regard.models.decoding import Decoding
-from regard.nn.state import Droppable, KVCache, Rows, StaticKV
+from regard.nn.cache import Droppable, KVCache, Rows, StaticKV
 
 from .telling import BOS, Stubborn, prompts, random_rows, sources, translator, writer
 

@@ -17,11 +17,11 @@ from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn import attention
+from regard.nn.attention_heads import Scale, factor
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.heads import Scale, factor
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.base import Position

@@ -12,8 +12,8 @@ from regard.fast import cross_entropy
 from regard.nn.core import Site
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
 from regard.nn.vocab.base import Head, HeadSpec
-from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Table, TableSpec
 
 MakeSite = Callable[..., Site]

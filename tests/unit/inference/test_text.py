@@ -517,7 +517,7 @@ def test_damaged_outputs_are_refused(folders: dict[str, Path], tmp_path: Path, b
 def test_score_refuses_a_classifier_before_it_waits_for_text(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.cli.use.pieces_of", pytest.fail)
+    monkeypatch.setattr("regard.cli.inference.pieces_of", pytest.fail)
     assert "regard classify, not score" in complaint("score", folders["classifier"])
 
 
@@ -716,7 +716,7 @@ def test_an_answer_waits_for_no_line_after_it(
             answered.append(sys.stdout.getvalue().count("\n"))  # type: ignore[reportAttributeAccessIssue]
             yield number, [line]
 
-    monkeypatch.setattr("regard.cli.use.pieces_of", slowly)
+    monkeypatch.setattr("regard.cli.inference.pieces_of", slowly)
     words = (command, folders[name], *(("-", "--max-len", "3") if command == "generate" else ()))
     printed(*words)
     assert answered[0] == 0
@@ -727,7 +727,7 @@ def test_an_answer_waits_for_no_line_after_it(
 def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    from regard.cli import lines as reading
+    from regard.cli import input_lines as reading
 
     ours, theirs = os.pipe()
     opened = os.fdopen(ours, "r")
@@ -747,7 +747,7 @@ def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.cli import lines as reading
+    from regard.cli import input_lines as reading
 
     (tmp_path / "text").write_text("a\nb\nc\n")
     monkeypatch.setattr(reading, "_as_they_come", pytest.fail)
@@ -758,7 +758,7 @@ def test_a_file_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_line_that_is_no_text_is_refused_after_the_lines_before_it(tmp_path: Path) -> None:
-    from regard.cli import lines as reading
+    from regard.cli import input_lines as reading
 
     (tmp_path / "text").write_bytes(b"a\nb\nc\n\xff\nd\n")
     with piped((tmp_path / "text").read_bytes()) as pipe:
@@ -770,7 +770,7 @@ def test_a_line_that_is_no_text_is_refused_after_the_lines_before_it(tmp_path: P
 
 
 def test_closed_standard_streams_are_one_sentence(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.cli import lines as reading
+    from regard.cli import input_lines as reading
 
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(DataError, match="standard input is closed"):

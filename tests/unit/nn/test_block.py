@@ -11,12 +11,12 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.no_residual import NoResidual
 from regard.nn.norm import NoNorm
 from regard.nn.residual import PostNorm, PreNorm
-from regard.nn.state import KVCache, Rows
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 4, 4, torch.device("cpu")))

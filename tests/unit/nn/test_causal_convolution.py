@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.causal_convolution import KernelExtent, other_segments, pad_stream
 from regard.nn.mask import Mask, View
-from regard.nn.state import ActivationCache, Rows
 
 CPU = torch.device("cpu")
 SEG = torch.tensor([[1, 1, 2, 2, 0]])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.causal_convolution import KernelExtent, receptive_field, unfold
 from regard.nn.mask import Mask, View
-from regard.nn.state import ConvolutionCache, Rows
 
 B, D = 3, 2
 Advance = Callable[[Tensor, Tensor | None], Tensor]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.deep_norm import DeepNorm
 from regard.nn.mask import Context, Mask, View
@@ -13,7 +14,6 @@ from regard.nn.norm import LayerNorm, NoNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.sandwich import Sandwich
-from regard.nn.state import KVCache, Rows
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))

@@ -12,13 +12,13 @@ from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.init import FanIn, GPT2Init, T5Init
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.rezero import ReZero
 from regard.nn.rms_norm import RMSNorm
-from regard.nn.state import KVCache, Rows
 from regard.presets import preset
 from regard.training.optim import groups, named
 from regard.tree import swap, walk

@@ -10,8 +10,8 @@ from regard.errors import SpecError
 from regard.models.build import build, count
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.adaptive import AdaptiveSoftmax, AdaptiveTable
-from regard.nn.vocab.heads import Softmax
 from regard.nn.vocab.mixture import MixtureOfSoftmaxes
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised, Sharing
 from regard.presets import preset
 from regard.testing import tiny

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.attention import active, attend, merge_heads, mix, softmax, split_heads
+from regard.nn.attention_heads import Scale, attention_weights, beams_apart, beams_together, factor
 from regard.nn.checks import check_count
 from regard.nn.core import Site
-from regard.nn.heads import Scale, attention_weights, beams_apart, beams_together, factor
 from regard.nn.mask import View
 from regard.tree import Spec
 

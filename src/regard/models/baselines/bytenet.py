@@ -17,6 +17,7 @@ from regard.models.decoding import Decoding
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.block import state_at
+from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_BLOCKS, MOST_TAPS, check_count, check_not_negative, check_rate, require
 from regard.nn.core import Site
@@ -27,10 +28,9 @@ from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Mask, View
 from regard.nn.memory import Memory
 from regard.nn.norm import LayerNorm, Norm
-from regard.nn.state import ConvolutionCache, Rows
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 ROUNDING = 1e-6  # subtracted before rounding up, because 1.2 * 35 exceeds 42 in floating point

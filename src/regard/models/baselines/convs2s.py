@@ -17,22 +17,22 @@ from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
 from regard.nn.attention import attend
+from regard.nn.attention_heads import attention_weights
 from regard.nn.block import state_at
+from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
 from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
-from regard.nn.heads import attention_weights
 from regard.nn.init import ConvS2SInit, Init
 from regard.nn.input import InputSpec
 from regard.nn.linear import Linear
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.position.additive import Learned
-from regard.nn.state import ConvolutionCache, Rows
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two terms of equal variance

@@ -16,6 +16,7 @@ from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
 from regard.models.embedding import check_input
 from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.nn.cache import KVCache, RecurrentState, StaticKV
 from regard.nn.checks import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.embedding import Tokens
@@ -24,10 +25,9 @@ from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Mask, View
 from regard.nn.recurrent import LSTM, Cell, Direction, Layer, Start, ZeroStart, real_lengths
-from regard.nn.state import KVCache, RecurrentState, StaticKV
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 from regard.tree import Spec
 

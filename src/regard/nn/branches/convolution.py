@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.causal_convolution import convolve, kernel_extent, other_segments, pad_stream
 from regard.nn.checks import MOST_HEADS, MOST_TAPS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.precision import widen
-from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)

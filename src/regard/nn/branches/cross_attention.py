@@ -6,9 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.attention import active, attend, merge_heads, split_heads
-from regard.nn.branches.base import BranchSpec
-from regard.nn.core import Branch, Site
-from regard.nn.heads import (
+from regard.nn.attention_heads import (
     Scale,
     attention_site,
     attention_weights,
@@ -18,9 +16,11 @@ from regard.nn.heads import (
     factor,
     output_projection,
 )
+from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows, StaticKV
+from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import NoNorm, Norm
-from regard.nn.state import Rows, StaticKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.causal_convolution import KernelExtent, convolve, kernel_extent, other_segments, pad_stream, windows
 from regard.nn.core import Branch, Role, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
-from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.causal_convolution import kernel_extent, pad_stream, windows
 from regard.nn.checks import MOST_CHANNELS, MOST_TAPS, check_count, require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
-from regard.nn.state import ActivationCache, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from regard.nn.block import state_at
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows
 from regard.nn.checks import require
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
-from regard.nn.state import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import RecurrentState, Rows
 from regard.nn.checks import check_count
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_lengths
-from regard.nn.state import RecurrentState, Rows
 
 
 @dataclass(frozen=True, slots=True)

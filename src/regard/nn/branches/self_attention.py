@@ -6,14 +6,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.attention import active, attend, merge_heads, split_heads
+from regard.nn.attention_heads import Scale, attention_site, attention_weights, check_sizes, factor, output_projection
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Role, Site, build_optional
-from regard.nn.heads import Scale, attention_site, attention_weights, check_sizes, factor, output_projection
 from regard.nn.mask import Context, View
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import Position, check_shared_sizes
-from regard.nn.state import KVCache, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.attention import active, attend, merge_heads, mix, softmax, split_heads
+from regard.nn.attention_heads import Scale, attention_weights, factor, output_projection
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import ActivationCache, KVCache, Rows
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
 from regard.nn.core import Branch, Role, Site, build_optional
-from regard.nn.heads import Scale, attention_weights, factor, output_projection
 from regard.nn.mask import Context, View
 from regard.nn.position.base import Position
-from regard.nn.state import ActivationCache, KVCache, Rows
 from regard.nn.terms import Terms
 from regard.tree import Spec
 

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import SpecError
+from regard.nn.attention_heads import Heads, attention_site
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows, State
 from regard.nn.checks import require
 from regard.nn.core import Branch, Site
-from regard.nn.heads import Heads, attention_site
 from regard.nn.mask import Context
-from regard.nn.state import Rows, State
 
 
 @runtime_checkable

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows
 from regard.nn.checks import require
 from regard.nn.core import Site, build_optional
 from regard.nn.mask import Context
 from regard.nn.position.base import AtHeads, Position, PositionTerms
-from regard.nn.state import Rows
 from regard.tree import Spec, walk
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from regard.errors import DataError, SpecError
 from regard.nn.block import Block, BlockModule
 from regard.nn.branches.base import BranchSpec
+from regard.nn.cache import Rows
 from regard.nn.checks import MOST_BLOCKS, check_count, require
 from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
-from regard.nn.state import Rows
 from regard.tree import walk
 
 

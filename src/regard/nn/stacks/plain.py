@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.block import Block, state_at
+from regard.nn.cache import Rows
 from regard.nn.checks import MOST_BLOCKS, check_count, require
 from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
-from regard.nn.state import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.block import Block, BlockModule, state_at
+from regard.nn.cache import Rows, StaticKV
 from regard.nn.checks import MOST_BLOCKS, check_count, check_not_negative, require
 from regard.nn.core import Site
 from regard.nn.mask import Context
@@ -16,7 +17,6 @@ from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.precision import widen
 from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
-from regard.nn.state import Rows, StaticKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import torch
 
 from regard.errors import SpecError
 from regard.nn.attention import merge_heads, split_heads
+from regard.nn.attention_heads import attention_site
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
-from regard.nn.heads import attention_site
 
 MakeSite = Callable[..., Site]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
-from regard.nn.state import ActivationCache, Rows
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
+from regard.nn.attention_heads import beams_apart
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.cache import Rows, StaticKV
 from regard.nn.core import Branch, Site
-from regard.nn.heads import beams_apart
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.rms_norm import RMSNorm
-from regard.nn.state import Rows, StaticKV
 from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.core import Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm
-from regard.nn.state import ActivationCache, Rows
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.cache import ActivationCache, Rows
 from regard.nn.core import Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
-from regard.nn.state import ActivationCache, Rows
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")

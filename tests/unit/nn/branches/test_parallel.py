@@ -13,11 +13,11 @@ from regard.nn.branches.evolved import EvolvedDecoderConv
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import KVCache, Rows, StaticKV
 from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.residual import PreNorm
-from regard.nn.state import KVCache, Rows, StaticKV
 from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]

@@ -22,6 +22,7 @@ from regard.nn.branches.synthesizer import (
     Synthesizer,
     TwoLayerScores,
 )
+from regard.nn.cache import ActivationCache, KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
@@ -32,7 +33,6 @@ from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import ActivationCache, KVCache, Rows
 from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk

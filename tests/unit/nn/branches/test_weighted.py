@@ -17,6 +17,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
+from regard.nn.cache import Rows, StaticKV
 from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
@@ -24,7 +25,6 @@ from regard.nn.norm import LayerNorm
 from regard.nn.position.rotary import Rotary
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import Rows, StaticKV
 from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk

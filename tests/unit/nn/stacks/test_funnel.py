@@ -15,6 +15,7 @@ from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import Rows
 from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm
@@ -25,7 +26,6 @@ from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.funnel import Funnel, halved
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import Rows
 from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk

@@ -11,6 +11,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import KVCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
@@ -22,7 +23,6 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.base import Stack
 from regard.nn.stacks.plain import Plain
-from regard.nn.state import KVCache, Rows
 from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]

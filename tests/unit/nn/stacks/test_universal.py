@@ -18,6 +18,7 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.cache import KVCache, Rows, StaticKV
 from regard.nn.core import Branch, Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.init import T5Init
@@ -30,7 +31,6 @@ from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
-from regard.nn.state import KVCache, Rows, StaticKV
 from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.training.optim import is_table

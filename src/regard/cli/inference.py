@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.base import COMPUTE, USE, AsJson, Quantize, complain, print_json, warn
-from regard.cli.lines import lines_of, pieces_of
+from regard.cli.input_lines import lines_of, pieces_of
 from regard.cli.options import BatchSize, Change, Decoding, Loading, command
 from regard.errors import DataError, SpecError
 

@@ -19,7 +19,7 @@ from regard.nn.init import GPT2Init
 from regard.nn.no_residual import NoResidual
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.plain import Plain
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.tree import swap, walk
 from regard.variants import apply
 

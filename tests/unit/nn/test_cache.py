@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.state import KVCache, Rows, StaticKV
+from regard.nn.cache import KVCache, Rows, StaticKV
 
 
 def rows_of(B: int, max_len: int, mode: str) -> Rows:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.fast.fused import BitDropout
+from regard.fast.dropout import BitDropout
 
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:

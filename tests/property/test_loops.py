@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.decoding.repetition import AT_END, COPIES, PERIOD, TOKENS, find_loop
+from regard.decoding.loops import AT_END, COPIES, PERIOD, TOKENS, find_loop
 
 ANY = st.lists(st.integers(0, 3), max_size=30)
 

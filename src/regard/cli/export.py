@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from regard.cli.base import SHIP, AsJson, Device, Quantize, TrustCode, app, print_json
+from regard.cli.inference import RunArgument
 from regard.cli.options import Average
-from regard.cli.use import RunArgument
 
 
 @app.command(rich_help_panel=SHIP)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.core import Site
 from regard.nn.vocab.base import Head
-from regard.nn.vocab.heads import Softmax
+from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Table
 
 MakeSite = Callable[..., Site]
