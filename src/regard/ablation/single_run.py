@@ -13,6 +13,7 @@ from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
+from regard.evaluation.metrics import METRICS
 from regard.evaluation.validation import measured, metric_for, validate
 from regard.files import LOCK, clear, locked
 from regard.processes import sentence
@@ -49,7 +50,8 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     measure = measure_of(recipe, data, decode=0)
     trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)
     metric = metric_for(data.objective, order["metric"], spec.decode, order["trust_code"])
-    metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize))
+    companions = [METRICS[name]() for name in metric.companions if name != metric.name]
+    metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize), *companions)
     if latest:
         trainer.resume()
     trainer.fit()

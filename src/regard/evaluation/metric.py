@@ -50,6 +50,7 @@ class Metric(ABC):
     # What a segment is: an output text with its references, a predicted label with the true one, or a Likelihood.
     needs: ClassVar[Literal["text", "labels", "likelihood"]] = "text"
     proportion: ClassVar[bool] = False  # the percentage of segments that are right; statistics are (1 or 0, 1)
+    companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores beside it: ROUGE is reported as three
     digits: ClassVar[int] = 1  # after the decimal point
     unit: ClassVar[str] = ""
 

@@ -143,6 +143,7 @@ class Rouge(Metric):
     """
 
     kind: ClassVar[str]  # as rouge-score names it
+    companions = ("rouge1", "rouge2", "rougeL")
     tokenize: Literal["english", "unicode"] = "unicode"
     stem: bool = False
 

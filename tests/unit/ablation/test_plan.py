@@ -371,7 +371,7 @@ def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monke
     assert whole["hash"] == "abc"
     assert [step for step, _ in whole["curve"]] == list(range(1, 17))
     assert whole["early"]["step"] == 2
-    assert {"bleu", "rougeL"} <= whole["scores"].keys()
+    assert {"bleu", "rouge1", "rouge2", "rougeL"} <= whole["scores"].keys()
     assert json.loads((tmp_path / "abc" / "result.json").read_text())["loss"] == whole["loss"]
     assert not list((tmp_path / "abc").glob("*.safetensors"))
 
