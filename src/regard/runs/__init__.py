@@ -1,1 +1,1 @@
-"""Runs: start or resume a training, load a trained model, evaluate it."""
+"""Runs: start or resume a training run, load a trained model, evaluate it."""

@@ -1,6 +1,6 @@
-"""Assemble a training from a recipe and its prepared data: model, loader, validation and trainer.
+"""Assemble a training run from a recipe and prepared data: model, loader, validation and trainer.
 
-Used by `regard train`, `resume` and `ablate` alike.
+`regard train`, `regard resume` and `regard ablate` use this module.
 """
 
 import os
@@ -31,11 +31,11 @@ from regard.training.console import Sample
 from regard.training.selection import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
-SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # of the validation text that is shown with an output
+SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # for the sample output shown at validation
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the folder in which torch.compile stores its output
 
 
-def assemble(  # noqa: PLR0913  # what a training is made of
+def assemble(  # noqa: PLR0913  # all parts of a training run
     recipe: Recipe,
     data: Prepared,
     folder: RunFolder,
@@ -50,9 +50,10 @@ def assemble(  # noqa: PLR0913  # what a training is made of
     began: float | None = None,
     plain: bool = False,
 ) -> Trainer:
-    """Return the trainer of a recipe, before its first step; the arguments after `device` are those of `Trainer`.
+    """Return a trainer for the recipe that has not yet taken a step.
 
-    Training starts from the weights of `parent`, or from the initial weights of the recipe's seed.
+    Training starts from the weights of `parent`. If `parent` is None, the weights are initialised with the seed of the
+    recipe. The other arguments after `device` are passed to `Trainer`.
     """
     if recipe.train.compile or device.type == "cuda":
         keep_compiled_code()
@@ -80,15 +81,20 @@ def assemble(  # noqa: PLR0913  # what a training is made of
 
 
 def keep_compiled_code() -> None:
-    """Let torch.compile store its output in regard's cache, unless the environment names another folder."""
+    """Make `torch.compile` store its output in the cache of regard, unless the environment names another folder."""
     folder = os.environ.get(COMPILE_CACHE, "")
-    default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a restart may clear
+    default = not folder or Path(folder).name.startswith(
+        "torchinductor_"
+    )  # torch's default folder, which a reboot may clear
     if default and (compiled := cache.compile_folder()) is not None:
         os.environ[COMPILE_CACHE] = str(compiled)
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Append the last rows of `initial` to weights that have fewer rows, as where a classifier gets new classes."""
+    """Return the weights, extended with the last rows of `initial` where they have fewer rows than `initial`.
+
+    A classifier that gets new classes needs this extension.
+    """
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
@@ -98,7 +104,7 @@ def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict
 
 
 def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
-    """Return the validation text of a training; None if it has none."""
+    """Return the validation text for a recipe, or None if there is none."""
     if data.valid is None or not data.valid.rows:
         return None
     batching = recipe.data.batching
@@ -122,9 +128,10 @@ def measure_of(
     decode: int | None = None,
     show: Callable[[Sample], None] | None = None,
 ) -> Callable[[Model], Metrics] | None:
-    """Return the function that computes the metrics of a model on the validation text; None if there is no such text.
+    """Return a function that computes the metrics of a model on the validation text, or None if there is no such text.
 
-    It translates `decode` records, by default as many as the recipe says, and calls `show` with a sample output.
+    The function translates `decode` examples and calls `show` with a sample output. If `decode` is None, `train.decode`
+    of the recipe is the number of examples.
     """
     records, train = held_out(recipe, data), recipe.train
     if records is None:
@@ -143,9 +150,10 @@ def measure_of(
 
 
 def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sample | None:
-    """Return an output for a short validation record; a language model completes the first half of it.
+    """Return a sample output for a short validation example, or None if there is no text to show.
 
-    `outputs` are those of the first records. None if there is no text to show.
+    `outputs` are the outputs for the first validation examples. If it is empty, a language model completes the first
+    half of the example.
     """
     objective = records.objective
     pairs = [objective.pair(record) for record in records.texts[: len(outputs) or SAMPLED]]
@@ -163,12 +171,12 @@ def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sam
     device = next(model.parameters()).device
     texts = Texts([model], tokenizer, tokenizer, records.max_len, device, begin=begin)
     ((output,),) = texts.generate([prompt], Beam(beam_size=1), limits=Limits(max_len=SAMPLE_TOKENS))
-    beam_search.release()  # frees its memory for training
+    beam_search.release()  # frees the memory of the search for training
     return Sample(prompt, output.text.removeprefix(prompt), rest)
 
 
 def forward_flops(recipe: Recipe, data: Prepared) -> float:
-    """Return the FLOPs of a forward pass per label, in texts of the mean length."""
+    """Return the FLOPs of a forward pass per predicted label, for texts of the mean length."""
     from regard.models.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
 
     column = data.objective.measured[-1]

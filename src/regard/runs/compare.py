@@ -1,4 +1,4 @@
-"""Runs side by side: where their recipes differ, their sizes, validation curves, best scores, speed and time."""
+"""Compare runs: recipe differences, model sizes, validation curves, best scores, speed and training time."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Curve = list[tuple[int, float]]  # (step, value)
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a comparison, as its recipe and log describe it."""
+    """The facts about one compared run, read from its recipe and log."""
 
     name: str
     path: str
@@ -34,15 +34,15 @@ class RunSummary:
     parameters: int
     finished: bool
     step: int
-    steps: int | None  # planned; None where the time decides
-    seconds: float  # of training
-    tokens_per_second: float | None  # median over the log
+    steps: int | None  # planned steps; None if a time budget ends the training
+    seconds: float  # training time
+    tokens_per_second: float | None  # median of the logged values
     device: str | None
     criterion: str  # the metric that ranks checkpoints
-    curves: dict[str, Curve]  # validation, by metric
+    curves: dict[str, Curve]  # validation curves, keyed by metric
 
     def best(self, metric: str) -> tuple[int, float] | None:
-        """The step and value of the best validation by this metric."""
+        """Return the step and the value of the best validation by `metric`, or None if it was not measured."""
         curve = self.curves.get(metric)
         if not curve:
             return None
@@ -51,25 +51,25 @@ class RunSummary:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison:
-    """What `compare` returns: `repr` is a table, `json` a record, `plot` a picture of the validation curves."""
+    """A comparison of runs, with methods to print it as a table, convert it to JSON and plot the validation curves."""
 
     runs: tuple[RunSummary, ...]
     differences: dict[str, tuple[Any, ...]]  # path in the recipe -> the value in each run
 
     @property
     def metrics(self) -> list[str]:
-        """The loss, the metrics that rank checkpoints, then the others that were validated."""
+        """The measured metrics: the loss, then the metrics that rank checkpoints, then all others."""
         names = ["loss", *(run.criterion for run in self.runs), *(name for run in self.runs for name in run.curves)]
         return [name for name in dict.fromkeys(names) if any(run.curves.get(name) for run in self.runs)]
 
     def json(self) -> dict[str, Any]:
-        """The comparison as JSON holds it."""
+        """Return the comparison as a JSON object."""
         best = [{metric: run.best(metric) for metric in self.metrics} for run in self.runs]
         runs = [asdict(run) | {"best": scores} for run, scores in zip(self.runs, best, strict=True)]
         return {"runs": runs, "differences": {path: list(values) for path, values in self.differences.items()}}
 
     def table(self) -> Table:
-        """The comparison as a table with one column for each run."""
+        """Return a table with one column per run."""
         table = Table(box=None, pad_edge=False)
         table.add_column("")
         for run in self.runs:
@@ -108,7 +108,7 @@ class RunComparison:
         }
 
     def plot(self, path: str | Path) -> None:
-        """Draw the validation curves by step into a .png, .svg or .html file; needs matplotlib."""
+        """Plot the validation curves into a .png, .svg or .html file. This needs matplotlib."""
         path = Path(path)
         if path.suffix not in PLOTS:
             raise SpecError("--plot", f"{str(path)!r} is not a {', '.join(PLOTS[:-1])} or {PLOTS[-1]} file")
@@ -148,7 +148,9 @@ class RunComparison:
 
 
 def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunComparison:
-    """Compare runs, finished or not, by their folders: recipes, sizes, validation curves, best scores, speed and time.
+    """Return a comparison of runs: recipes, model sizes, validation curves, best scores, speed and training time.
+
+    Each run is a folder or a `TrainedModel`, and may still be training.
 
     print(regard.compare("runs/a", "runs/b"))
     regard.compare("runs/a", "runs/b").plot("curves.png")
@@ -186,7 +188,10 @@ def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunCo
 
 
 def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Sequence[Any]]]:
-    """Where JSON values differ: (path, the value in each), the innermost path whose parts have the same form."""
+    """Yield each path at which JSON values differ, with the values at that path.
+
+    Objects of the same kind and lists of the same length are compared element by element.
+    """
     if all(value == values[0] and type(value) is type(values[0]) for value in values):
         return
     if all(isinstance(value, dict) and value.get("kind") == values[0].get("kind") for value in values):
@@ -200,7 +205,7 @@ def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Se
 
 
 def _events(log: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log; a line that is still being written is skipped."""
+    """Yield the events of a log. A line that is only partly written is skipped."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -215,7 +220,7 @@ def _events(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """The value of each metric at each validation."""
+    """Return the validation curve of each metric."""
     curves: dict[str, Curve] = {}
     for event in events:
         if event["event"] == "valid":
@@ -237,7 +242,10 @@ def _duration(seconds: float) -> str:
 
 
 def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20) -> str:
-    """Values as bars of eight heights; of many, evenly spaced ones and the last."""
+    """Return the values as a line of bars with eight heights.
+
+    If there are more than `width` values, evenly spaced ones are shown, including the first and the last.
+    """
     if not values:
         return ABSENT
     if len(values) > width:
@@ -247,7 +255,7 @@ def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20
 
 
 def _short(value: Any) -> str:
-    """A value of a recipe in a cell: a part by its kind."""
+    """Return a recipe value as a short text for a table cell; for a part of the model, this is its kind."""
     if isinstance(value, dict):
         return str(value.get("kind", "table"))
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)

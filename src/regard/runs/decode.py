@@ -1,4 +1,4 @@
-"""Text in, text out, for one trained model or an ensemble of several."""
+"""Decode text with one trained model or with an ensemble."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ BATCH = 32  # texts decoded together
 
 @dataclass(frozen=True)
 class TextDecoder:
-    """Models with a search: the translations of sources, or the continuations of prompts."""
+    """Models and a search, which together translate sources or continue prompts."""
 
     texts: Texts
     translates: bool
@@ -33,12 +33,12 @@ class TextDecoder:
     batch_size: int
 
     def outputs(self, texts: Iterable[str], first: int = 0) -> Iterator[list[Output]]:
-        """The n best outputs of every text, in order; `first` is the number of the first text among all texts."""
+        """Yield the n best outputs for each text, in order; `first` is the index of the first text among all texts."""
         decode = self.texts.translate if self.translates else self.texts.generate
         return decode(texts, self.search, self.batch_size, self.limits, self.constraints, first)
 
     def stream(self, text: str, number: int = 0) -> Iterator[str]:
-        """One output as it grows, piece by piece; `number` is that of the text among all texts."""
+        """Yield the pieces of one output as they are generated; `number` is the index of the text among all texts."""
         decode = self.texts.translate_stream if self.translates else self.texts.generate_stream
         return decode(text, self.search, self.limits, self.constraints, number)
 
@@ -65,10 +65,11 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     best: bool = False,
     **options: Unpack[SearchOptions],
 ) -> TextDecoder:
-    """Prepare one run, or several as an ensemble, to decode with these options.
+    """Return a decoder for one run, or for several runs as an ensemble, with these options.
 
-    `threads` are those of another engine, `report` is called with its progress; with `best` only the best output is
-    used, so that a small beam is not refused for the n_best of the recipe.
+    `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with its
+    progress messages. `best` means that only the best output is used: a beam smaller than the `n_best` of the recipe is
+    then accepted.
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
@@ -99,7 +100,7 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
-    """Several runs as one: they must have the same tokenizers and objective."""
+    """Return the text interface of an ensemble of runs, which must have the same tokenizers and objective."""
     first = runs[0]
     generators: list[Generator] = []
     for run in runs:

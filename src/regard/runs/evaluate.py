@@ -1,4 +1,4 @@
-"""The report of `regard evaluate`: scores of one system on a test text, or of two and their difference."""
+"""The report of `regard evaluate`: the scores of one or two systems on a test text, and their difference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Test:
-    """The files and settings of a test, by the names of the command line."""
+    """The files and settings of a test, named as on the command line."""
 
     source: str | None = None
     reference: str | None = None
@@ -39,14 +39,14 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Refuse files that this test would ignore."""
+        """Raise an error for a file that is given but is not one of `names`, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
 
     @cached_property  # read once: it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
-        """The records of a translation: source and reference."""
+        """The pairs of source and reference on which a translator is tested."""
         self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
         if self.tsv is not None:
             return list(TSV(self.tsv).records())
@@ -58,7 +58,7 @@ class Test:
 
     @cached_property
     def examples(self) -> list[tuple[str, str]]:
-        """The records of a classification: label and text."""
+        """The pairs of label and text on which a classifier is tested."""
         self.only("labelled")
         if self.labelled is None:
             raise SpecError("", "a classifier is evaluated on labelled text; give --labelled")
@@ -71,7 +71,7 @@ class Test:
         return [] if self.labelled is None else Labelled(self.labelled).remarks()
 
     def lines(self) -> list[tuple[str]]:
-        """Return the lines of a text."""
+        """Return the lines of the text on which a language model is tested."""
         self.only("text")
         if self.text is None:
             raise SpecError("", "a language model is evaluated on text; give --text")
@@ -80,15 +80,15 @@ class Test:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one system outputs for a test, computed by a run or read from a file, and facts about that run."""
+    """The outputs of one system for a test, computed by a run or read from a file, with facts about the run."""
 
     name: str
     texts: list[str]
     facts: dict[str, Any]
-    likelihood: list[Likelihood]  # of every reference; []: unknown
+    likelihood: list[Likelihood]  # of each reference; empty if unknown
 
 
-# What is reported if no metric is named, and of which of them the difference between two systems is tested.
+# The metrics if none is named. COMPARED: those by which two systems are then compared.
 TRANSLATION = ("bleu", "chrf", "ter", "exact_match")
 CLASSIFICATION = ("accuracy", "matthews")
 COMPARED = ("bleu", "chrf", "accuracy")
@@ -104,7 +104,11 @@ def evaluate_run(
     warn: Warn = lambda _: None,
     metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
-    """Return the scores of a run, or of two and their difference, by these metrics (none: the usual ones)."""
+    """Return the scores of a run; with `against`, also those of a second system and their differences.
+
+    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual metrics of the task
+    are computed.
+    """
     first = None if holds_outputs(name) else load(name)
     if first is not None and first.objective.model == "language_model":
         if against is not None:
@@ -142,7 +146,7 @@ def evaluate_run(
 
 
 def holds_outputs(path: str) -> bool:
-    """Return whether a path names outputs, in a file or in a pipe, and not the folder of a run."""
+    """Return whether `path` is a file or a pipe with outputs instead of the folder of a run."""
     return Path(path).exists() and not Path(path).is_dir()
 
 
@@ -176,10 +180,11 @@ def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
 
 
 def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -> dict[str, Any]:
-    """Return the perplexity of a text, read as the model was trained: as one stream, or line by line.
+    """Return the scores of a language model on a text: by default loss, perplexity, and bits per byte.
 
-    Windows of a stream overlap by half, so that windows have little effect on the result: validation during
-    training, whose windows do not overlap, shows a higher loss.
+    The text is read as in training, as one stream or line by line. A stream is cut into windows that overlap by half,
+    unless `test.stride` is set, so that every predicted token has enough context. The windows of validation during
+    training do not overlap, and its loss is therefore higher.
     """
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
@@ -219,7 +224,7 @@ def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int
 
 
 def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metric], classifies: bool) -> dict[str, Any]:
-    """Return the scores by name, and the signatures of those that have one."""
+    """Return the scores keyed by metric, with the signatures of the metrics that have one."""
     scores = {each.name: each.score(*_inputs(outputs, references, each, classifies)) for each in metrics}
     signatures = {name: score.signature for name, score in scores.items() if score.signature}
     about = {"signature": next(iter(signatures.values())), "signatures": signatures} if signatures else {}
@@ -229,7 +234,10 @@ def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metri
 def _inputs(
     outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
 ) -> tuple[Sequence[Any], Sequence[str]]:
-    """Return what a metric compares; refuse one whose inputs the system does not have."""
+    """Return the inputs of a metric: outputs and references, or likelihoods.
+
+    Raise an error if the system does not have these inputs.
+    """
     if metric.needs == "likelihood":
         if not outputs.likelihood:
             raise SpecError("--metric", f"{metric.name!r} needs a model that translates, which {outputs.name} is not")
@@ -242,7 +250,7 @@ def _inputs(
 def _difference(
     one: Outputs, two: Outputs, references: Sequence[str], metric: Metric, classifies: bool, samples: int
 ) -> dict[str, Any]:
-    """Return `one` minus `two` by a metric, with its interval and a verdict on `one`."""
+    """Return the score of `one` minus the score of `two`, with its confidence interval and a verdict on `one`."""
     second, targets = _inputs(one, references, metric, classifies)
     first, _ = _inputs(two, references, metric, classifies)
     comparison = paired_bootstrap(first, second, targets, metric, samples)
@@ -272,9 +280,10 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
     warn: Warn = lambda _: None,
     **loading: Unpack[LoadOptions],
 ) -> dict[str, Any]:
-    """Check that no option would be ignored, and return the report of `evaluate_run`.
+    """Return the report of `evaluate_run`, after a check that no option would be ignored.
 
-    `run` is a trained model, the folder of one, or a file of outputs; folders are loaded as `load(path, **loading)`.
+    `run` is a trained model, the folder of a run, or a file of outputs. Folders are loaded with
+    `load(path, **loading)`.
     """
     if samples is not None and against is None:
         raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")
@@ -313,7 +322,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
-    """Refuse the first of these options that is given, because it would be ignored."""
+    """Raise an error if any of these options is given; `why` is the reason why it would be ignored."""
     for name, is_given in options.items():
         if is_given:
             raise SpecError(name, f"would be ignored: {why}; leave it out")

@@ -1,7 +1,7 @@
-"""The commands that use a run, as Python functions of the same names: translate, generate, classify, score, evaluate.
+"""The commands that use a run, as Python functions: `translate`, `generate`, `classify`, `score` and `evaluate`.
 
-The first argument is the folder of a run, or a `TrainedModel`; for `translate` and `generate` also several, which then
-act as an ensemble. The keyword arguments are the options of the command.
+The first argument is the folder of a run, or a `TrainedModel`. `translate` and `generate` also take a list of runs,
+which they use as an ensemble. The keyword arguments are the options of the command.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,10 @@ def load_runs(
     trust_code: bool = False,
     mapped: bool = False,
 ) -> list[TrainedModel]:
-    """Load each run that is given by its folder; one that is loaded already takes no options of loading."""
+    """Return the runs as trained models: folders are loaded, and a `TrainedModel` is used as it is.
+
+    The options apply to folders; they are refused if there is no folder to load.
+    """
     listed = [runs] if isinstance(runs, str | Path | TrainedModel) else list(runs)
     if not listed:
         raise DataError("there is no run to use; give the folder of one, or a TrainedModel")
@@ -65,7 +68,7 @@ def load_runs(
 
 
 def load_one(run: Runs, command: str, **options: Unpack[LoadOptions]) -> TrainedModel:
-    """Load the run of a command that takes one and no ensemble."""
+    """Return the trained model for a command that takes one run; an ensemble is refused."""
     loaded = load_runs(run, **options)
     if len(loaded) > 1:
         raise DataError(f"{command} takes one run, not an ensemble of {len(loaded)}")
@@ -96,12 +99,14 @@ def translate(
     workers: int | None = None,
     **options: Any,
 ) -> Any:
-    """The translation of a text, or of each of several, in order; with `n_best`, the list of its n best.
+    """Return the translation of a text, or a list with the translation of each text.
+
+    With `n_best`, a list of the n best translations takes the place of each translation.
 
         regard.translate("runs/mine", "How are you?", beam=8)
         regard.translate(["runs/a", "runs/b"], lines, batch_size=64)        # an ensemble
 
-    `regard.runs.options` describes the options; without any, the search is that of the recipe.
+    The options are described in `regard.runs.options`. By default, the search of the recipe is used.
     """
     loading, decoding = _split(options)
     processes = workers is not None and decoding.get("engine", "native") == "native"
@@ -145,11 +150,12 @@ def generate(
     threads: int | None = None,
     **options: Any,
 ) -> list[Output] | list[list[Output]]:
-    """The n best continuations of a prompt, or of each of several, with their scores.
+    """Return the n best continuations of a prompt, or of each prompt, with their scores.
 
         regard.generate("runs/novel", "Once upon a time", temperature=0.8, top_p=0.9, max_len=50)[0].text
 
-    Samples, unless `beam` or the recipe selects beam search. `regard.runs.options` describes the options.
+    Continuations are sampled, unless `beam` or the recipe selects beam search. The options are described in
+    `regard.runs.options`.
     """
     loading, decoding = _split(options)
     runs = load_runs(run, **loading)
@@ -162,7 +168,7 @@ def generate(
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of loading, and the others."""
+    """Return the options for loading a run, and all other options."""
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     return loading, {name: value for name, value in options.items() if name not in loading}
 
@@ -197,7 +203,7 @@ def classify(
     warn: Warn = lambda _: None,
     **options: Unpack[LoadOptions],
 ) -> Prediction | list[Prediction]:
-    """The class of a text, or of each of several, with the probability of each class."""
+    """Return the predicted class of a text, or of each text, with the probability of every class."""
     with cpu_threads(threads):
         return load_one(run, "classify", **options).classify(texts, batch_size, warn)
 
@@ -212,9 +218,9 @@ def score(
     warn: Warn = lambda _: None,
     **options: Unpack[LoadOptions],
 ) -> TextScore | list[TextScore]:
-    """log p of each text, of each target of (source, target), or of each `Output`; of a single text, one score.
+    """Return the log-probability of a text, or a list with one score per text.
 
-    See `TrainedModel.score`.
+    Texts are strings, pairs of source and target, or `Output` objects; see `TrainedModel.score`.
     """
     with cpu_threads(threads):
         return load_one(run, "score", **options).score(texts, batch_size, warn)
@@ -222,11 +228,11 @@ def score(
 
 @accepts(EvaluationOptions, evaluate_options, load_runs)
 def evaluate(run: Run, *, threads: int | None = None, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
-    """Scores of a run, or of a file of its outputs, on test text: what `regard evaluate --json` prints.
+    """Return the scores of a run, or of a file of its outputs, on test text, as `regard evaluate --json` prints them.
 
     regard.evaluate("runs/mine", source="test.en", reference="test.de", against="runs/other")
     """
     if isinstance(run, TrainedModel):
-        load_runs(run, **_split(dict(options))[0])  # refuses the options of loading
+        load_runs(run, **_split(dict(options))[0])  # refuses options for loading
     with cpu_threads(threads):
         return evaluate_options(run, load, **options)

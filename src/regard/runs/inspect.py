@@ -1,4 +1,4 @@
-"""What a trained model computes for one text: attention weights and hidden states, with the tokens they belong to."""
+"""The attention weights and hidden states that a trained model computes for one text, with the tokens of the text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,20 @@ Tokens = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """The attention weights of one text: of `decoder.cross` in layer 2, `weights["decoder.cross"][2]`, (H, T, S).
+    """The attention weights for one text, keyed by kind of attention, one tensor (heads, queries, keys) per layer.
 
-    `tokens["encoder"]` and `tokens["decoder"]` name its positions; `repr` lists what there is, `draw` shows a matrix.
+    For example, `weights["decoder.cross"][2]` has the weights of cross-attention in the third layer of the decoder.
+    `tokens["encoder"]` and `tokens["decoder"]` are the tokens that the encoder and the decoder read.
     """
 
     tokens: Tokens
     weights: Mapping[str, Sequence[Tensor]]
 
     def draw(self, kind: str | None = None, layer: int = -1, head: int | None = None, width: int = 100) -> str:
-        """A matrix as text, queries in rows: of one head, or the mean of all; by default of the last kind recorded."""
+        """Return an attention matrix as text, with queries in rows.
+
+        If `kind` is None, the last kind in `weights` is drawn; if `head` is None, the mean of all heads.
+        """
         kind = kind or list(self.weights)[-1]
         if kind not in self.weights:
             raise SpecError("kind", f"there is no {kind!r} attention; {nearest(kind, self.weights)}")
@@ -48,7 +52,10 @@ class Attention:
 
 @dataclass(frozen=True, repr=False)
 class HiddenStates:
-    """The hidden states of one text: the input of the first layer, then the output of each, (T, D), by side."""
+    """The hidden states for one text, keyed by encoder and decoder.
+
+    The first tensor is the input of the first layer; the output of each layer follows. All have shape (tokens, width).
+    """
 
     tokens: Tokens
     states: Mapping[str, Sequence[Tensor]]
@@ -67,7 +74,10 @@ def _described(title: str, tokens: Tokens, sizes: Mapping[str, str]) -> str:
 
 
 def attention(run: "TrainedModel", text: str, target: str | None = None) -> Attention:
-    """The attention weights of a text; a translator's decoder reads `target`, or the translation of the text."""
+    """Return the attention weights for a text.
+
+    The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
+    """
     batch, tokens, lengths = _batch(run, text, target)
     weights = {
         kind: [_cut(layer[0], (-2, -1), batch, lengths) for layer in layers]
@@ -77,7 +87,10 @@ def attention(run: "TrainedModel", text: str, target: str | None = None) -> Atte
 
 
 def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> HiddenStates:
-    """The hidden states of a text; a translator's decoder reads `target`, or the translation of the text."""
+    """Return the hidden states for a text.
+
+    The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
+    """
     batch, tokens, lengths = _batch(run, text, target)
     states = {
         side: [_cut(layer[0], (-2,), batch, lengths) for layer in layers]
@@ -87,7 +100,7 @@ def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> 
 
 
 def _batch(run: "TrainedModel", text: str, target: str | None) -> tuple[Batch, Tokens, dict[str, int]]:
-    """A batch of one row, the names of its tokens by side of the model, and how many of a side are no padding."""
+    """Return a batch of one row, its tokens keyed by encoder and decoder, and the lengths without padding."""
     if run.command == "generate":
         batch = run.batch([text])
     else:
@@ -114,7 +127,7 @@ def _real(segments: Tensor | None, ids: Tensor) -> int:
 
 
 def _cut(x: Tensor, dims: Sequence[int], batch: Batch, lengths: Mapping[str, int]) -> Tensor:
-    """Without the padding at the end of each of `dims`."""
+    """Return `x` without the padding at the end of each dimension in `dims`."""
     full = {batch.target.shape[1]: lengths["target"]}
     if batch.source is not None:
         full |= {batch.source.shape[1]: lengths["source"]}

@@ -1,4 +1,4 @@
-"""The options of `translate` and `generate`, by the same names in Python and on the command line."""
+"""Options for training, loading, decoding and evaluation, with the same names in Python and on the command line."""
 
 import inspect
 import re
@@ -27,29 +27,29 @@ Paths = str | Path | Sequence[str | Path]
 
 
 class RequestOptions(TypedDict, total=False):
-    """What to learn from, and how a recipe differs from what is chosen for that text."""
+    """The training text, and settings of the recipe that are not to be chosen automatically."""
 
     source: str | Path | None  # source text, one sentence per line
-    target: str | Path | None  # its translation, line by line
-    valid_source: str | Path | None  # validation source; split off if not given
-    valid_target: str | Path | None  # its translation
+    target: str | Path | None  # the translation of the source, line by line
+    valid_source: str | Path | None  # validation source; if not given, part of the training text is used
+    valid_target: str | Path | None  # the translation of the validation source
     tsv: Paths  # tab-separated source and target
     jsonl: Paths  # JSON lines with source and target
     text: Paths  # text for a language model
     labelled: Paths  # tab-separated label and text, for a classifier
     valid: str | Path | None  # validation file of the same kind as tsv, jsonl, text or labelled
     recipe: str | Path | None  # a .toml or .json recipe, which the other options override
-    preset: str | None  # a model by name
+    preset: str | None  # the name of a model
     variants: str | Sequence[str]  # modifications by name, or module:function
     changes: str | Sequence[str]  # PATH=VALUE edits of the recipe, such as "train.accumulate=2"
     start: str | Path | None  # the run to start from (--from)
     steps: int | None  # training steps: train.steps
-    time: str | float | None  # time for the whole training, which is planned to end with it: 300, "5m", "2h"
+    time: str | float | None  # time budget for which the training is planned: 300 (seconds), "5m", "2h"
     trust_code: bool  # import parts that are named as module:Class
 
 
 class LoadOptions(TypedDict, total=False):
-    """How to load a run from its folder. A `TrainedModel` is loaded already and takes none of them."""
+    """How to load a run from its folder. A `TrainedModel` is already loaded and takes none of these options."""
 
     average: int | None  # use the mean of the last N checkpoints
     device: str  # auto, cpu, cuda or mps
@@ -58,39 +58,39 @@ class LoadOptions(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """How to choose the next token. A setting that is not given is that of the recipe (`decode`)."""
+    """How to choose the next token. Settings that are not given come from the recipe (`decode`)."""
 
     beam: int | None  # beam size; 1 is greedy search
     temperature: float | None  # sampling temperature; lower is more conservative
-    top_k: int | None  # sample from the K likeliest tokens
-    top_p: float | None  # sample from the likeliest tokens that make up this probability
-    min_p: float | None  # sample from tokens at least this likely, relative to the likeliest
-    seed: int | None  # random seed of sampling
+    top_k: int | None  # sample from the K most probable tokens
+    top_p: float | None  # sample from the smallest set of tokens with this total probability
+    min_p: float | None  # sample from tokens at least this probable, relative to the most probable one
+    seed: int | None  # random seed for sampling
     changes: str | Sequence[str]  # PATH=VALUE edits of the search, such as "alpha=0.6"
 
 
 class DecodingOptions(SearchOptions, total=False):
-    """How to decode: the search, and what an output may be."""
+    """How to decode: the search, and constraints on the output."""
 
-    min_len: int  # fewest tokens of an output
-    max_len: int | None  # most tokens of an output
+    min_len: int  # minimum length of an output in tokens
+    max_len: int | None  # maximum length of an output in tokens
     prefix: str  # text that every output begins with
     required: str | Sequence[str]  # words that every output must contain
     banned: str | Sequence[str]  # words that no output may contain
     no_repeat: int  # forbid repeated sequences of N tokens; 0 allows them
-    batch_size: int  # texts decoded together; changes nothing but speed
+    batch_size: int  # texts decoded together; affects speed only
     warn: Warn  # called with each warning
-    search: Search | None  # the search itself, in place of the options above that choose one
+    search: Search | None  # a search, in place of the search options
     limits: Limits | None  # in place of min_len and max_len
     wishes: Constraints | None  # in place of prefix, required, banned and no_repeat
 
 
 class EvaluationOptions(LoadOptions, total=False):
-    """Test text, what to measure on it, and how to decode."""
+    """The test text, the metrics and the search."""
 
     source: str | None  # file of test text to translate
-    reference: str | None  # file of its human translation
-    tsv: str | None  # file of tab-separated source and reference, in place of the two
+    reference: str | None  # file of human translations of the source
+    tsv: str | None  # file of tab-separated source and reference, in place of `source` and `reference`
     text: str | None  # file of test text for a language model
     labelled: str | None  # file of labelled test text for a classifier
     against: str | None  # a run to compare with, or a file of its outputs
@@ -98,17 +98,17 @@ class EvaluationOptions(LoadOptions, total=False):
     beam: int | None  # beam size
     changes: str | Sequence[str]  # PATH=VALUE edits of the search
     batch_size: int | None  # texts decoded together
-    stride: int | None  # tokens from window to window of a language model; None: half a window
-    samples: int | None  # resamples of the paired bootstrap
-    metrics: str | Sequence[str]  # names of metrics, or module:Class; the usual ones of the task if not given
+    stride: int | None  # for a language model, tokens from one window to the next; None: half a window
+    samples: int | None  # number of resamples in the paired bootstrap
+    metrics: str | Sequence[str]  # names of metrics, or module:Class; default: the usual metrics of the task
     warn: Warn  # called with each warning
 
 
 class TranslationOptions(DecodingOptions, total=False):
-    """Those of `translate`, which other engines can compute, too."""
+    """The options of `translate`: those for decoding, and the choice of an engine."""
 
-    engine: str | Engine  # "native", or "ctranslate2", which exports the run on first use
-    quantize: str | None  # store the weights of an export as int8 or float16
+    engine: str | Engine  # "native" or "ctranslate2"; the latter exports the run on first use
+    quantize: str | None  # the type in which an export stores weights: int8 or float16
 
 
 def search_from_options(  # noqa: PLR0913  # the options of the command line
@@ -124,10 +124,11 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
     changes: str | Sequence[str] = (),
     trust_code: bool = False,
 ) -> Search:
-    """Return the search of a recipe with these options: sampling, if any setting of sampling is given.
+    """Return the search `default` of a recipe, modified by these options.
 
-    A search of the other kind than the recipe's begins with that kind's defaults. A search of the recipe that is
-    neither a beam nor a sample takes no options: it is changed by path alone.
+    `beam` selects beam search, and any sampling setting selects sampling. If the recipe has the other one of the two,
+    the settings that are not given have their usual defaults. If `default` is neither beam search nor sampling, only
+    `changes` can modify it.
     """
     edits = parse_changes(several(changes), "decode")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -157,7 +158,7 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
 
 
 def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:
-    """A beam of this size; without one, of at least `n_best`."""
+    """Return beam search with this beam size; if `beam` is None, the beam size is at least `n_best`."""
     outputs = n_best or default.n_best
     beam_size = beam if beam is not None else max(default.beam_size, outputs)
     if outputs > beam_size:
@@ -177,16 +178,16 @@ def _flag(name: str) -> str:
 
 
 def one_best(search: Search, beam: int | None) -> Search:
-    """A search that returns no more outputs than a beam of this size holds, for where only the best is used."""
+    """Return the search with `n_best` limited to the beam size, for callers that use only the best output."""
     if beam is None or not isinstance(search, Beam):
         return search
     return replace(search, n_best=min(search.n_best, beam))
 
 
 def accepts(options: Any, *functions: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Put `options`, a TypedDict, into the signature of a function that takes them as `**options`.
+    """Return a decorator that adds the keys of the TypedDict `options` to the signature of a function.
 
-    Their defaults are those of `functions`, to which it passes them on.
+    The function takes the keys as `**options` and passes them to `functions`, whose defaults the signature shows.
     """
 
     def expanded(function: Function) -> Function:
@@ -204,7 +205,7 @@ def accepts(options: Any, *functions: Callable[..., Any]) -> Callable[[Function]
 
 @contextmanager
 def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Compute with this number of CPU threads; None: leave it as it is."""
+    """Set the number of CPU threads within a `with` block; None leaves the number unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -214,12 +215,12 @@ def cpu_threads(threads: int | None) -> Iterator[None]:
 
 
 def several(values: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """One path or name as a list of one, several as a list: a string is never its characters."""
+    """Return one or more paths or names as a list of strings. A single string becomes a list of one."""
     return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values or ()]
 
 
 def seconds(time: str | float | None, option: str = "--max-time") -> float | None:
-    """A number of seconds, or a text such as `90`, `90s`, `30m` or `2h`, in seconds."""
+    """Return a time in seconds; `time` is a number or a text such as `90`, `90s`, `30m` or `2h`."""
     if time is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(time).strip())

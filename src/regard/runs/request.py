@@ -1,4 +1,4 @@
-"""Turn the options of a command or a function call into a recipe request, and refuse what is wrong with it early."""
+"""Build a recipe request from the options of a command or function call, and check it before any text is read."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,10 +39,10 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     time: str | float | None = None,
     trust_code: bool = False,
 ) -> RecipeRequest:
-    """Build the recipe request of a command line.
+    """Return the recipe request for the options of a command line.
 
-    The training text is one of `source` and `target`, `tsv`, `jsonl` (translation), `text` (language model), `labelled`
-    (classifier), or that of a `recipe` file, which the other options then override.
+    The training text is given as `source` and `target`, `tsv` or `jsonl` for translation, as `text` for a language
+    model, as `labelled` for a classifier, or by a `recipe` file, whose settings the other options override.
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
     files = {
@@ -57,7 +57,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
         raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
     record = with_files(record, files, held_out)
     train = _section(record, "train")
-    with suppress(SpecError):  # reading the recipe raises it again
+    with suppress(SpecError):  # request_from_record raises the same error
         train = {**objective_of(record, several(changes), trust_code).train, **train}
     record["train"] = train
     if preset is not None:
@@ -74,7 +74,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
-    """Return the two files of a translation; one that is not given is None, and neither gives an empty dict."""
+    """Return a dict with the source and target files, None for a missing one, or an empty dict if both are missing."""
     if not source and not target:
         return {}
     return {"source": source and str(source), "target": target and str(target)}
@@ -83,7 +83,10 @@ def _parallel_files(source: str | Path | None, target: str | Path | None) -> dic
 def with_files(
     record: Mapping[str, Any], files: Mapping[str, list[dict[str, Any]]], valid: dict[str, Any] | str | None
 ) -> dict[str, Any]:
-    """Return a recipe table whose data section names the files of a command line; `files` is corpus kind -> entries."""
+    """Return the recipe record with the files of a command line in its data section.
+
+    `files` maps each kind of corpus to entries of that kind; `valid` is the validation text.
+    """
     kinds = [kind for kind, entries in files.items() if entries]
     record = dict(record)
     if not kinds:
@@ -123,7 +126,7 @@ def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def check_request(request: RecipeRequest) -> None:
-    """Raise an error for whatever is wrong with a recipe independently of its text, before any text is read."""
+    """Raise an error for anything wrong with a recipe request that can be detected before its text is read."""
     if request.train.time is not None and request.train.validate_every is not None:
         raise SpecError(
             "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
@@ -148,7 +151,7 @@ def check_request(request: RecipeRequest) -> None:
 
 
 def _check_modifications(request: RecipeRequest) -> None:
-    """Raise an error if edits and variants fit none of the models among which the planner will choose."""
+    """Raise an error if the edits and variants fit none of the models from which the planner will choose."""
     refusals = []
     for candidate in planner.candidates(request.data.objective):
         try:

@@ -1,4 +1,4 @@
-"""Resolve a recipe request: choose whatever it leaves open from the prepared data, the device and the time."""
+"""Resolve a recipe request: choose the missing settings to suit the prepared data, the device and the time budget."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ from regard.tree import edit
 ATTENTION_SETTINGS = frozenset({"heads", "d_head", "attention_dropout"})  # used by no part but attention
 
 
-def resolve(  # noqa: PLR0913  # ablations pass all of these
+def resolve(  # noqa: PLR0913  # ablations pass all of them
     request: RecipeRequest,
     data: Prepared,
     device: torch.device,
@@ -40,11 +40,11 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
     hardware: Hardware | None = None,
     elapsed: float = 0.0,
 ) -> Recipe:
-    """Return the complete recipe, and `report` each choice with its reason.
+    """Return the complete recipe, and call `report` with each choice and its reason.
 
-    `packs` allows packed rows where they are best. `attention` restricts the choice of a model to Transformers, whose
-    parts can be modified. Without `hardware` the plan assumes a typical device of this kind and measures nothing.
-    `elapsed` seconds of a time budget have passed. `parent` is the run that fine-tuning starts from.
+    `parent` is the run from which fine-tuning starts. `packs` allows packed rows where they are best. `attention`
+    restricts the choice of a model to Transformers, so that parts of attention can be modified. If `hardware` is None,
+    the plan assumes a typical device of this type. `elapsed` is the part of the time budget already used, in seconds.
     """
     objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
     joint = len(tokenizer_files(data.tokenizers)) == 1
@@ -54,7 +54,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
     if isinstance(batching, Windows) and not request.fixes_rows:
         parent_batching = (
             None if parent is None else parent.recipe.data.batching
-        )  # its model may have no more positions
+        )  # the model of the parent may have no positions for longer windows
         inherited = isinstance(parent_batching, Windows)
         length = parent_batching.length if inherited else _window_length(device, data.survey.ids["target"])
         batching = replace(batching, length=length)
@@ -106,7 +106,10 @@ def resolve(  # noqa: PLR0913  # ablations pass all of these
 
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
-    """Return the length limit of outputs by the training text; after fine-tuning at least that of the parent."""
+    """Return the length limit of translations, estimated from the training text; None if nothing is translated.
+
+    After fine-tuning, the limit is at least that of the parent.
+    """
     if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)
@@ -118,13 +121,13 @@ def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str
 
 
 def _window_length(device: torch.device, tokens: int) -> int:
-    """Return the window length of a stream: long on a GPU, where it is free; shorter on a CPU or for a short text."""
+    """Return the window length for a stream of text, which is longer on a GPU and shorter for a short text."""
     length = 128 if device.type == "cpu" else 512 if tokens >= 1_000_000 else 256
     return max(16, min(length, tokens // 8))
 
 
 def longest_packed(data: Prepared) -> int:
-    """Return the length of the longest example, on its longer side, in a packed row."""
+    """Return the length of the longest text, source or target, as it is stored in a packed row."""
     objective = data.objective
     return max(
         int(table[name].lengths.max()) - objective.unread.get(name, 0)
@@ -140,7 +143,7 @@ def _known_model(
     objective: Objective,
     fits: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec | None:
-    """Return the model of the parent, the preset or the recipe; None if the planner is to choose one."""
+    """Return the model of the parent, or else that of the request; None if the planner must choose one."""
     if parent is None:
         return None if request.model is None else model_for(request, None, fits)[1]
     model = parent.recipe.model
@@ -150,9 +153,9 @@ def _known_model(
 
 
 def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> TrainSpec:
-    """Choose the metric that ranks checkpoints, and the tokenizer of BLEU, by the script and length of the targets."""
+    """Return `train` with the metric that ranks checkpoints and the BLEU tokenizer, chosen to suit the targets."""
     if data.objective.model != "sequence_to_sequence" or not data.valid_texts:
-        return train  # the metric is that of the objective, and nothing is decoded
+        return train  # the objective determines the metric, and nothing is decoded
     choice = target_text.choose([data.objective.pair(record)[1] for record in data.valid_texts], train.bleu_tokenize)
     train = replace(train, bleu_tokenize=choice.tokenize)
     if train.criterion == "auto" and train.decode:
@@ -162,7 +165,7 @@ def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> Train
 
 
 def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the labels of the parent classifier in its order, then those that are new in the training text."""
+    """Return the labels of the parent classifier in their order, followed by new labels from the training text."""
     known, given = parent.objective.labels, data.objective.labels
     if given and given[: len(known)] != known:
         raise SpecError(
@@ -186,7 +189,7 @@ def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], N
 
 
 def tokenizer_files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
-    """Return the tokenizers by file name: one joint tokenizer, or one for each side."""
+    """Return the tokenizers keyed by file name: one joint tokenizer, or one each for source and target."""
     if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
         return {"tokenizer.json": next(iter(tokenizers.values()))}
     return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}

@@ -1,4 +1,4 @@
-"""Train in a run folder: start a run, resume it, stop on a signal, and report how fine-tuning changed its parent."""
+"""Training in a run folder: start or resume a run, stop on a signal, and report the effect of fine-tuning."""
 
 import signal
 import threading
@@ -32,15 +32,15 @@ from regard.training.log import Log, TensorBoard, environment
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
-PARENT_RECORDS = 200  # validation records of the parent that are translated before and after fine-tuning
+PARENT_RECORDS = 200  # validation examples of the parent, translated before and after fine-tuning
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of one command that trains; they are no part of the recipe."""
+    """Options for one call of a training command that are not part of the recipe."""
 
     device: str = "auto"
-    max_time: float | None = None  # seconds after which the training saves and stops
+    max_time: float | None = None  # seconds after which training saves and stops
     quiet: bool = True
     trust_code: bool = False  # parts named as module:Class may be imported
     cache: bool = True  # read prepared data from the cache, and store it there
@@ -65,9 +65,10 @@ def train(
         regard.train("runs/mine", source="train.en", target="train.de", time="10m")
         regard.train("runs/novel", text="novel.txt", preset="gpt2_small", steps=1000, changes="model.dropout=0.2")
 
-    The options are those of `regard train` (see `regard.runs.options.RequestOptions`). The training saves and stops
-    after `max_time`, in seconds or as "30m"; `regard.resume` continues it. Text that was prepared before is read from
-    the `cache`. `plain` trains the readable form of the model, without the kernels of `regard.fast`.
+    The options are those of `regard train` (see `regard.runs.options.RequestOptions`). Training saves and stops after
+    `max_time`, in seconds or as a text such as "30m"; `regard.resume` continues the run. `cache` allows prepared data
+    to be read from the cache and stored there. `plain` trains the readable form of the model, without the kernels of
+    `regard.fast`.
     """
     request, limit = request_from_options(**options), seconds(max_time)
     settings = TrainingOptions(device, limit, quiet, options.get("trust_code", False), cache, plain)
@@ -78,10 +79,13 @@ def train(
 def start_run(
     request: RecipeRequest, out: str | Path, options: TrainingOptions | None = None, beside: Sequence[str] = ()
 ) -> tuple[TrainedModel, Outcome]:
-    """Start a run in a new folder, which may contain nothing but the files named in `beside`."""
-    options = options or TrainingOptions()  # not as a default value: a time budget begins now
+    """Train in a new folder, and return the trained model and the outcome.
+
+    The folder may already contain the files named in `beside`, but no others.
+    """
+    options = options or TrainingOptions()  # not a default value, because the time budget begins now
     folder = RunFolder(out)
-    if not folder.request.exists():  # do not even write a lock into a folder of something else
+    if not folder.request.exists():  # do not even write a lock into a folder that is not a run
         _check_free(folder, beside)
     precision(request.train, choose_device(options.device))  # raises an error before anything is created
     check_request(request)
@@ -89,7 +93,7 @@ def start_run(
     console = TrainingConsole(quiet=options.quiet)
     with locked(
         folder.path, lambda: _check_free(folder, beside)
-    ):  # from here on no other process can start a run there
+    ):  # from here on, no other process can start a run in this folder
         try:
             write_json(folder.request, {"format": FORMAT} | request.record())
             trainer = _prepare_and_assemble(folder, request, options, console)
@@ -105,7 +109,7 @@ def start_run(
 
 
 def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
-    """Raise an error for a folder that is not empty."""
+    """Raise an error if the folder contains other files than a lock and those in `beside`."""
     free = not folder.path.exists() or (
         folder.path.is_dir()
         and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
@@ -130,7 +134,10 @@ def resume(
 
 
 def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:
-    """Continue a run where it stopped; one that was stopped before its first checkpoint starts over."""
+    """Continue a run where it stopped, and return the trained model and the outcome.
+
+    A run that stopped before its first checkpoint starts again from the beginning.
+    """
     options = options or TrainingOptions()
     folder = RunFolder(path)
     if not folder.request.exists() and not folder.recipe.exists():
@@ -160,7 +167,10 @@ def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
 def _prepare_and_assemble(
     folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
 ) -> Trainer:
-    """Return the trainer of a run, from what an earlier command left in its folder or prepared now."""
+    """Return the trainer of a run.
+
+    Data and recipe are read from the folder if an earlier command wrote them; otherwise they are prepared now.
+    """
     parent = None
     if request.start is not None and folder.latest() is None:
         parent = load(request.start, "cpu", trust_code=options.trust_code)
@@ -168,7 +178,7 @@ def _prepare_and_assemble(
         recipe = read_recipe(folder, options.trust_code)
         read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
         data = opened(recipe.data, folder.data)
-        # Runs of earlier versions have no metric chosen from the text in their recipe.
+        # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
         recipe = replace(recipe, train=choose_metric(recipe.train, data, []))
     else:
         data, recipe = _prepared(folder, request, parent, options, console)
@@ -209,7 +219,7 @@ def _prepared(
     options: TrainingOptions,
     console: TrainingConsole,
 ) -> tuple[Prepared, Recipe]:
-    """Prepare the data of a new run and resolve its recipe, and write both to the folder."""
+    """Return the prepared data and the resolved recipe of a new run, after writing both to the folder."""
     if parent is not None:
         if parent.objective.kind != request.data.objective.kind:
             raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {request.data.objective.kind}")
@@ -240,7 +250,7 @@ def _prepared(
 def _fit(
     trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
 ) -> tuple[TrainedModel, Outcome]:
-    """Train to the end, to a signal or to the time limit, and load what the run is then used by."""
+    """Train until the end, a signal or the time limit; return the trained model and the outcome."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
     try:
         with _signals() as caught:
@@ -272,18 +282,19 @@ def _fit(
 
 
 def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
-    """Return the metrics of a fine-tuned run on the validation text of its parent, before and after fine-tuning.
+    """Return the metrics on the validation text of the parent run, before and after fine-tuning.
 
-    At most `PARENT_RECORDS` records are translated. None if the parent is gone or memory does not suffice.
+    At most `PARENT_RECORDS` examples are translated. The result is None if the parent cannot be loaded or memory runs
+    out.
     """
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
         data = opened(parent.recipe.data, RunFolder(parent.path).data)
         criterion = criterion_of(parent.recipe.train, data.objective, options.trust_code)
-    except (DataError, SpecError):  # moved or cleared since, or its criterion is code that is not trusted
+    except (DataError, SpecError):  # the folder has been moved or cleared, or the criterion is code that is not trusted
         return None
     decode = min(PARENT_RECORDS, parent.recipe.train.decode)
-    # A classifier may have got new classes.
+    # The fine-tuned classifier may have new classes, so each model is measured with its own objective.
     before, after = (
         measure_of(parent.recipe, replace(data, objective=each.objective), criterion, decode) for each in (parent, run)
     )
@@ -299,7 +310,7 @@ def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -
 
 
 def described_change(change: Mapping[str, Any], criterion: str) -> str:
-    """Describe how fine-tuning changed the metrics on the validation text of the parent run."""
+    """Return a sentence on how fine-tuning changed the metrics on the validation text of the parent run."""
     names = [
         name for name in dict.fromkeys((criterion, "loss")) if name in change["before"] and name in change["after"]
     ]
@@ -308,7 +319,7 @@ def described_change(change: Mapping[str, Any], criterion: str) -> str:
 
 
 def inside_warmup(train: TrainSpec, step: int) -> str | None:
-    """Return a warning if training stopped while its learning rate was still rising."""
+    """Return a warning if training stopped during the warm-up of the learning rate, otherwise None."""
     warmup = getattr(train.schedule, "warmup", None) or 0
     if step >= warmup:
         return None
@@ -320,7 +331,10 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Record the first Ctrl-C or SIGTERM, to stop after the step; the second one has its usual effect."""
+    """Yield a list to which the first Ctrl-C or SIGTERM is appended, so that training can stop after the step.
+
+    The second signal has its usual effect.
+    """
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -55,7 +55,7 @@ COMMANDS = {"sequence_to_sequence": "translate", "language_model": "generate", "
 
 @dataclass(repr=False)
 class TrainedModel:
-    """A trained model with its tokenizers: text in, text out."""
+    """A trained model with its recipe and tokenizers, and methods to use it on text."""
 
     path: Path
     recipe: Recipe
@@ -68,7 +68,7 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the output text, or of the input text where the output is a class."""
+        """The tokenizer of the output text, or of the input text for a classifier."""
         return self.tokenizers.get("target") or next(iter(self.tokenizers.values()))
 
     @property
@@ -83,22 +83,22 @@ class TrainedModel:
 
     @property
     def weights_sha256(self) -> str:
-        """The SHA-256 of the weights, independent of the file they came from."""
+        """The SHA-256 of the weights, independent of the format of their file."""
         return weights_digest(self.model.state_dict())
 
     @property
     def objective(self) -> Objective:
-        """The task that the model was trained for."""
+        """The objective for which the model was trained."""
         return self.recipe.data.objective
 
     @property
     def command(self) -> str:
-        """The command that uses this model: translate, generate or classify."""
+        """The command that uses this model: `translate`, `generate` or `classify`."""
         return COMMANDS[self.objective.model]
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The ids before a prompt: bos, or none where the model was trained on one stream of text."""
+        """The ids before a prompt: bos, or none if the model was trained on one stream of text."""
         return () if self.objective.stream else (self.tokenizer.bos,)
 
     def __repr__(self) -> str:
@@ -136,10 +136,10 @@ class TrainedModel:
     def translate(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> Any:
-        """The translation of a text, or of each of several, in order; with `n_best`, the list of its n best.
+        """Return the translation of a text, or a list with the translation of each text.
 
-        The options are those of `regard translate` (see `regard.runs.options`); without any, the search is that of the
-        recipe.
+        With `n_best`, a list of the n best translations takes the place of each translation. The options are those of
+        `regard translate` (see `regard.runs.options`). By default, the search of the recipe is used.
         """
         self.check_command("translate")
         decoder = text_decoder([self], n_best=n_best, best=True, **options)
@@ -159,9 +159,9 @@ class TrainedModel:
     def translations(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output] | Iterator[list[Output]]:
-        """The n best translations with their scores: of a text, or of each of several as they are computed.
+        """Return the n best translations of a text with their scores, or an iterator over those of each text.
 
-        An engine given by name is loaded anew by each call; one that `engine` returned is used as it is.
+        An engine given by name is loaded again by each call. To load it only once, give the result of `self.engine`.
         """
         self.check_command("translate")
         outputs = text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(texts))
@@ -179,9 +179,9 @@ class TrainedModel:
     def generate(
         self, prompts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output] | list[list[Output]]:
-        """The n best continuations of a prompt, or of each of several. The options are those of `regard generate`.
+        """Return the n best continuations of a prompt, or of each prompt. The options are those of `regard generate`.
 
-        Without `max_len` a continuation has at most 200 tokens, or as many as the model has positions for.
+        Without `max_len`, a continuation has at most 200 tokens, or fewer if the model has fewer positions.
         """
         self.check_command("generate")
         outputs = list(text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(prompts)))
@@ -189,7 +189,7 @@ class TrainedModel:
 
     @accepts(DecodingOptions, text_decoder, search_from_options)
     def stream(self, text: str, **options: Unpack[DecodingOptions]) -> Iterator[str]:
-        """A translation or continuation as it grows, piece by piece; needs beam size 1 or sampling."""
+        """Yield the pieces of a translation or continuation as they are generated. Needs beam size 1 or sampling."""
         return text_decoder([self], **options).stream(text)
 
     @overload
@@ -205,13 +205,14 @@ class TrainedModel:
         warn: Warn = lambda _: None,
         first: int = 0,
     ) -> TextScore | list[TextScore]:
-        """log p of each text, or of each target of (source, target), in one pass; of a single text, one score.
+        """Return the log-probability of a text, or a list with one score per text.
 
-        An `Output` is scored token by token as it was generated, after the source or prompt it followed, with eos if it
-        ended: its log_prob, to rounding. A text is scored as the tokenizer splits it, with eos; a long source is cut as
-        `translate` cuts it. A line for a model of one stream, which has no bos, is scored after a line feed.
+        A text is scored with eos, as the tokenizer splits it. In a pair (source, target), the target is scored, and a
+        long source is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores
+        each line as if it followed a line feed. An `Output` is scored with its own tokens after its source or prompt,
+        and with eos if it ended; the score equals its `log_prob`, except for rounding.
 
-        `first` is the number of the first text, where these are some of many.
+        `first` is the index of the first text among all texts, for messages.
         """
         if not isinstance(self.model, LanguageModel):
             raise DataError(f"{self.path} holds a classifier, which scores classes; use classify")
@@ -225,7 +226,7 @@ class TrainedModel:
         return scores[0] if single else scores
 
     def _rows_to_score(self, records: Sequence[Any], warn: Warn, first: int) -> list[ScoringInput]:
-        """The tokens of every record: of outputs as they were generated, of texts as they are encoded."""
+        """Return the tokens to score for each text or `Output`: encoded texts, or the tokens of the outputs."""
         if any(isinstance(record, Output) for record in records):
             if not all(isinstance(record, Output) for record in records):
                 raise DataError("texts: outputs and texts are scored in different ways; score them in separate calls")
@@ -236,12 +237,12 @@ class TrainedModel:
         if self.objective.stream:
             return [ScoringInput(tuple(self.tokenizer.encode("\n")), row) for row in ids]
         if "source" not in self.objective.columns:
-            return [ScoringInput(row[:1], row[1:]) for row in ids]  # bos, and what follows it
+            return [ScoringInput(row[:1], row[1:]) for row in ids]  # bos, then the tokens to score
         sources = ensemble([self], warn).sources([self.objective.pair(record)[0] for record in texts], first)
         return [ScoringInput(row[:1], row[1:], tuple(source)) for row, source in zip(ids, sources, strict=True)]
 
     def _records(self, records: Sequence[Any], first: int = 0) -> list[tuple[str, ...]]:
-        """The records, checked to have the texts that this model was trained on."""
+        """Return the records as tuples; raise an error for a record that does not fit the objective."""
         names = self.objective.texts
         for i, record in enumerate(records):
             if len(record) != len(names) or not all(isinstance(text, str) for text in record):
@@ -277,9 +278,9 @@ class TrainedModel:
     def classify(
         self, texts: str | Sequence[str], batch_size: int = BATCH, warn: Warn = lambda _: None, first: int = 0
     ) -> Prediction | list[Prediction]:
-        """The class of a text, or of each of several, with the probability of each class.
+        """Return the predicted class of a text, or of each text, with the probability of every class.
 
-        `first` is the number of the first text, where these are some of many.
+        `first` is the index of the first text among all texts, for messages.
         """
         if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
@@ -297,42 +298,45 @@ class TrainedModel:
         return predictions[0] if isinstance(texts, str) else predictions
 
     def evaluate(self, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
-        """Scores on test text, as `regard evaluate` prints them: `run.evaluate(source="test.en", reference="test.de")`.
+        """Return the scores on test text, for example `run.evaluate(source="test.en", reference="test.de")`.
 
-        The options are those of the command; with `against`, also the difference to another run and whether it is
-        significant.
+        The options are those of `regard evaluate`. With `against`, the result also has the difference from another run
+        and whether it is significant.
         """
         return evaluate(self, load, **options)
 
     def attention(self, text: str, target: str | None = None) -> Attention:
-        """The attention weights of a text by side, layer and head, with its tokens.
+        """Return the attention weights for a text, with its tokens.
 
-        A translator's decoder reads `target`, or the translation of the text.
+        The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
         """
         return inspect.attention(self, text, target)
 
     def hidden_states(self, text: str, target: str | None = None) -> HiddenStates:
-        """The hidden states of a text by side and layer, with its tokens. `target` as for `attention`."""
+        """Return the hidden states for a text, with its tokens. `target` has the same meaning as in `attention`."""
         return inspect.hidden_states(self, text, target)
 
     def export(
         self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
     ) -> Exported:
-        """Export this run to another engine's format and check its outputs; into the run's own folder without `out`."""
+        """Export this run to the format of another engine, check the outputs, and return the export.
+
+        If `out` is None, the export is written into the folder of the run.
+        """
         if to != NAME:
             raise SpecError("--to", f"{to!r} is not known; known: {NAME!r}")
         folder = self.exports(quantize) if out is None else Path(out)
         return export(self.trained(), folder, quantize, own=out is None, force=force)
 
     def exports(self, quantize: str | None = None) -> Path:
-        """The folder of this run's own export."""
+        """Return the folder inside this run for exports with this quantization."""
         folder = self.path / "exports"
         if folder.is_symlink():
             raise DataError(f"{folder} is a link, and nothing is written through links; give another folder with --out")
         return folder / f"{NAME}-{named(quantize)}"
 
     def trained(self) -> Trained:
-        """The parts of this run that an engine needs."""
+        """Return the parts of this run that an engine needs."""
         source = self.tokenizers.get("source", self.tokenizer)
         texts = held_out(RunFolder(self.path))
         return Trained(self.model, source, self.tokenizer, self.recipe.data.longest, self.step, texts)
@@ -344,7 +348,7 @@ class TrainedModel:
         threads: int | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> Engine | None:
-        """Load an engine by name; None for the native one, which is the model itself."""
+        """Return the engine with this name, or None for the native engine, which is the model itself."""
         if name == NAME:
             return engine(self.trained(), self.exports(quantize), quantize, threads, report)
         if name != "native":
@@ -354,10 +358,11 @@ class TrainedModel:
         return None
 
     def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
-        """Texts as one batch, laid out as training lays them out: `run.model.loss(run.batch(records))`.
+        """Return texts as one batch in the format used in training, such as for `run.model.loss(run.batch(records))`.
 
-        Records are (source, target), a text each, or (label, text), and rows are in their order; texts of a stream are
-        joined and cut into windows, and a text of `lines` that is longer than `data.max_len` takes several rows.
+        `records` are pairs (source, target), single texts, or pairs (label, text), and the rows have the same order.
+        The texts of a stream are joined and cut into windows. A single text that is longer than `data.max_len` takes
+        several rows.
         """
         if isinstance(records, str) or not records:
             raise DataError("records: a batch is made of several; give a list of them")
@@ -373,12 +378,12 @@ class TrainedModel:
             table = Table({"target": Column(ids, np.array([0, len(ids)]))})
             batching = Windows(-(-len(ids) // length) * length, length)
             (item,) = BatchLoader(Examples([table], [1.0], self.objective), batching, seed=0).once()
-        else:  # not by `once`, which goes by length: row i is record i
+        else:  # not `once`, which sorts by length: row i must be record i
             item = self.objective.item(table.columns, list(np.arange(table.rows)[:, None]))
         return item.batch.to(self.device)
 
     def check_command(self, command: str) -> None:
-        """Refuse a command for models of another task."""
+        """Raise an error if `command` is not the command that uses this model."""
         if self.command != command:
             raise DataError(f"{self.path} was trained for {self.objective.kind}: regard {self.command}, not {command}")
 
@@ -394,7 +399,7 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
-    """The validation texts that a run still has: its data may have been removed."""
+    """Return up to 200 validation examples of a run, or an empty list if its data has been removed."""
     try:
         with open(folder.data / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
             return [tuple(json.loads(line)) for line in islice(lines, 200)]
@@ -411,11 +416,12 @@ def load(
     mapped: bool = False,
     plain: bool = False,
 ) -> TrainedModel:
-    """A run from its folder: the final weights, those of a step, or the mean of the last `average` checkpoints.
+    """Return the trained model in a run folder.
 
-    With `mapped` the weights stay in their file, which all processes that map it have in memory together; they are to
-    be used as they are (a change through `.data` may not be noticed). `plain` loads the readable form of the model,
-    without the faster kernels of `regard.fast`.
+    `step` selects the weights of a checkpoint, and `average` the mean of the last `average` checkpoints. If both are
+    None, the final weights are loaded, or those of the best checkpoint of an unfinished run. `mapped` maps the file of
+    weights, so that processes share the weights in memory. Do not change mapped weights: a change through `.data` may
+    go unnoticed. `plain` loads the readable form of the model, without the faster kernels of `regard.fast`.
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)
@@ -431,7 +437,7 @@ def load(
 
 
 def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
-    """The resolved recipe of a run."""
+    """Return the resolved recipe of a run."""
     if not folder.path.is_dir():
         raise DataError(f"{folder.path} is no run: there is no such folder; regard train makes one")
     if not folder.recipe.exists():
@@ -448,7 +454,7 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
 
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
-    """The tokenizers of a run by what they encode."""
+    """Return the tokenizers of a run, keyed by the column that they encode."""
     joint = folder.path / "tokenizer.json"
     if joint.exists():
         return dict.fromkeys(objective.encoded, Tokenizer.load(joint))
@@ -463,7 +469,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
 def _weights(
     folder: RunFolder, recipe: Recipe, average: int | None, step: int | None
 ) -> tuple[list[int], Metrics, dict[str, torch.Tensor]]:
-    """Return the steps, scores and weights: final, of one step, or averaged over the last `average` checkpoints."""
+    """Return the steps of the selected weights, their scores and the weights; see `load`."""
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
@@ -486,7 +492,7 @@ def _weights(
 
 
 def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
-    """The steps that the final weights are the mean of, and their scores."""
+    """Return the steps whose weights were averaged into the final weights, and the scores of the final weights."""
     about = read_about(folder.final)
     try:
         steps, scores = json.loads(about["steps"]), json.loads(about["scores"])
@@ -499,7 +505,7 @@ def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:
-    """Put the weights of the run at `path` into a model."""
+    """Load `weights` into a model; `path` is the folder of the run, for error messages."""
     try:
         model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:
@@ -509,7 +515,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Pa
 
 
 def choose_device(name: str) -> torch.device:
-    """auto: a CUDA GPU, Apple's, or the CPU, in this order."""
+    """Return the named device; `auto` selects a CUDA GPU, an Apple GPU or the CPU, in this order."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = next(k for k in ("cuda", "mps", "cpu") if available[k]) if name == "auto" else name.partition(":")[0]
     if kind not in available:

@@ -1,8 +1,8 @@
-"""Translation by many processes over one mapped file of weights (`--workers`).
+"""Translation with several processes that share the weights in memory (`--workers`).
 
-Each worker has one thread and maps the weights from their file, so that they are in memory once. Lines are divided into
-chunks as they arrive, and outputs are returned in the order of the input. They equal those of a single process, because
-the translation of a line depends on no other line.
+Each worker has one thread and maps the file of weights, so that the weights are in memory only once. Lines are divided
+into chunks as they arrive, and outputs are returned in the order of the input. The outputs equal those of a single
+process, because the translation of a line does not depend on other lines.
 """
 
 import json
@@ -27,12 +27,12 @@ from regard.tree import read, to_record
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-PLAIN = ("batch_size", "average", "trust_code", "plain")  # fields of a task that are JSON values
+PLAIN = ("batch_size", "average", "trust_code", "plain")  # fields of `Task` that JSON can store directly
 
 
 @dataclass(frozen=True)
 class Task:
-    """The runs that translate, and how."""
+    """The runs that translate, with the search and its options."""
 
     runs: Sequence[str]
     search: Search
@@ -44,14 +44,14 @@ class Task:
     plain: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return the task as JSON."""
+        """Return the task as a JSON object."""
         limits, wishes = to_record(self.limits), asdict(self.wishes)
         record = {"runs": list(self.runs), "search": to_record(self.search, PARTS), "limits": limits, "wishes": wishes}
         return record | {name: getattr(self, name) for name in PLAIN}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Task":
-        """Read a task from JSON."""
+        """Return the task that a JSON object describes."""
         wishes = Constraints(**record["wishes"])
         search: Any = read(record["search"], Search, "", PARTS, record["trust_code"])
         limits: Limits = read(record["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
@@ -60,11 +60,11 @@ class Task:
 
 
 class WorkerError(DataError):
-    """A worker failed, so its lines have no translation."""
+    """An error for lines without a translation because a worker failed."""
 
 
 class Input:
-    """Lines that a thread reads ahead, at most `ahead` of them."""
+    """Input lines, of which a thread reads at most `ahead` in advance."""
 
     def __init__(self, lines: Iterable[str], ahead: int) -> None:
         self.lines, self.ahead = lines, ahead
@@ -88,7 +88,7 @@ class Input:
         self.end()
 
     def end(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         with self.changed:
             self.ended = True
             self.changed.notify_all()
@@ -101,7 +101,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive lines in a worker."""
+    """Consecutive lines that one worker translates."""
 
     first: int
     lines: int
@@ -110,11 +110,11 @@ class Chunk:
 
     @property
     def failed(self) -> bool:
-        """True if its worker has failed."""
+        """Whether the worker failed."""
         return self.future.done() and self.future.exception() is not None
 
     def result(self) -> dict[str, Any]:
-        """Return outputs and warnings."""
+        """Return the outputs and warnings once they are available; raise an error if the worker failed."""
         try:
             return self.future.result()
         except WorkerDiedError as error:
@@ -127,7 +127,7 @@ class Chunk:
 
 
 class Workers:
-    """Processes that translate; leaving the `with` block ends them."""
+    """Worker processes that translate. They end when the `with` block is left."""
 
     def __init__(self, count: int, task: Task) -> None:
         self.count, self.task = count, task
@@ -140,9 +140,9 @@ class Workers:
         self.pool.__exit__(*given)
 
     def translate(self, lines: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> Iterator[list[Output]]:
-        """Yield the best outputs of every line, in order, as soon as they are there."""
+        """Yield the n best outputs for each line, in order, as soon as they are available."""
         source = Input(lines, self.count * AHEAD * self.task.batch_size)
-        chunks: deque[Chunk] = deque()  # that are translated now, and those whose turn to be returned has not come
+        chunks: deque[Chunk] = deque()  # in progress, or waiting to be returned in order
         first = 0
         try:
             while True:
@@ -171,9 +171,9 @@ class Workers:
         return bool(self._size(source, chunks)) or (source.ended and not source.waiting and not chunks)
 
     def _size(self, source: Input, chunks: Sequence[Chunk]) -> int:
-        """Return the size of the next chunk; 0 if there is none yet or too many lines are under way.
+        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress.
 
-        Large chunks, if many lines wait, can be sorted by length.
+        If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
         """
         waiting = len(source.waiting)
         busy = sum(not chunk.future.done() for chunk in chunks)
@@ -196,7 +196,7 @@ def _outputs(best: Sequence[Any]) -> list[Output]:
 
 
 def translate(record: str, first: int, lines: list[str], emit: Callable[[Any], None]) -> dict[str, Any]:
-    """Translate lines in a worker, which loads the runs for its first chunk."""
+    """Return the outputs and warnings for lines, computed in a worker that loads the runs with the first chunk."""
     task, texts, warnings = _loaded(record)
     emit("loaded")
     answer = {"outputs": translations(task, texts, first, lines), "warnings": list(warnings)}
@@ -216,6 +216,6 @@ def _loaded(record: str) -> tuple[Task, Texts, list[str]]:
 
 
 def translations(task: Task, texts: Texts, first: int, lines: Iterable[str]) -> list[list[dict[str, Any]]]:
-    """Return the outputs of every line as JSON."""
+    """Return the n best outputs for each line as JSON objects."""
     outputs = texts.translate(lines, task.search, task.batch_size, task.limits, task.wishes, first=first)
     return [[asdict(output) for output in best] for best in outputs]
