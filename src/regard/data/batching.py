@@ -1,7 +1,8 @@
-"""Batching slot: how examples are grouped into batches. An epoch's plan is a function of the lengths and a generator.
+"""The Batching slot: the specs that group examples into batches.
 
-A plan is a list of batches, a batch a list of rows, and a row a list of concatenated examples. A padded batch has one
-example per row.
+The plan for an epoch depends only on the lengths of the examples and on a random generator. A plan is a list of
+batches, a batch is a list of rows, and a row is a list of concatenated examples. Padded batches have one example per
+row.
 """
 
 from abc import abstractmethod
@@ -14,52 +15,57 @@ import numpy as np
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
 
-POOLS_AT_ONCE = 64  # packed together in arrays that fit in a processor's cache
-MIN_POOL = 1024  # a small corpus has smaller pools, so that many are packed at once
+POOLS_AT_ONCE = 64  # number of pools packed in parallel, in arrays that fit in a processor's cache
+MIN_POOL = 1024  # minimum number of examples in a pool; small corpora get small pools, so that many run in parallel
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The examples of an epoch in order, and their division into rows and batches."""
+    """The ordered examples of an epoch, divided into rows and batches."""
 
     examples: np.ndarray  # indices of examples
-    rows: np.ndarray  # offsets of rows in `examples`, with the end
-    batches: np.ndarray  # offsets of batches in `rows`, with the end
+    rows: np.ndarray  # offsets of rows in `examples`; the last offset is the end
+    batches: np.ndarray  # offsets of batches in `rows`; the last offset is the end
 
     def __len__(self) -> int:
         return len(self.batches) - 1
 
     def batch(self, number: int) -> list[np.ndarray]:
-        """Return the rows of a batch, each an array of example indices."""
+        """Return the rows of a batch. Each row is an array of example indices."""
         first, last = self.batches[number], self.batches[number + 1]
         return [self.examples[self.rows[row] : self.rows[row + 1]] for row in range(first, last)]
 
 
 def shuffled(items: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
-    """Permute the items with `rng`; None keeps their order."""
+    """Return the items in random order, or in the given order if `rng` is None."""
     return items if rng is None else rng.permutation(items)
 
 
 class Batching(Spec):
-    """Slot: how the examples of an epoch are grouped into batches."""
+    """The Batching slot: a spec that groups the examples of an epoch into batches."""
 
     __slots__ = ()
     packed: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        """Group `examples` into batches, shuffled with `rng` if given; `lengths` has the tokens of every column."""
+        """Return a plan that groups `examples` into batches.
+
+        `lengths` maps each column to the number of tokens per example. The examples are shuffled unless `rng` is None.
+        """
 
     def shape(self) -> tuple[int, int] | None:
-        """Return rows and width if all batches have the same shape, else None."""
+        """Return the number of rows and the width if all batches have the same shape, else None."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets(Batching):
-    """Batches of examples of similar length: at most `tokens` tokens including padding, on the longer side.
+    """Batches of examples with similar lengths.
 
-    The epoch is shuffled, sorted by length (ties stay shuffled) and divided into batches, which are shuffled.
+    In each batch, neither the source nor the target has more than `tokens` tokens, including padding. The epoch is
+    shuffled, sorted by length (examples of equal length stay shuffled) and divided into batches. The batches are then
+    shuffled.
     """
 
     kind = "buckets"
@@ -88,7 +94,7 @@ class Buckets(Batching):
 
 
 def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the offsets of batches such that rows * longest <= `tokens`, for lengths in ascending order."""
+    """Return the batch offsets, for lengths in ascending order, such that rows * longest <= `tokens` in each batch."""
     cuts, begin = [0], 0
     while begin < len(ascending):
         # The largest end with (end - begin) * ascending[end - 1] <= tokens; the product increases with end.
@@ -101,18 +107,19 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Packing(Batching):
-    """Several examples per row of fixed `length`: hardly any padding, and every batch has the same shape.
+    """Batches whose rows have a fixed `length` and hold several examples each.
 
-    A batch has `tokens` / `length` rows. The shuffled epoch is divided into pools of about `pool` examples, fewer if
-    the corpus is small. Each pool is packed by best fit decreasing: from the longest example to the shortest, each goes
-    to the row with the least space left after it, on the fuller side. The rows of all pools are shuffled.
+    There is hardly any padding, and every batch has the same shape: `tokens` / `length` rows. The shuffled epoch is
+    divided into pools of about `pool` examples, or fewer if the corpus is small. Best fit decreasing packs each pool:
+    the examples are taken from the longest to the shortest, and each is put into the row that it leaves with the least
+    space in the source or the target, whichever is fuller. The rows of all pools are then shuffled.
     """
 
     kind = "packing"
     packed = True
     tokens: int | None = None
     length: int = 512
-    pool: int = 4096  # maximum number of examples packed together; more need less padding and more time
+    pool: int = 4096  # maximum number of examples packed together; a larger pool needs less padding and more time
 
     def check(self) -> None:
         for name in ("length", "pool"):
@@ -143,7 +150,7 @@ class Packing(Batching):
         return Plan(order[by_row], begin, np.append(np.arange(0, len(sizes), shape[0]), len(sizes)))
 
     def _rows(self, sizes: np.ndarray) -> np.ndarray:
-        """Assign every example to a row; `sizes` is (examples, sides)."""
+        """Return the row number of every example. `sizes` has the shape (examples, columns)."""
         count, sides = sizes.shape
         pools = max(1, count // min(self.pool, max(MIN_POOL, count // POOLS_AT_ONCE)))
         each = -(-count // pools)
@@ -153,7 +160,10 @@ class Packing(Batching):
         return (np.concatenate(packed) + each * np.arange(pools)[:, None]).reshape(-1)[:count]
 
     def _best_fit(self, sizes: np.ndarray) -> np.ndarray:
-        """Best fit decreasing in several pools at once: sizes (pools, examples, sides) to rows (pools, examples)."""
+        """Return row numbers (pools, examples) for `sizes` (pools, examples, columns), by best fit decreasing.
+
+        All pools are packed in parallel.
+        """
         pools, count, sides = sizes.shape
         decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
         in_order = np.take_along_axis(sizes, decreasing[:, :, None], 1).transpose(1, 2, 0).copy()
@@ -174,9 +184,9 @@ class Packing(Batching):
 
 @dataclass(frozen=True, slots=True)
 class Windows(Batching):
-    """A text as one sequence, divided into windows of `length` tokens, `tokens` / `length` windows per batch.
+    """Batches of windows of `length` tokens from one long text, with `tokens` / `length` windows per batch.
 
-    The first window of each epoch has a random offset; incomplete windows at both ends are skipped in that epoch.
+    In each epoch the first window begins at a random offset, and the incomplete windows at both ends are skipped.
     """
 
     kind = "windows"
@@ -193,7 +203,7 @@ class Windows(Batching):
         return None if self.tokens is None else (self.tokens // self.length, self.length)
 
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        """As in the base class, but the examples of the plan are the first tokens of windows."""
+        """Return a plan whose `examples` are the indices at which the windows begin."""
         shape = self.shape()
         assert shape is not None, "resolved before planning"
         offset = 0 if rng is None else int(rng.integers(self.length))
@@ -205,9 +215,10 @@ class Windows(Batching):
         )
 
     def starts(self, lengths: np.ndarray, streams: np.ndarray, offset: int, tails: bool) -> np.ndarray:
-        """Return the first tokens of the windows of the given texts; a window has one label beyond its last input.
+        """Return the indices at which the windows of the given texts begin.
 
-        The remainder of a text is a shorter window if `tails`, else skipped.
+        A window needs one more token after its last input, as the last label. The remainder of a text becomes a shorter
+        window if `tails` is true and is skipped otherwise.
         """
         ends = np.cumsum(lengths).tolist()
         last = 1 if tails else self.length

@@ -1,8 +1,8 @@
-"""The cache of prepared data: text that was tokenized before in the same way is linked into a run instead.
+"""The cache of prepared data: a run that needs the same data again links to them instead of tokenizing the text.
 
-An entry is a folder named by the SHA-256 of everything that its content depends on. It is created by a rename, so it is
-complete or absent, and its files are verified against their checksums whenever it is used. Only files with the names
-that this module gives are ever deleted, and links are never followed: the cache folder may hold other files.
+An entry is a folder whose name is the SHA-256 of everything that the content depends on. A rename creates the entry, so
+it is complete or absent. The files of an entry are verified against their checksums on every use. The cache folder may
+hold other files, so this module deletes only files with names that it assigns, and never follows links.
 """
 
 import hashlib
@@ -27,16 +27,17 @@ from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, tem
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-MANIFEST = "entry.json"  # of an entry: its files with their checksums; its modification time is the last use
+MANIFEST = "entry.json"  # lists the files of an entry with checksums; its modification time is the time of last use
 INDEX = "regard-files.json"  # checksums of text files by path
 ENTRY = re.compile(r"[0-9a-f]{64}")
-# A file may change twice within one tick of the file system's clock, so the index does not list newer files.
+# A file may change twice within one tick of the file system's clock, so the index does not list files newer than this.
 RECENT = 10 * 10**9  # nanoseconds
 INDEX_LIMIT = 1000  # files
-TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # in `threads`: timings of this machine
+TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # files with the timings of a machine, in the folder `threads`
 COMPILED = "regard-compiled"  # torch.compile's cache, with file names of torch's choice
-MARKER = ".regard"  # a file in that folder: regard created the folder
-UNFINISHED = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")  # the second: of earlier versions
+MARKER = ".regard"  # a file which shows that regard created the folder of compiled code
+# Temporary files; earlier versions used names of the second form.
+UNFINISHED = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")
 FORMER_INDEX, FORMER_TIMINGS, FORMER_COMPILED = "files.json", re.compile(r"[0-9a-f]{16}\.json"), "compiled"
 
 Stamp = tuple[int, int, int, int, int]
@@ -52,7 +53,7 @@ def cache_folder() -> Path:
 
 
 def size_limit() -> int:
-    """Return the maximum size of the cache in bytes: REGARD_CACHE_SIZE, such as 500MB, or 20 GB."""
+    """Return the maximum size of the cache in bytes, from REGARD_CACHE_SIZE (for example 500MB). Default: 20 GB."""
     text = os.environ.get(SIZE) or DEFAULT_SIZE
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
     if not match:
@@ -61,12 +62,15 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file with the timings of a machine, which the string describes."""
+    """Return the path of the file with the timings of a machine. `machine` is a description of the machine."""
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def compile_folder() -> Path | None:
-    """Create and return torch.compile's cache folder; None if that fails or regard did not create the folder."""
+    """Create and return torch.compile's cache folder.
+
+    Return None if the folder cannot be created, or if it holds files but not the marker of regard.
+    """
     folder = cache_folder() / COMPILED
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +83,7 @@ def compile_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Key:
-    """The name of an entry, and the text files that it depends on with their stamps when they were read."""
+    """The name of an entry, the text files that the entry depends on, and the stamps of the files at reading time."""
 
     name: str
     files: tuple[str, ...]
@@ -88,7 +92,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Entry:
-    """One prepared corpus in the cache; times are in seconds since 1970."""
+    """One prepared corpus in the cache. Times are in seconds since 1970."""
 
     name: str
     files: tuple[str, ...]  # names of the text files that it was prepared from
@@ -98,7 +102,7 @@ class Entry:
 
 
 class Cache:
-    """Entries in a folder, at most `limit` bytes together; the least recently used one is evicted first."""
+    """A folder of entries with a total size of at most `limit` bytes. Least recently used entries are evicted first."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -110,7 +114,7 @@ class Cache:
         return cls(cache_folder(), size_limit())
 
     def key(self, description: Mapping[str, Any], files: Sequence[str]) -> Key | None:
-        """Return the key of a description and the content of files; None if a file cannot be read twice."""
+        """Return the key for a description and the content of the files; None if a file cannot be read twice."""
         try:
             stamps = [_stamp(file) for file in files]
             digests = self._digests(files, stamps)
@@ -122,7 +126,10 @@ class Cache:
         return Key(hashlib.sha256(text.encode()).hexdigest(), tuple(files), tuple(stamps))
 
     def fetch(self, key: Key, folder: Path) -> bool:
-        """Link the files of an entry into a new folder, all or none; return False if there is no valid entry."""
+        """Link all files of an entry into a new folder and return whether this succeeded.
+
+        If there is no valid entry or the folder cannot be written, no file is linked.
+        """
         entry = self.data / key.name
         manifest = _manifest(entry)
         if manifest is None:
@@ -143,7 +150,10 @@ class Cache:
         return True
 
     def keep(self, key: Key, folder: Path, warn: Callable[[str], None] = lambda _: None) -> None:
-        """Store the files of a folder as an entry, unless a text file has changed since the key was computed."""
+        """Store the files of a folder as an entry, unless a text file has changed since the key was computed.
+
+        A folder larger than the limit is not stored. `warn` receives a message if writing fails.
+        """
         try:
             if [_stamp(file) for file in key.files] != list(key.stamps):
                 return
@@ -175,7 +185,7 @@ class Cache:
             shutil.rmtree(making, ignore_errors=True)
 
     def entries(self) -> list[Entry]:
-        """Return all valid entries, the most recently used first."""
+        """Return all valid entries, beginning with the most recently used one."""
         entries = []
         for path in _members(self.data, ENTRY):
             if (manifest := _manifest(path)) is not None:
@@ -186,7 +196,7 @@ class Cache:
         return sorted(entries, key=lambda entry: (-entry.used, entry.name))
 
     def trim(self) -> None:
-        """Remove the least recently used entries beyond the limit, and temporary files older than a day."""
+        """Remove the least recently used entries until the limit holds, and temporary files older than a day."""
         total = 0
         for entry in self.entries():
             total += entry.size
@@ -198,7 +208,7 @@ class Cache:
                     remove(path)
 
     def clear(self) -> None:
-        """Remove everything that regard stored here. Runs keep their data, which are links or copies of their own."""
+        """Remove everything that regard stored in the cache. Runs keep their data as links or copies of their own."""
         for path in _members(self.data, ENTRY):
             if (path / MANIFEST).is_file():
                 self.drop(path.name)
@@ -213,7 +223,10 @@ class Cache:
             threads.rmdir()  # fails if other files are in it
 
     def _former(self) -> Iterator[Path]:
-        """Yield files of earlier versions, recognised by their content: other programs may use their names."""
+        """Yield the files that earlier versions stored.
+
+        The content identifies these files, because other programs may use the same names.
+        """
         if _index(self.data / FORMER_INDEX):
             yield self.data / FORMER_INDEX
         for path in _members(self.folder / "threads", FORMER_TIMINGS):
@@ -222,7 +235,7 @@ class Cache:
                     yield path
 
     def drop(self, name: str) -> None:
-        """Remove an entry; the rename makes it disappear at once for other processes."""
+        """Remove an entry. A rename first makes it disappear at once for other processes."""
         dropped = temporary(self.data / name)
         with suppress(OSError):
             if not (self.data / name).is_symlink():
@@ -230,7 +243,10 @@ class Cache:
                 shutil.rmtree(dropped, ignore_errors=True)
 
     def _digests(self, files: Sequence[str], stamps: Sequence[Stamp]) -> list[str] | None:
-        """Return the checksum of every file, from the index if it is unchanged; None for a pipe or changing file."""
+        """Return the checksum of every file; None if one is a pipe or changes while it is read.
+
+        The checksum of an unchanged file is taken from the index.
+        """
         index, digests, changed = _index(self.data / INDEX), [], False
         for file, stamp in zip(files, stamps, strict=True):
             path = os.path.realpath(file)
@@ -253,7 +269,7 @@ class Cache:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Read the checksums of text files by path; empty if the file is absent or is not an index."""
+    """Return the checksums of text files, keyed by path; empty if the index is absent or invalid."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         return {file: {"mark": list(item["mark"]), "sha256": str(item["sha256"])} for file, item in index.items()}
@@ -262,7 +278,7 @@ def _index(path: Path) -> dict[str, Any]:
 
 
 def _stamp(file: str) -> Stamp:
-    """Return device, inode, size, mtime and ctime; unlike mtime, ctime cannot be set back after a change."""
+    """Return the device, inode, size, mtime and ctime of a file. Unlike mtime, ctime cannot be reset after a change."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -284,7 +300,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _manifest(entry: Path) -> dict[str, Any] | None:
-    """Read the manifest of an entry; None if it is absent or invalid, or names a file outside the entry."""
+    """Return the manifest of an entry; None if it is absent or invalid, or if it lists a file outside the entry."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         content = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["content"].items()}
@@ -297,7 +313,7 @@ def _manifest(entry: Path) -> dict[str, Any] | None:
 
 
 def _members(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the files and folders with a matching name, without links."""
+    """Yield the files and folders whose names match the pattern, except links."""
     with suppress(OSError):
         paths = sorted(folder.iterdir())
         yield from (path for path in paths if pattern.fullmatch(path.name) and not path.is_symlink())

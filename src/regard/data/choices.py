@@ -14,33 +14,39 @@ from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec, Wor
 
 Long = Literal["cut", "drop"]
 
-SMALLEST_LIMIT = 256  # tokens on a side
-WHOLE = 0.99  # share of texts within the limit, if the device has room
-SUMMARY = 0.5  # targets with less than this share of the source's tokens are summaries: the source may be cut
-BEGINNING = 512  # tokens of a source that is summarised, at most
-EXAMINED = 4000  # records
-ONE_WORD = 0.6  # share of one-word targets above which they are spelled: inflection, transliteration
-DISTINCT = 0.3  # share of distinct targets, at least; fewer are labels
-SEPARATE = 0.02  # share of words of a tokenized text that end in punctuation, at most: abbreviations
-REPEATED = 0.8  # share of words that occur twice, at least, in a text whose words are worth a vector each
-LONGEST_WORD = 60  # characters of a one-word target, on average: longer ones are sentences in an unspaced script
+SMALLEST_LIMIT = 256  # tokens of a source or target
+WHOLE = 0.99  # share of the texts within the limit, if `room` allows it
+SUMMARY = 0.5  # targets with less than this share of the source tokens are summaries, whose sources may be cut
+BEGINNING = 512  # maximum number of tokens from a source that is summarised
+EXAMINED = 4000  # training examples
+ONE_WORD = 0.6  # minimum share of one-word targets for characters, as in inflection or transliteration
+DISTINCT = 0.3  # minimum share of distinct targets for characters; targets with a smaller share are labels
+SEPARATE = 0.02  # maximum share of words that end in punctuation in a tokenized text; these are abbreviations
+REPEATED = 0.8  # minimum share of words that occur at least twice, in a text for which words are chosen as tokens
+LONGEST_WORD = 60  # maximum mean number of characters in one-word targets; longer ones are unspaced sentences
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tokenizer, and the reason for it as a sentence."""
+    """A tokenizer, and a sentence with the reason for choosing it."""
 
     tokenizer: TokenizerSpec
     why: str
 
 
 def held_out(records: int) -> int:
-    """The number of `records` to hold out for validation: 2 %, at least 500 or a tenth, at most 1,000."""
+    """Return the number of training examples to hold out for validation.
+
+    This is 2 % of `records`, but at least 500 (or a tenth of `records`, if that is less) and at most 1,000.
+    """
     return max(1, min(1000, max(round(0.02 * records), min(500, records // 10))))
 
 
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
-    """Choose byte-pair encoding, words where a classifier may read them, or characters where targets are one word."""
+    """Return the tokenizer for an objective and a sample of its text.
+
+    The default is byte-pair encoding. Words may be chosen for a classifier, and characters for targets of one word.
+    """
     if objective.model == "classifier":
         return _for_classes([record[objective.input_text] for record in _spread(sample)])
     if objective.model == "language_model":
@@ -57,9 +63,10 @@ def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
 
 
 def _for_classes(texts: Sequence[str]) -> Choice:
-    """Choose words, if white space separates them from punctuation and most occur twice; else byte-pair encoding.
+    """Return words as the tokenizer for a classifier if they suit the texts, else byte-pair encoding.
 
-    With 4,452 questions of TREC, words are 1.4 points of accuracy better than byte-pair encoding.
+    Words are chosen if white space separates them from punctuation and most of them occur at least twice. On 4,452
+    questions from TREC, words are 1.4 points of accuracy better than byte-pair encoding.
     """
     words = [word for text in texts for word in text.split()]
     counts = Counter(words)
@@ -80,7 +87,7 @@ _PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
 
 @dataclass(frozen=True)
 class Limit:
-    """A length limit in tokens; longer sources are cut, or their pairs dropped."""
+    """A length limit in tokens. Depending on `long`, longer sources are cut or their pairs are dropped."""
 
     max_len: int
     long: Long
@@ -94,10 +101,11 @@ def choose_limit(
     room: int,
     long: Long | None = None,
 ) -> Limit:
-    """Choose a limit that 99 % of the texts keep, from 256 to `room` tokens; `long` is given, or chosen with it.
+    """Return a length limit from 256 to `room` tokens that 99 % of the texts do not exceed, if `room` allows it.
 
-    Where targets are much shorter than sources, as in summaries, a longer source is cut: its beginning matters most.
-    Otherwise a pair with a longer side is left out, for the target of half a sentence is half a target.
+    `long` is what happens to longer texts; if it is None, it is also chosen. Where targets are much shorter than
+    sources, for example in summaries, longer sources are cut, because the beginning matters most. In other tasks a pair
+    with a longer source or target is dropped, because the target for half a sentence would be half a target.
     """
     if objective.model == "language_model":
         return Limit(SMALLEST_LIMIT, "drop", "")
@@ -122,5 +130,5 @@ def choose_limit(
 
 
 def _spread(sample: Sequence[Record]) -> Sequence[Record]:
-    """At most `EXAMINED` records, evenly spread over the sample."""
+    """Return at most `EXAMINED` training examples, evenly spread over the sample."""
     return sample[:: max(1, -(-len(sample) // EXAMINED))]

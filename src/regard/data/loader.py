@@ -1,4 +1,4 @@
-"""Load batches, which depend only on (seed, epoch, position), in a background thread."""
+"""Load batches in a background thread. The content of a batch depends only on (seed, epoch, position)."""
 
 import queue
 import threading
@@ -17,14 +17,14 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position in training: the next batch is number `position` of `epoch`."""
+    """A point in a training run: the next batch is number `position` of epoch `epoch`."""
 
     epoch: int = 0
     position: int = 0
 
 
 class Examples:
-    """The concatenated tables of several corpora, with the weight of each."""
+    """The concatenated token tables of several corpora, and the weight of each corpus."""
 
     def __init__(self, tables: Sequence[Table], weights: Sequence[float], objective: Objective) -> None:
         self.objective = objective
@@ -32,12 +32,15 @@ class Examples:
         self.weights = list(weights)
         self.columns = {name: _joined([table[name] for table in tables]) for name in objective.columns}
         self.lengths = {name: self.columns[name].lengths for name in objective.measured}
-        # Tokens of each example in a packed row, which has no room for tokens that the model does not read.
+        # Number of tokens of each example in a packed row, which leaves out the tokens that the model does not read.
         self.packed_lengths = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
         self.count = sum(self.sizes)
 
     def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
-        """Return the examples of an epoch: weight 2 repeats a corpus twice, weight 0.3 draws 30 % of it every time."""
+        """Return the indices of the examples of an epoch; if `rng` is None, every example once.
+
+        A corpus of weight 2 occurs twice in an epoch. A corpus of weight 0.3 contributes a new random 30 % every time.
+        """
         if rng is None:
             return np.arange(self.count)
         chosen, first = [], 0
@@ -60,7 +63,7 @@ def _joined(columns: list[Column]) -> Column:
 
 
 class _ConcatenatedIds:
-    """Concatenation of several arrays of ids that stay on disk until they are indexed."""
+    """Several arrays of ids, read as one array. The ids stay on disk until they are indexed."""
 
     def __init__(self, parts: list[Ids], starts: np.ndarray) -> None:
         self.parts, self.starts = parts, starts
@@ -81,7 +84,7 @@ class _ConcatenatedIds:
 
 
 class BatchLoader:
-    """Generate the batches of consecutive epochs."""
+    """A source of batches for consecutive epochs."""
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self.examples, self.batching, self.seed = examples, batching, seed
@@ -90,7 +93,7 @@ class BatchLoader:
         self._ahead: tuple[int, Future[Plan]] | None = None
 
     def plan(self, epoch: int) -> Plan:
-        """Return the batches of an epoch, a function of the seed and the epoch."""
+        """Return the plan for an epoch, which depends only on the examples, the seed and the epoch."""
         if self._plan is None or self._plan[0] != epoch:
             if self._ahead is not None and self._ahead[0] == epoch:
                 self._plan, self._ahead = (epoch, self._ahead[1].result()), None
@@ -99,7 +102,7 @@ class BatchLoader:
         return self._plan[1]
 
     def plan_ahead(self, epoch: int) -> None:
-        """Start to plan an epoch in a background thread, so that `plan` returns at once later."""
+        """Start to plan an epoch in a background thread, so that a later call of `plan` returns at once."""
         if self._ahead is not None and self._ahead[0] == epoch:
             return
         future: Future[Plan] = Future()
@@ -119,11 +122,11 @@ class BatchLoader:
 
     @property
     def one_shape(self) -> bool:
-        """True if all batches have the same shape, except that the last one of an epoch may have fewer rows."""
+        """Whether all batches have the same shape, except that the last one of an epoch may have fewer rows."""
         return self.batching.shape() is not None
 
     def _packed_sizes(self) -> Packed | None:
-        """Return the shape and the limits of all packed batches; None if batches are padded."""
+        """Return the shape and the limits shared by all packed batches; None if the batches are padded."""
         shape = self.batching.shape()
         if not self.batching.packed or shape is None:
             return None
@@ -140,22 +143,23 @@ class BatchLoader:
         return plan
 
     def item(self, plan: Plan, position: int) -> Item:
-        """Build one batch of a plan."""
+        """Return batch number `position` of a plan."""
         columns, rows = self.examples.columns, plan.batch(position)
         if isinstance(self.batching, Windows):
             columns, rows = _windows(columns["target"], np.concatenate(rows), self.batching.length)
         return self.examples.objective.item(columns, rows, self.packed)
 
     def once(self) -> Iterator[Item]:
-        """Yield every example once, in order of length, for evaluation."""
+        """Yield batches that contain every example once, for evaluation."""
         plan = self._plan_of(self.examples.epoch(None), None)
         for position in range(len(plan)):
             yield self.item(plan, position)
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Yield batches from a position on, endlessly, each with the position after it.
+        """Yield batches from `place` on, without end, each with the place that follows it.
 
-        The next epoch is planned ahead, in the first epoch only from its middle on: short runs may never need it.
+        The next epoch is planned ahead in the background. In the first epoch, this starts only in the middle of the
+        epoch, because a short run may never need a second epoch.
         """
         while True:
             plan = self.plan(place.epoch)
@@ -168,7 +172,7 @@ class BatchLoader:
 
 
 def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
-    """Return windows of a text as examples: `length` + 1 tokens each, fewer at the end of the text."""
+    """Return windows of a text as examples of `length` + 1 tokens each, or fewer at the end of the text."""
     ends = np.minimum(starts + length + 1, stream.offsets[np.searchsorted(stream.offsets, starts, side="right")])
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -177,7 +181,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 
 
 class Prefetch:
-    """Prepare batches in a background thread, in pinned memory for a GPU if `pinned`."""
+    """A background thread that prepares batches. If `pinned` is true, they are in pinned memory for a GPU."""
 
     def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
         self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
@@ -204,7 +208,7 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """Return the next batch and the position after it."""
+        """Return the next batch and the place that follows it."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

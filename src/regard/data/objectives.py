@@ -1,7 +1,7 @@
-"""Objectives: the tasks a model is trained on. Each turns records of text into columns, and columns into batches.
+"""Objectives: the tasks that a model is trained on. An objective turns training examples into columns, then batches.
 
-A task is one subclass of `Objective`, most easily of `Translation`, `LanguageModelling` or `Classification`, whose
-defaults for training, evaluation and search it inherits.
+To define a task, write a subclass of `Objective`. A subclass of `Translation`, `LanguageModelling` or `Classification`
+is the easiest, because it inherits the defaults for training, evaluation and search.
 """
 
 from abc import abstractmethod
@@ -26,97 +26,100 @@ ModelType = Literal["sequence_to_sequence", "language_model", "classifier"]
 
 @dataclass(frozen=True)
 class Limited:
-    """A table in which no side is longer than a given number of tokens."""
+    """A token table in which no source or target is longer than a given number of tokens."""
 
     table: Table
-    kept: np.ndarray  # (records,) bool: the records that are in the table, whole or in part
-    cut: int = 0  # number of records that were truncated or split
+    kept: np.ndarray  # (examples,) bool: whether each example is in the table, whole or in part
+    cut: int = 0  # number of examples that were truncated or split
 
 
 @dataclass(frozen=True)
 class Item:
-    """A batch with its counts, which are known on the host."""
+    """A batch, with counts that are known on the host."""
 
     batch: Batch
-    labels: int  # labels that count in the loss
-    places: int  # positions of both sides
-    padding: int  # of these, padding
+    labels: int  # number of labels that count in the loss
+    places: int  # number of positions, in source and target together
+    padding: int  # number of positions that are padding
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The shape that all packed batches of a loader share."""
+    """The shape and the limits shared by all packed batches of a loader."""
 
-    rows: int  # per batch; the last batch of an epoch is filled up with empty rows
-    width: int  # tokens per row
-    longest: int  # tokens of the longest example
-    segments: int  # most examples in a row
+    rows: int  # number of rows per batch; the last batch of an epoch is filled up with empty rows
+    width: int  # number of tokens per row
+    longest: int  # number of tokens in the longest example
+    segments: int  # maximum number of examples in a row
 
 
 class Objective(Spec):
-    """Slot: a task. The class attributes are its defaults; `table` and `item` are its data."""
+    """The Objective slot: a spec of a task.
+
+    The class attributes are the defaults of the task. `table` and `item` turn text into token tables and batches.
+    """
 
     __slots__ = ()
-    # The data of a record
-    columns: ClassVar[tuple[str, ...]]  # columns of the table
-    texts: ClassVar[tuple[str, ...]]  # the texts of a record, in order
-    input_text: ClassVar[int] = 0  # index of the text that the model reads; the corpus is split by it
+    # The data of a training example
+    columns: ClassVar[tuple[str, ...]]  # names of the columns in the token table
+    texts: ClassVar[tuple[str, ...]]  # names of the texts in an example, in order
+    input_text: ClassVar[int] = 0  # index of the text that the model reads; validation examples are chosen by this text
     output_text: ClassVar[int] = 0  # index of the text that the model predicts
-    encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column made by a tokenizer -> index of its text
+    encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column from a tokenizer -> index of the encoded text
     measured: ClassVar[tuple[str, ...]]  # columns whose length counts for batching
-    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> ids at the end of an example not read
-    labelled: ClassVar[bool] = False  # text 0 is a label; such an objective has a field `labels`
-    packs: ClassVar[bool] = True  # several examples may share a row
-    may_drop: ClassVar[bool] = False  # a record longer than max_len may be left out; otherwise it is cut
-    languages: ClassVar[int] = 2  # natural languages in the text, for the size of a joint vocabulary
-    # The model that learns it, and how
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
+    labelled: ClassVar[bool] = False  # True: text 0 is a label, and the objective has a field `labels`
+    packs: ClassVar[bool] = True  # True: several examples may share a row
+    may_drop: ClassVar[bool] = False  # True: an example longer than max_len may be left out; False: it is cut
+    languages: ClassVar[int] = 2  # number of natural languages in the text, for the size of a joint vocabulary
+    # The model that learns the task, and the default settings
     model: ClassVar[ModelType]
     train: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # default `train` section of a recipe
     optimizers: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # kind -> settings of an optimizer
     search: ClassVar[str] = "beam"  # default `decode` section of a recipe
-    # What is measured
-    metrics: ClassVar[tuple[str, ...]] = ()  # on validation text beside the loss, the most telling first
-    criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints, where the recipe names none
-    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # what metrics can be computed from (`Metric.needs`)
+    # The metrics
+    metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics beside the loss, most informative first
+    criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints if the recipe names none
+    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # the inputs for metrics that the task has (`Metric.needs`)
 
     if TYPE_CHECKING:
-        labels: tuple[str, ...]  # a field of every labelled objective; (): those of the training text, sorted
+        labels: tuple[str, ...]  # a field of every labelled objective; (): the sorted labels of the training text
 
     @property
     def stream(self) -> bool:
-        """The corpus is read as one long row."""
+        """Whether the corpus is read as one long sequence."""
         return False
 
     def pair(self, record: Record) -> tuple[str, str]:
-        """The text that the model reads and the text that it should predict."""
+        """Return the text that the model reads and the text that the model should predict."""
         return record[self.input_text], record[self.output_text]
 
     def with_labels(self, labels: Sequence[str]) -> "Objective":
-        """The same objective with its labels in order; only for a labelled one."""
+        """Return a labelled objective with the given labels."""
         return replace(self, labels=tuple(labels))  # type: ignore[type-var]  # every concrete spec is a dataclass
 
     def model_changes(self) -> dict[str, Any]:
-        """Edits (path -> value) that a model needs for this objective; none by default."""
+        """Return the changes (path -> value) that a model spec needs for this objective. Default: none."""
         return {}
 
     @abstractmethod
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
-        """The columns of records."""
+        """Return the token table for training examples."""
 
     def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:  # noqa: ARG002
-        """The column that a classifier reads, for texts without labels."""
+        """Return the column that a classifier reads, for texts without labels."""
         raise DataError(f"{self.kind} is not a classification; its model has no classes")
 
     @abstractmethod
     def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:
-        """The table with sides of at most `max_len` tokens, not counting bos and eos.
+        """Return the table with sequences of at most `max_len` tokens, not counting bos and eos.
 
-        With `cut`, longer inputs are truncated where the objective would leave the record out.
+        If `cut` is true, an objective that would leave out an example with a longer input truncates the input instead.
         """
 
     @abstractmethod
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """A batch. Each row is an array of example numbers: one example, or several in a packed row."""
+        """Return a batch. Each row is an array of example indices: one example, or several in a packed row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class Translation(Objective):
 
 
 def _cut_source(table: Table, max_len: int) -> Table:
-    """Truncate every source to `max_len` tokens and its end-of-sentence id."""
+    """Return the table with every source truncated to `max_len` tokens, followed by the end-of-sentence id."""
     source = table["source"]
     ends = source.ids[source.offsets[1:] - 1]
     first, last = source.offsets[:-1], np.minimum(source.offsets[1:] - 1, source.offsets[:-1] + max_len)
@@ -186,9 +189,10 @@ def _cut_source(table: Table, max_len: int) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelling(Objective):
-    """Predict every token of a text from those before it.
+    """Predict every token of a text from the preceding tokens.
 
-    The corpus is one `stream` with its line ends, or each of its `lines` is a text of its own.
+    With the unit "stream", the whole corpus, including the line ends, is one text. With the unit "lines", each line is
+    a separate text.
     """
 
     kind = "language_model"
@@ -246,7 +250,7 @@ class LanguageModelling(Objective):
 
 @dataclass(frozen=True, slots=True)
 class Classification(Objective):
-    """Predict one of `labels` from a text. The text follows bos, at whose position a classifier may pool."""
+    """Predict one of `labels` from a text. The text follows bos, and a classifier may pool at the position of bos."""
 
     kind = "classification"
     columns = ("text", "label")
@@ -262,7 +266,7 @@ class Classification(Objective):
     metrics = ("accuracy",)
     criterion = "accuracy"
     provides = ("labels",)
-    labels: tuple[str, ...] = ()  # (): those of the training text, sorted
+    labels: tuple[str, ...] = ()  # (): the sorted labels of the training text
 
     def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:
         tokenizer = tokenizers["text"]
@@ -284,7 +288,7 @@ class Classification(Objective):
         return Limited(Table(table.columns | {"text": short}), np.ones(table.rows, np.bool_), truncated)
 
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """A batch; without labels where `columns` has none."""
+        """Return a batch, which has no labels if `columns` has none."""
         if packed:
             raise DataError("data.batching: a packed row has no label of its own; classify with kind 'buckets'")
         text = Collated(columns["text"], rows)
@@ -294,10 +298,10 @@ class Classification(Objective):
 
 
 class Collated:
-    """Examples collated into rows: their values, the segment of each position and its position in that segment."""
+    """Examples collated into rows: the values, the segment number of each position, and the index in that segment."""
 
     def __init__(self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, end: int = 0) -> None:
-        """`end` leaves out that many values at the end of every example; `packed` gives the shape."""
+        """`end` is the number of values to leave out at the end of every example; `packed` is the shape, if fixed."""
         examples = np.concatenate(rows)
         first, last = column.offsets[examples], column.offsets[examples + 1] - end
         lengths = last - first
@@ -315,11 +319,14 @@ class Collated:
         self.positions = self._rows(within)
 
     def shifted(self, by: int) -> Tensor:
-        """The values that stand `by` places later in the column, collated in the same way."""
+        """Return the values that are `by` positions later in the column, collated in the same way."""
         return self._rows(self._column.ids[self._sources + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:
-        """Values in reading order as rows, 0 at padding: ids (B, T) as int64, vectors (B, T, C) as they are."""
+        """Return values in reading order as rows, with 0 at padding.
+
+        Ids become int64 (B, T). Vectors (B, T, C) keep their type.
+        """
         dtype = values.dtype if values.ndim > 1 else np.int64
         filled = np.zeros((*self._real.shape, *values.shape[1:]), dtype)
         filled[self._real] = values

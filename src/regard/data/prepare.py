@@ -1,4 +1,4 @@
-"""Prepare text files for training: survey, split, tokenizers, token tables."""
+"""Prepare text files for training: count and split the text, train tokenizers, and write token tables."""
 
 import json
 import shutil
@@ -22,31 +22,31 @@ from regard.errors import DataError, SpecError
 from regard.files import new_folder, temporary
 from regard.tree import Spec, read, to_record, walk
 
-CHUNK = 8192  # records encoded at once
-FORMAT = 4  # of the prepared data; incremented whenever the same text would give other data
-ROOM = 1024  # tokens of a chosen length limit, at most
-SAMPLE = 10_000_000  # characters that a tokenizer is trained on, where a sample is enough
+CHUNK = 8192  # number of examples encoded at once
+FORMAT = 4  # version of the prepared data, incremented whenever the same text would give different data
+ROOM = 1024  # maximum number of tokens for a length limit chosen from the text
+SAMPLE = 10_000_000  # number of characters that a tokenizer is trained on, where a sample is enough
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec(Spec):
-    """The data of a recipe: the objective, the text files, and how they become batches."""
+    """The data of a recipe: the objective, the text files, and the settings that turn the files into batches."""
 
     kind = "data"
     train: tuple[Corpus, ...]
-    valid: tuple[Corpus, ...] = ()  # (): split off from the training text
+    valid: tuple[Corpus, ...] = ()  # (): validation text is split off from the training text
     objective: Objective = Translation()
-    # Number of records to split off; None: 2 %, at least 500 or a tenth, at most 1,000; 0: none.
+    # Number of examples to split off. None: 2 %, but at least 500 (or a tenth, if that is less) and at most 1,000.
     held_out: int | None = None
     tokenizer: TokenizerSpec | None = None  # None: chosen from the text
-    joint: bool = True  # one tokenizer for both sides of a translation
-    max_len: int | None = None  # tokens on a side; None: chosen from the text
-    # Pairs with a source longer than max_len: cut the source, or leave the pair out. None: chosen from the text.
-    # A pair with a longer target is always left out, and a longer text of another objective always cut.
+    joint: bool = True  # True: source and target share one tokenizer
+    max_len: int | None = None  # maximum number of tokens in a source or target; None: chosen from the text
+    # For a pair with a source longer than max_len: cut the source, or drop the pair. None: chosen from the text.
+    # A pair with a longer target is always dropped. For other objectives, a longer text is always cut.
     long: Literal["cut", "drop"] | None = None
-    batching: Batching | None = None  # None: buckets, or windows of a stream
+    batching: Batching | None = None  # None: windows for a stream, else buckets
 
     def check(self) -> None:
         if not self.train:
@@ -85,40 +85,40 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """The length limit, which must be chosen by now."""
+        """The length limit. Reading this property fails if no limit has been given or chosen."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 
     @property
     def split_by_source(self) -> bool:
-        """True if records are held out by a hash of their source, which depends on the seed."""
+        """Whether the held-out examples are chosen by a hash of the source, which depends on the seed."""
         return not self.valid and not self.objective.stream and self.held_out != 0
 
     @property
     def batches(self) -> Batching:
-        """The batching, given or default."""
+        """The given batching, or the default for the objective."""
         return self.batching or (Windows() if self.objective.stream else Buckets())
 
 
 @dataclass
 class Survey:
-    """Counts of a text."""
+    """Numbers of training or validation examples, and the size of their text."""
 
     records: int = 0
     kept: int = 0
-    empty: int = 0  # left out: a side without text
-    long: int = 0  # left out: a side longer than max_len
-    cut: int = 0  # cut to max_len, or split into chunks of it
-    identical: int = 0  # target equals source
-    leaked: int = 0  # also in the validation text
-    words: dict[str, int] = field(default_factory=dict)  # per text of a record
-    ids: dict[str, int] = field(default_factory=dict)  # per column
-    characters: int = 0
-    bytes: int = 0  # of the text that is predicted
+    empty: int = 0  # examples left out because the source or target has no text
+    long: int = 0  # examples left out because the source or target is longer than max_len
+    cut: int = 0  # examples cut to max_len tokens or split into chunks of max_len tokens
+    identical: int = 0  # examples whose target equals the source
+    leaked: int = 0  # training examples whose source is also in the validation text
+    words: dict[str, int] = field(default_factory=dict)  # text of an example -> number of words
+    ids: dict[str, int] = field(default_factory=dict)  # column -> number of ids
+    characters: int = 0  # characters of the text that is predicted
+    bytes: int = 0  # bytes of the text that is predicted
 
     @classmethod
     def of(cls, record: Any) -> "Survey":
-        """From JSON."""
+        """Return the survey in a JSON object; raise TypeError if a value is not a count."""
         survey = cls(**record)
         for name, value in asdict(survey).items():
             counts = value.values() if isinstance(getattr(cls(), name), dict) else [value]
@@ -127,7 +127,7 @@ class Survey:
         return survey
 
     def sentences(self, name: str, max_len: int) -> list[str]:
-        """The counts that matter to a user, a sentence each."""
+        """Return one sentence for each count that matters to a user. `name` is the name of the text."""
         long = f"longer than {max_len} tokens (data.max_len)"
         lines = [f"{name}: {self.kept:,} of {self.records:,} records kept"]
         if self.empty:
@@ -147,15 +147,15 @@ class Survey:
         return lines
 
     def why_none(self, max_len: int) -> str:
-        """The reason why no record is left."""
+        """Return the reason why no example is left."""
         return f"of {self.records:,} records {self.empty:,} are empty and {self.long:,} longer than {max_len} tokens"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data of a run, ready to be batched."""
+    """The data for a run, ready to be batched."""
 
-    spec: DataSpec  # complete: what was not given is chosen
+    spec: DataSpec  # complete: the settings that were not given have been chosen
     objective: Objective
     train: list[Table]
     weights: list[float]
@@ -178,12 +178,12 @@ def prepare(
 ) -> Prepared:
     """Read all text, train the tokenizers unless they are given, and write the token tables to `folder`.
 
-    The folder appears whole or not at all. Data prepared from the same text in the same way are taken from the `cache`,
-    and others are stored there. A pipe is copied into a file first, for the text is read more than once. A length limit
-    that is chosen is at most `room` tokens.
+    The folder is created whole or not at all. If the `cache` has data that were prepared from the same text in the same
+    way, they are used; otherwise the new data are stored in the cache. A pipe is first copied into a file, because the
+    text is read more than once. If the length limit is chosen from the text, it is at most `room` tokens.
     """
     if any(not type(part).__module__.startswith("regard.") for part in walk(spec)):
-        cache = None  # what code from outside makes of the text is not in the key
+        cache = None  # the key does not cover code outside regard
     try:
         with _spooled(spec, folder, report) as (data, named):
             key = None if cache is None else cache.key(*_description(data, seed, tokenizers, room))
@@ -202,9 +202,9 @@ def prepare(
 
 @contextmanager
 def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[DataSpec, Callable[[str], str]]]:
-    """Copy every pipe into a temporary file beside `folder`: yield the data of the copies.
+    """Copy every pipe into a temporary file beside `folder`, and yield the spec with the copies in place of the pipes.
 
-    Also yield a function that replaces the names of the copies in a sentence by those of the pipes.
+    Also yield a function that replaces the names of the copies in a sentence with the names of the pipes.
     """
     corpora = (*spec.train, *spec.valid)
     pipes = list(dict.fromkeys(file for corpus in corpora for file in corpus.files() if is_pipe(file)))
@@ -214,7 +214,7 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
     place = temporary(folder.with_name("text"))
     place.mkdir(0o700, parents=True)
     try:
-        # The suffix tells how it is compressed.
+        # The suffix shows how the pipe is compressed.
         copies = {pipe: str(place / f"pipe-{number}{Path(pipe).suffix}") for number, pipe in enumerate(pipes)}
 
         def named(sentence: str) -> str:
@@ -240,7 +240,7 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
 def _description(
     spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Everything that prepared data depend on but the content of files, and these files."""
+    """Return a description of everything but file contents that prepared data depend on, and the names of the files."""
     corpora = (*spec.train, *spec.valid)
     files = [file for corpus in corpora for file in corpus.files()]
     records = [(to_record(corpus), ("weight", *corpus.paths)) for corpus in corpora]
@@ -277,7 +277,7 @@ def _write_all(
     named: Callable[[str], str],
     room: int,
 ) -> DataSpec:
-    """Write the prepared data to a folder; return the complete description of the data."""
+    """Write the prepared data to a folder and return the complete spec of the data."""
     report("reading the text")
     reading = FirstReading(spec, seed, SAMPLE)
     parts = split(spec, reading)
@@ -321,7 +321,10 @@ def _write_all(
 def _choose(
     spec: DataSpec, parts: Split, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[DataSpec, dict[str, Tokenizer], list[str]]:
-    """Choose tokenizer and length limit where they are not given: the data, the tokenizers and the reasons."""
+    """Return the spec with a tokenizer and a length limit, the trained tokenizers, and the reasons for the choices.
+
+    The tokenizer and the limit are chosen from the text if they are not given.
+    """
     objective, reasons = spec.objective, list[str]()
     if spec.tokenizer is None and objective.encoded:
         choice = choices.choose_tokenizer(objective, parts.sample)
@@ -339,7 +342,10 @@ def _choose(
 
 
 def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
-    """Train a tokenizer for each side, or one for both, on the training text alone."""
+    """Return tokenizers keyed by column, trained on the training text alone.
+
+    The columns share one tokenizer if the spec asks for a joint one.
+    """
     columns = spec.objective.encoded
     if not columns:
         return {}
@@ -349,7 +355,10 @@ def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Train a tokenizer on some texts of the records: on the sample, where that is enough, or on all of them."""
+    """Return a tokenizer trained on the texts with the given indices in each example.
+
+    The tokenizer is trained on the sample if that is enough, else on the whole training text.
+    """
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):
@@ -368,7 +377,10 @@ def _write(
     leaked: frozenset[bytes] = frozenset(),
     texts: list[Record] | None = None,
 ) -> None:
-    """Encode records into a table, leave out what cannot be learned from, and count; `texts` collects what is kept."""
+    """Encode examples into a token table in `folder`, leave out unusable examples, and add the counts to `survey`.
+
+    If `texts` is a list, the examples in the table are appended to it.
+    """
     objective = spec.objective
     stream, input_text, output_text = objective.stream, objective.input_text, objective.output_text
     vocab = max((tokenizer.size for tokenizer in tokenizers.values()), default=0)
@@ -399,7 +411,7 @@ def _write(
 
 
 def opened(spec: DataSpec, folder: Path) -> Prepared:
-    """Open the data that `prepare` wrote to `folder`."""
+    """Return the data that `prepare` wrote to `folder`."""
     try:
         surveys = json.loads((folder / "survey.json").read_text(encoding="utf-8"))
         labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
@@ -422,7 +434,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
 
 
 def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
-    """The description of the data with what was chosen for it; older data have the defaults of their time."""
+    """Return the spec with the stored choices. Data from an earlier version get the defaults of that version."""
     may_drop = spec.objective.may_drop
     known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if may_drop else None} | chosen
     max_len, long, tokenizer = known["max_len"], known["long"], spec.tokenizer
@@ -434,7 +446,10 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Check that a value of a file, which may have been edited, is a list of strings: `count` of them, if given."""
+    """Return a value from a file as a tuple; raise an error unless it is a list of strings, `count` of them if given.
+
+    The check is needed because a user may have edited the file.
+    """
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a list of strings is something else")
     if count is not None and len(value) != count:
@@ -443,7 +458,7 @@ def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
 
 
 def _load_tokenizers(paths: dict[str, Path]) -> dict[str, Tokenizer]:
-    """Tokenizers by name; identical files are loaded once."""
+    """Return the tokenizers, keyed by name. Identical files are loaded once."""
     loaded: dict[bytes, Tokenizer] = {}
     for path in paths.values():
         if (content := path.read_bytes()) not in loaded:

@@ -4,25 +4,25 @@ from collections.abc import Sequence
 
 Record = tuple[str, ...]
 
-GOLDEN = 2_654_435_769  # 2^32 / golden ratio: its multiples modulo 2^32 are evenly distributed for any count
+GOLDEN = 2_654_435_769  # 2^32 / golden ratio; any number of its multiples modulo 2^32 is evenly distributed
 WHOLE = 1 << 32
 
 
 class Sample:
-    """A deterministic sample of about `limit` characters from all parts of the text, or the whole text if shorter.
+    """A deterministic sample of about `limit` characters from all parts of a text, or the whole text if it is shorter.
 
-    Record n has the rank n * golden ratio modulo 1, and the records of lowest rank are kept.
+    Training example n has the rank n * golden ratio modulo 1. The sample has the examples with the lowest ranks.
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """`texts` are the indices of the strings in a record whose characters count."""
+        """`texts` are the indices of the strings in an example whose characters count towards `limit`."""
         self.texts, self.limit = texts, limit
-        self.characters = 0  # of the whole text
+        self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0
         self._kept: list[tuple[int, int, int, Record, int]] = []  # rank, corpus, number, record, characters
 
     def offer(self, corpus: int, number: int, record: Record) -> None:
-        """Add the next record to the sample, if its rank is low enough."""
+        """Add the next example to the sample if the rank of the example is low enough."""
         size = sum([len(record[text]) for text in self.texts])
         self.characters += size
         rank = number * GOLDEN % WHOLE
@@ -35,7 +35,10 @@ class Sample:
                 self._size = sum(kept[-1] for kept in self._kept)
 
     def records(self, held_out: Sequence[bytes] | None = None) -> tuple[list[Record], float]:
-        """Return the sample in text order and its fraction of the text; `held_out` marks records to leave out."""
+        """Return the sample in the order of the text, and the fraction of the text that it is.
+
+        If `held_out` is given, it has one byte per example of each corpus, and marked examples are left out.
+        """
         left = [kept for kept in self._kept if held_out is None or not held_out[kept[1]][kept[2]]]
         if self._below == WHOLE and self._size <= self.limit:
             return [kept[3] for kept in left], 1.0

@@ -1,6 +1,6 @@
-"""Scripts that are written without spaces between words, as ranges of a regular expression's character class.
+"""Scripts without spaces between words, as character ranges for a regular expression.
 
-Korean and Vietnamese have spaces.
+Korean and Vietnamese are not listed, because they are written with spaces.
 """
 
 HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"

@@ -1,4 +1,4 @@
-"""Split training text from validation text, and sample the former."""
+"""Split the text into training and validation text, and sample the training text."""
 
 import hashlib
 from array import array
@@ -16,28 +16,32 @@ from regard.errors import DataError
 if TYPE_CHECKING:
     from regard.data.prepare import DataSpec
 
-STREAM = 1_000_000  # characters held out of a stream, at most
+STREAM = 1_000_000  # maximum number of characters held out from a stream
 
 
 class FirstReading:
-    """The first pass over the training text: a sample of it, its labels, and what a split needs."""
+    """The results of the first pass over the training text: a sample, the labels, and the data that a split needs."""
 
     def __init__(self, spec: "DataSpec", seed: int, sample_size: int) -> None:
-        """Read all corpora, raising an error for a malformed line; the sample has `sample_size` characters per text."""
+        """Read all corpora and raise an error for a malformed line.
+
+        The sample for each tokenizer has about `sample_size` characters.
+        """
         objective = spec.objective
         texts = tuple(objective.encoded.values()) or (objective.input_text,)
         self.sample = Sample(texts, sample_size if spec.joint else sample_size * len(texts))
-        self.counts: list[int] = []  # records of each corpus
+        self.counts: list[int] = []  # number of examples in each corpus
         self.labels: Counter[str] = Counter()
-        self.first_labels: list[str] = []  # of each corpus
-        self.hashes: list[np.ndarray] = []  # of the inputs, where records are split by them
-        self.hashed: list[np.ndarray] = []  # the record number of each hash
-        self.ends: list[np.ndarray] = []  # of the lines of a stream, in characters
+        self.first_labels: list[str] = []  # the first label in each corpus
+        self.hashes: list[np.ndarray] = []  # hashes of the inputs, if they decide which examples are held out
+        self.hashed: list[np.ndarray] = []  # the example number for each hash
+        self.ends: list[np.ndarray] = []  # the ends of the lines in a stream, in characters
         for corpus, text in enumerate(spec.train):
             number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
             for number, record in enumerate(text.records()):
                 self.sample.offer(corpus, number, record)
-                # Records with an empty side are left out later; held out, they would take the place of others.
+                # Examples with an empty source or target are left out later, so they must not be held out instead of
+                # usable ones.
                 if spec.split_by_source and is_complete(record):
                     hashes += hash_of(record[objective.input_text], seed)
                     hashed.append(number)
@@ -53,7 +57,10 @@ class FirstReading:
             self.ends.append(np.cumsum(np.frombuffer(sizes.tobytes(), np.int64)))
 
     def labelled(self, objective: Objective, report: list[str]) -> Objective:
-        """The objective with its labels: those of the training text, sorted, unless given."""
+        """Return the objective with labels: the given ones, or else the sorted labels of the training text.
+
+        A warning about a probable header line is appended to `report`.
+        """
         if not objective.labelled or objective.labels:
             return objective
         for i, first in enumerate(self.first_labels):
@@ -69,7 +76,7 @@ class FirstReading:
 
 
 class Split:
-    """Which records are for training and which for validation, and a sample of the former."""
+    """The division of the examples into training and validation examples, and a sample of the training examples."""
 
     def __init__(
         self,
@@ -79,14 +86,14 @@ class Split:
         leaked: frozenset[bytes] = frozenset(),
         report: str = "",
     ) -> None:
-        """`held_out` has a byte for each record of each corpus; `leaked` the hashes of given validation inputs."""
+        """`held_out` has one byte per example of each corpus; `leaked` has hashes of the given validation inputs."""
         self.spec, self.held_out, self.leaked = spec, held_out, leaked
         self.validates = bool(spec.valid) or held_out is not None
         self.report = [report] if report else []
         self.sample, self.share = reading.sample.records(held_out)
 
     def training(self, corpus: int, held_out: list[Record] | None = None) -> Iterator[Record]:
-        """The training records of a corpus; those held out are appended to `held_out`."""
+        """Yield the training examples of a corpus. The held-out examples are appended to `held_out`, if given."""
         marks = None if self.held_out is None else self.held_out[corpus]
         for number, record in enumerate(self.spec.train[corpus].records()):
             if marks is not None and number >= len(marks):
@@ -99,7 +106,11 @@ class Split:
 
 
 def split(spec: "DataSpec", reading: FirstReading) -> Split:
-    """Hold out records by a hash of their input, so that no input is on both sides; of a stream, hold out the end."""
+    """Return the split of the text into training and validation examples.
+
+    Validation examples are chosen by a hash of the input, so that no input is in both parts. From a stream, the end is
+    held out. If the spec names a validation text, nothing is held out.
+    """
     objective = spec.objective
     if spec.valid:
         inputs = (record[objective.input_text] for corpus in spec.valid for record in corpus.records())
@@ -129,7 +140,10 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
 
 
 def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
-    """Hold out the last tenth of every stream, at most `STREAM` characters, or its last `spec.held_out` lines."""
+    """Return a split that holds out the end of every stream.
+
+    The end is the last `spec.held_out` lines or, if that is None, the last tenth, but at most `STREAM` characters.
+    """
     if spec.held_out == 0:
         return Split(spec, reading)
     if spec.held_out is None:
@@ -146,10 +160,10 @@ def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
 
 
 def is_complete(record: Record) -> bool:
-    """True if no text of the record is blank."""
+    """Return whether no text in the example is blank."""
     return all(text.strip() for text in record)
 
 
 def hash_of(text: str, seed: int) -> bytes:
-    """Eight bytes that depend on the text and the seed alone."""
+    """Return a hash of eight bytes, which depends only on the text and the seed."""
     return hashlib.blake2b(text.encode(), digest_size=8, key=seed.to_bytes(8, "big", signed=True)).digest()

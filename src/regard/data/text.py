@@ -1,4 +1,4 @@
-"""Read text files lazily: plain, gzip or xz, in strict UTF-8, with one record per line.
+"""Read text files lazily: plain, gzip or xz, in strict UTF-8, with one training example per line.
 
 Only a line feed ends a line, unlike in `str.splitlines`, so line counts agree with `wc -l` and parallel files stay
 aligned.
@@ -28,7 +28,7 @@ C = TypeVar("C", bound="Corpus")
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # the first bytes of a compressed file
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20  # bytes per read, so that a binary file is refused before it fills the memory
-# In bytes. text8 is one line of 100 MB; a compressed file of 1 MB may hold a line that fills the memory.
+# In bytes. text8 is one line of 100 MB. A compressed file of 1 MB may contain a line that fills the memory.
 MAX_LINE = 1 << 28
 FASTTEXT = "__label__"
 UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
@@ -46,7 +46,7 @@ class LineStream(Protocol):
 def lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a text file without line ends; `.gz` and `.xz` files are decompressed."""
     name = os.fspath(path)
-    number, begun, size = 1, list[bytes](), 0  # of the next line: its number, its first chunks and their size
+    number, begun, size = 1, list[bytes](), 0  # number of the next line, its first chunks, and the size of the chunks
     with _opened(name) as file, _decompressed(file, name) as stream:
         while True:
             try:
@@ -72,7 +72,10 @@ def lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _block(block: bytes, name: str, number: int) -> Iterable[str]:
-    """Decode many lines at once, or line by line where one is invalid, for an error with its number."""
+    """Return the decoded lines of a block whose first line has the number `number`.
+
+    A valid block is decoded at once. Other blocks are decoded line by line, so that the error has the line number.
+    """
     if block.endswith(b"\n") and b"\0" not in block:
         with suppress(UnicodeDecodeError):
             text = (block.removeprefix(BYTE_ORDER_MARK) if number == 1 else block).decode("utf-8")
@@ -149,7 +152,10 @@ def _opened(name: str) -> io.BufferedReader:
 
 
 def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
-    """Decompress a file by its suffix; raise DataError if the suffix and the first bytes disagree."""
+    """Return a file, decompressed if the suffix is `.gz` or `.xz`.
+
+    Raise DataError if the suffix and the first bytes disagree.
+    """
     head, ending = file.peek(8), Path(name).suffix.lower()
     for suffix, magic in MAGIC.items():
         if head.startswith(magic) and ending != suffix:
@@ -164,7 +170,7 @@ def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader | gzi
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
-    """True if a path is a pipe such as the shell's `<(zcat a.gz)`, which can be read only once."""
+    """Return whether a path is a pipe, such as the shell's `<(zcat a.gz)`. A pipe can be read only once."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):  # reported when it is opened
@@ -172,7 +178,10 @@ def is_pipe(path: str | os.PathLike[str]) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Raise DataError if a file is unreadable or empty, before the files that precede it are read."""
+    """Raise DataError if a file is unreadable or empty, so that the error comes before other files are read.
+
+    Pipes are not checked.
+    """
     if not is_pipe(path):
         with _opened(path) as file:
             _decompressed(file, path)
@@ -181,7 +190,7 @@ def check_file(path: str) -> None:
 
 
 def spool(path: str, to: Path) -> None:
-    """Copy a pipe to a file; stop at a NUL byte unless it is compressed, because binary input may be endless."""
+    """Copy a pipe to a file. Unless the pipe is compressed, stop at a NUL byte, because binary input may be endless."""
     with _opened(path) as pipe, open(to, "wb") as file:
         magic = MAGIC.get(Path(path).suffix.lower())
         compressed = magic is not None and pipe.peek(len(magic)).startswith(magic)
@@ -192,10 +201,10 @@ def spool(path: str, to: Path) -> None:
 
 
 class Corpus(Spec):
-    """Slot: files of records. Relative paths start at the working directory."""
+    """The Corpus slot: a spec of files with training examples. Relative paths start at the working directory."""
 
     __slots__ = ()
-    texts: ClassVar[int]  # strings per record
+    texts: ClassVar[int]  # number of strings per example
     labelled: ClassVar[bool] = False  # True if the first string is a label
     paths: ClassVar[tuple[str, ...]] = ("path",)  # fields that hold file names
     weight: float  # how often an epoch contains each example
@@ -209,18 +218,18 @@ class Corpus(Spec):
 
     @abstractmethod
     def records(self) -> Iterator[tuple[str, ...]]:
-        """Yield the records in order, lazily."""
+        """Yield the training examples in order, reading the files lazily."""
 
     def files(self) -> tuple[str, ...]:
         """Return the names of the files that are read."""
         return tuple(getattr(self, field) for field in self.paths)
 
     def remarks(self) -> list[str]:
-        """Return warnings about the content of the files; none by default."""
+        """Return warnings about the content of the files. Default: none."""
         return []
 
     def absolute(self: C, folder: str = "") -> C:
-        """Return the corpus with absolute paths; relative ones start at `folder` (default: the working directory)."""
+        """Return the corpus with absolute paths. Relative paths start at `folder`. Default: the working directory."""
         paths = {field: os.path.abspath(os.path.join(folder, getattr(self, field))) for field in self.paths}
         return replace(self, **paths)  # type: ignore[type-var]  # every concrete spec is a dataclass
 
@@ -251,7 +260,7 @@ class ParallelFiles(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class TSV(Corpus):
-    """A file of tab-separated columns, two of which are used: (source, target). Columns are counted from 1."""
+    """A file of tab-separated columns. Two of the columns are used: (source, target). Columns are counted from 1."""
 
     kind = "tsv"
     texts = 2
@@ -276,9 +285,9 @@ class TSV(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class JSONL(Corpus):
-    """A file with one JSON object per line, two fields of which are used: (source, target).
+    """A file with one JSON object per line. Two of the fields are used: (source, target).
 
-    A dot selects a field of an inner object: `translation.en`.
+    A dot selects a field of an inner object, for example `translation.en`.
     """
 
     kind = "jsonl"
@@ -295,7 +304,7 @@ class JSONL(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class Lines(Corpus):
-    """A file with one text per line or, with `field`, one JSON object per line that has the text in that field."""
+    """A file with one text per line. If `field` is given, each line is a JSON object with the text in that field."""
 
     kind = "lines"
     texts = 1
@@ -365,9 +374,9 @@ def _label(written: str, text: str, where: str) -> str:
 def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[list[str], str]]:
     """Yield the cells of every line except the header, with the file and line number for errors.
 
-    Lines with different numbers of cells are refused: a tab inside a text would silently truncate it.
+    Lines with different numbers of cells are refused, because a tab inside a text would silently truncate the text.
     """
-    first: tuple[int, int] | None = None  # number and columns of the first line
+    first: tuple[int, int] | None = None  # line number and number of columns of the first line
     for number, line in enumerate(lines(path), 1):
         cells = line.split("\t")
         if not (fasttext and len(cells) == 1 and line.startswith(FASTTEXT)):
@@ -382,7 +391,10 @@ def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[lis
 
 
 def _unused(path: str, first: int, second: int) -> list[str]:
-    """Return a warning if the first line has more columns than are read; a pipe cannot be read again to check."""
+    """Return a warning if the first line has more columns than are read.
+
+    A pipe is not checked, because it cannot be read again.
+    """
     if is_pipe(path):
         return []
     count = next(lines(path)).count("\t") + 1
@@ -439,6 +451,9 @@ def _field(record: dict[str, Any], key: str, where: str) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """Describe a JSON value for an error; a deeply nested one by its type, because its repr may not be computable."""
+    """Return a description of a JSON value for an error message.
+
+    A list or an object is described by its type, because the repr of a deeply nested value may not be computable.
+    """
     names = {dict: "an object", list: "a list", bool: "true or false", NoneType: "null"}
     return names.get(type(value)) or f"{value!r}"[:40]

@@ -1,6 +1,7 @@
-"""The token store: tables of ids or vectors, memory-mapped, so that a corpus may be larger than memory.
+"""The token store: memory-mapped tables of ids or vectors. A corpus may therefore be larger than memory.
 
-A table has columns (`source`, `target`, `label`). A column is one file of concatenated values and one of offsets.
+A token table has columns such as `source`, `target` and `label`. A column consists of a file of concatenated values and
+a file of offsets.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ VECTORS = "<f4"
 
 @runtime_checkable
 class Ids(Protocol):
-    """An array, or several read as one, indexed by slices and by arrays of places."""
+    """An array, or several arrays read as one, which can be indexed by slices and by arrays of indices."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: Any, /) -> Any: ...
@@ -42,18 +43,18 @@ class Column:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The length of every sequence."""
+        """The lengths of all sequences."""
         return np.diff(self.offsets)
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Column":
-        """A column of ids in memory."""
+        """Return a column of ids in memory."""
         offsets = _offsets([len(row) for row in rows])
         return cls(np.fromiter(chain.from_iterable(rows), np.uint32, int(offsets[-1])), offsets)
 
     @classmethod
     def of_vectors(cls, rows: Sequence[Sequence[Sequence[float]]], channels: int) -> "Column":
-        """A column in memory of sequences of vectors with `channels` numbers each."""
+        """Return a column in memory whose sequences consist of vectors with `channels` numbers each."""
         for number, row in enumerate(rows, 1):
             if any(len(vector) != channels for vector in row):
                 raise DataError(f"record {number}: every vector needs {channels} numbers")
@@ -61,17 +62,17 @@ class Column:
         return cls(values, _offsets([len(row) for row in rows]))
 
     def spans(self, first: np.ndarray, last: np.ndarray) -> "Column":
-        """A column in memory of the values from places `first` to places `last`."""
+        """Return a column in memory whose sequence i has the values at the indices first[i] to last[i] - 1."""
         offsets = _offsets(last - first)
         at = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
         return Column(self.ids[at], offsets)
 
     def take(self, rows: np.ndarray) -> "Column":
-        """The given sequences."""
+        """Return a column of the sequences with the given numbers."""
         return self.spans(self.offsets[rows], self.offsets[rows + 1])
 
     def between(self, before: Sequence[int], after: Sequence[int]) -> "Column":
-        """Every sequence with ids before and after it."""
+        """Return a column in which the ids `before` precede every sequence and the ids `after` follow it."""
         added = len(before) + len(after)
         offsets = self.offsets + added * np.arange(len(self.offsets))
         ids = np.empty(offsets[-1], np.uint32)
@@ -86,7 +87,7 @@ class Column:
 
 
 def _offsets(lengths: np.ndarray | list[int]) -> np.ndarray:
-    """The offsets of concatenated sequences, from 0 to the end of the last."""
+    """Return the offsets of concatenated sequences, from 0 to the end of the last sequence."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -105,16 +106,16 @@ class Table:
 
     @classmethod
     def of(cls, **columns: Sequence[Sequence[int]]) -> "Table":
-        """A table in memory, from lists of ids."""
+        """Return a table in memory. Each keyword argument is a column, given as lists of ids."""
         return cls({name: Column.of(rows) for name, rows in columns.items()})
 
     def take(self, rows: np.ndarray) -> "Table":
-        """The given rows."""
+        """Return a table of the rows with the given numbers."""
         return Table({name: column.take(rows) for name, column in self.columns.items()})
 
     @classmethod
     def open(cls, folder: Path) -> "Table":
-        """The table that a `Writer` wrote to `folder`."""
+        """Return the table that a `Writer` wrote to `folder`."""
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             columns = {name: _open_column(folder, name, about) for name, about in manifest["columns"].items()}
@@ -144,10 +145,10 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 class Writer:
-    """Write a table in chunks; `close` adds the manifest, without which the table does not exist."""
+    """A writer that stores a table in chunks. `close` adds the manifest, without which the table cannot be opened."""
 
     def __init__(self, folder: Path, columns: Sequence[str], vocab: int, stream: bool = False) -> None:
-        """`stream` makes one long row of everything that is added."""
+        """`vocab` is the vocabulary size, and `stream` joins everything that is added into one long row."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.stream = folder, stream
         dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
@@ -167,7 +168,7 @@ class Writer:
             column.extend(table[name])
 
     def close(self) -> Table:
-        """Finish the files and open the table."""
+        """Finish the files, and open and return the table."""
         about = {name: column.close(self.stream) for name, column in self.columns.items()}
         (self.folder / MANIFEST).write_text(json.dumps({"columns": about}, indent=2), encoding="utf-8")
         return Table.open(self.folder)
@@ -178,7 +179,7 @@ class _ColumnWriter:
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
         self.dtype: np.dtype = dtype
-        self.channels: int | None = None  # of vectors
+        self.channels: int | None = None  # numbers per vector; None: the values are ids
         self.ids: BinaryIO = open(f"{path}.ids", "wb")  # noqa: SIM115  # closed by close()
         self.offsets: BinaryIO = open(f"{path}.offsets", "wb")  # noqa: SIM115
         self.offsets.write(np.zeros(1, "<i8").tobytes())
@@ -209,7 +210,7 @@ class _ColumnWriter:
 
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of at most `size` items."""
+    """Yield the items in lists of `size` items; the last list may be shorter."""
     chunk: list[Any] = []
     for item in items:
         chunk.append(item)

@@ -1,7 +1,7 @@
-"""Tokenizers: text to token ids and back, learned from the corpus or imported, and stored as one JSON file.
+"""Tokenizers: they convert text to token ids and back. A tokenizer is learned from the corpus or imported.
 
-The file is a `tokenizer.json` of the tokenizers library with regard's settings at `model.regard`, a key that the
-library ignores; `Tokenizer.plain_json` leaves it out.
+A tokenizer is stored as one JSON file: a `tokenizer.json` for the tokenizers library with regard's settings at the key
+`model.regard`. The library ignores this key, and `Tokenizer.plain_json` leaves it out.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from regard.tree import Spec
 Document = dict[str, Any]
 
 CONTROL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
-UNKNOWN = "<unk>"  # id 3 of the tokenizer kind "words"
+UNKNOWN = "<unk>"  # id 3 in the tokenizer kind "words"
 BYTE_VOCAB = len(CONTROL) + 256
 MAX_VOCAB = 32_000  # unless the recipe sets vocab
-# Rare subwords are hardly learned, which costs most where the corpus is small (Sennrich & Zhang 2019). Exact match on
-# held-out lines for 5,000 unspaced Chinese sentences: 40 % with subwords that occur twice, 99 % with these.
+# Rare subwords are hardly learned, which costs most where the corpus is small (Sennrich & Zhang 2019). With 5,000
+# unspaced Chinese sentences, exact match on held-out lines is 40 % with a minimum count of 2 and 99 % with this one.
 MIN_COUNT = 5
 ID_LIMIT = 1 << 24  # larger ids are refused: a model has an embedding for every id
-ENCODE_BATCH = 4096  # texts per call of the library, which needs many times their size in memory
+ENCODE_BATCH = 4096  # texts per call of the library, which needs many times the size of the texts in memory
 SPACE = "\u2581"  # a space in a printed token
-VERSION: str = tokenizers.__version__  # of the library; another version may learn other subwords from the same text
+VERSION: str = tokenizers.__version__  # another version of the library may learn other subwords from the same text
 BY_WORD = ("bpe", "bytes", "characters")  # kinds without tokens that cross a space or a line feed
 
 # A word includes the space before it. Combining marks count as letters (GPT-2 splits Hindi words at them). Every digit
@@ -44,13 +44,14 @@ BY_WORD = ("bpe", "bytes", "characters")  # kinds without tokens that cross a sp
 WORD = r"\n| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|[^\S\n]+(?!\S)|[^\S\n]+"
 CHARACTER = r"[\s\S]"
 
-# GPT-2's alphabet: every byte as a printable character; the 68 that are not printable are shifted up, in order.
+# GPT-2's alphabet: every byte as a printable character. The 68 bytes that are not printable are shifted up, in order.
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
 SYMBOLS = [chr(byte) if byte in _VISIBLE else chr(256 + _HIDDEN.index(byte)) for byte in range(256)]
 BYTES = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
 
-# Only a lossless tokenizer decodes this to itself: spaces, marks, look-alikes, controls, a sample of all Unicode.
+# A text that only a lossless tokenizer restores: it has spaces, combining marks, look-alike characters, the text of
+# control tokens, and a sample of all Unicode characters.
 ROUND_TRIP = "  a  b\t\r\n\u2028 e\u0301\u00e9 \ufb01 \uff21 don 't </s> <unk> [ x ] \u2581" + "".join(
     chr(code) for code in (*range(256), *range(256, 0x40000, 97)) if not 0xD800 <= code < 0xE000
 )
@@ -58,7 +59,7 @@ ROUND_TRIP = "  a  b\t\r\n\u2028 e\u0301\u00e9 \ufb01 \uff21 don 't </s> <unk> [
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Settings that the file of the tokenizers library does not hold."""
+    """Settings that a `tokenizer.json` of the tokenizers library does not have."""
 
     kind: str
     why: str  # the size of the vocabulary and the reason for it, shown to the user
@@ -77,9 +78,10 @@ class Note:
 
 
 class Tokenizer:
-    """Encode text as token ids and decode ids to text. Text is never parsed for control tokens: "</s>" is 4 characters.
+    """A tokenizer, which encodes text as token ids and decodes token ids to text.
 
-    `encode` never returns `pad`, `bos` or `eos`, and `decode` skips them; an unknown word decodes to `<unk>`.
+    Text is never parsed for control tokens: "</s>" in a text is 4 characters. `encode` never returns the ids `pad`,
+    `bos` or `eos`, and `decode` skips these ids. An unknown word decodes to `<unk>`.
     """
 
     def __init__(self, text: str, document: Document, note: Note) -> None:
@@ -104,7 +106,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Parse the output of `to_json`; errors refer to the tokenizer as `name`."""
+        """Return the tokenizer that is stored in `text`, the output of `to_json`. Error messages call it `name`."""
         document = _parse(text, name)
         note = document["model"].pop("regard", None)
         if note is None:
@@ -127,7 +129,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read a tokenizer from a file."""
+        """Return the tokenizer that is stored in a file."""
         return cls.from_json(_read_text(path), os.fspath(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -139,12 +141,12 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the tokenizer's file."""
+        """The SHA-256 of the tokenizer's file."""
         return hashlib.sha256(self._text.encode("utf-8")).hexdigest()
 
     @cached_property
     def lossless(self) -> bool:
-        """True if decoding the encoded text restores it, tested on `ROUND_TRIP`."""
+        """Whether decoding an encoded text restores the text, tested on `ROUND_TRIP`."""
         return self.decode(self.encode(ROUND_TRIP)) == ROUND_TRIP
 
     def encode(self, text: str) -> list[int]:
@@ -166,7 +168,10 @@ class Tokenizer:
         return ids
 
     def encode_column(self, texts: list[str]) -> Column:
-        """Return `encode_batch` as a column; faster for a corpus, because every distinct word is encoded once."""
+        """Return the token ids of every text as a column.
+
+        For a corpus, this is faster than `encode_batch`, because most tokenizers encode every distinct word only once.
+        """
         return self._words.column(texts) if self.kind in BY_WORD else Column.of(self.encode_batch(texts))
 
     @cached_property
@@ -182,20 +187,23 @@ class Tokenizer:
         return self._library.decode_batch([self._without_control(ids) for ids in rows], skip_special_tokens=False)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokens in printable form: a space is U+2581; other invisible characters are escaped."""
+        """Return the tokens in printable form. A space becomes U+2581, and other invisible characters are escaped."""
         self._check(ids)
         return [self._control.get(i) or _visible(self._token_text(i)) for i in ids]
 
     pieces = tokens  # the former name
 
     def vocabulary(self, size: int | None = None) -> list[str]:
-        """Return the token of every id below `size` as the file spells it; `<none-ID>` for an id without a token."""
+        """Return the token for every id below `size`, as spelled in the file, or `<none-ID>` if an id has no token.
+
+        If `size` is None or smaller than the vocabulary, all tokens are returned.
+        """
         tokens = (self._control.get(i) or self._library.id_to_token(i) for i in range(self.size))
         known = [token or f"<none-{i}>" for i, token in enumerate(tokens)]
         return known + [f"<none-{i}>" for i in range(self.size, size or self.size)]
 
     def starts_word(self, token_id: int) -> bool:
-        """True if a token begins a new word, False if it continues the previous token's word."""
+        """Return whether a token begins a new word. If not, the token continues the word of the previous token."""
         self._check((token_id,))
         if token_id in self._control or self._model == "WordLevel":
             return True
@@ -221,25 +229,28 @@ class Tokenizer:
 
 
 class TokenizerSpec(Spec):
-    """Slot: how text becomes token ids."""
+    """The Tokenizer slot: a spec of a tokenizer, which is learned from text or imported."""
 
     __slots__ = ()
     sampled: ClassVar[bool] = False  # True if a sample of a large corpus is enough to learn from
 
     @abstractmethod
     def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-        """Learn a tokenizer from texts, in one pass and deterministically.
+        """Return a tokenizer learned from texts, deterministically and in one pass.
 
-        `share` is the fraction of the corpus that the texts are, if they are a sample of it.
+        `share` is the fraction of the corpus that the texts make up; it is below 1 if they are a sample.
         """
 
 
 class TooFewSubwordsError(DataError):
-    """A sample of the corpus has fewer subwords than requested; the whole corpus may have enough."""
+    """Error for a sample of the corpus that has fewer subwords than needed. The whole corpus may have enough."""
 
 
 def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-    """Learn the tokenizer that `spec` describes from `texts`, which are that `share` of the corpus."""
+    """Return the tokenizer that `spec` describes, learned from `texts`.
+
+    `share` is the fraction of the corpus that the texts make up.
+    """
     if isinstance(texts, str):
         raise DataError("texts: needs a sequence of texts, not a single one; put it into a list")
     try:
@@ -250,16 +261,17 @@ def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Toke
 
 @dataclass(frozen=True, slots=True)
 class BPE(TokenizerSpec):
-    """Byte-pair encoding (Sennrich et al. 2016) on bytes (Radford et al. 2019): merge the most frequent pair, repeat.
+    """Byte-pair encoding (Sennrich et al. 2016) on bytes (Radford et al. 2019).
 
-    Lossless and without unknown tokens: every byte is a token. A pair is merged if it occurs at least twice, or
-    `MIN_COUNT` times where the vocabulary size is chosen from the corpus.
+    Training merges the most frequent pair of tokens again and again. The encoding is lossless and has no unknown
+    tokens, because every byte is a token. A pair is merged if it occurs at least twice, or at least `MIN_COUNT` times
+    if the vocabulary size is chosen from the corpus.
     """
 
     kind = "bpe"
     sampled = True
-    vocab: int | None = None  # None: `choose_vocab`, or fewer if the corpus is small
-    # Languages that share the vocabulary, for `choose_vocab`; None: 1 in a language model, 2 elsewhere.
+    vocab: int | None = None  # number of tokens; None: from `choose_vocab`, or fewer if the corpus is small
+    # Number of languages that share the vocabulary, for `choose_vocab`; None: 1 for a language model, 2 otherwise.
     languages: int | None = None
 
     def check(self) -> None:
@@ -302,7 +314,7 @@ class BPE(TokenizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Bytes(TokenizerSpec):
-    """One token per byte of UTF-8, with the id 3 + byte. Lossless; nothing is learned."""
+    """One token per byte of UTF-8, with the id 3 + byte. The encoding is lossless, and nothing is learned."""
 
     kind = "bytes"
 
@@ -315,7 +327,10 @@ class Bytes(TokenizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Characters(TokenizerSpec):
-    """One token per character of the corpus; other characters are encoded as bytes. Lossless."""
+    """One token per character that occurs in the corpus.
+
+    Other characters are encoded as bytes, so the encoding is lossless.
+    """
 
     kind = "characters"
 
@@ -337,10 +352,10 @@ class Characters(TokenizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Words(TokenizerSpec):
-    """One token per whitespace-separated word that occurs at least twice; other words become `<unk>`.
+    """One token per whitespace-separated word that occurs at least twice. Other words become `<unk>`.
 
-    A line feed is a token, too. Not lossless: unknown words are lost, and white space becomes one space between words
-    and none next to a line feed.
+    A line feed is also a token. The encoding is not lossless: unknown words are lost, white space between words becomes
+    one space, and spaces next to a line feed are removed.
     """
 
     kind = "words"
@@ -394,9 +409,9 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Imported(TokenizerSpec):
-    """A `tokenizer.json` of the tokenizers library with its own ids; missing control tokens are appended.
+    """A `tokenizer.json` from the tokenizers library. The ids stay the same, and missing control tokens are added.
 
-    Its post-processor, truncation, padding and dropout are ignored: regard adds bos and eos itself.
+    The post-processor, truncation, padding and dropout in the file are ignored, because regard adds bos and eos itself.
     """
 
     kind = "imported"
@@ -419,7 +434,7 @@ TOKENIZERS: dict[str, type[Spec]] = {spec.kind: spec for spec in (BPE, Bytes, Ch
 
 
 def _add_control_tokens(document: Document, name: str) -> Note:
-    """Determine the control tokens of an imported file and add missing ones, in place."""
+    """Add missing control tokens to an imported document in place, and return the settings with all control tokens."""
     model, added = document["model"], {token["content"]: token for token in document.setdefault("added_tokens", [])}
     document |= {"truncation": None, "padding": None}
     if "dropout" in model:
@@ -448,11 +463,12 @@ def _add_control_tokens(document: Document, name: str) -> Note:
 
 
 def choose_vocab(words: int, languages: int = 2) -> int:
-    """Vocabulary size for a corpus: min(10.5 words^(1/2), 175 languages words^(1/4)), rounded, from 300 to 32,000.
+    """Return the vocabulary size for a corpus with a number of words in a number of languages.
 
-    For two languages: 1,000 for ten thousand words, 10,000 for a million and 32,000 for seventy million. With larger
-    vocabularies, small corpora have too few examples of each subword: with 15,000 sentence pairs 8,000 subwords reached
-    half of the BLEU of 4,000, and on WikiText-2 13,000 subwords had 7 % more perplexity per word than 6,000.
+    The size is min(10.5 words^(1/2), 175 languages words^(1/4)), rounded, from 300 to 32,000. For two languages it is
+    1,000 with ten thousand words, 10,000 with a million words and 32,000 with seventy million words. With a larger
+    vocabulary, a small corpus has too few examples of each subword. On 15,000 sentence pairs, 8,000 subwords reach half
+    of the BLEU score of 4,000 subwords. On WikiText-2, 13,000 subwords have 7 % more perplexity per word than 6,000.
     """
     size = min(10.5 * words**0.5, 175 * languages * words**0.25)
     step = 100 if size < 10_000 else 1_000
@@ -460,7 +476,7 @@ def choose_vocab(words: int, languages: int = 2) -> int:
 
 
 class _CountedTexts:
-    """Count words and characters of texts that can be read only once."""
+    """Texts that can be read only once, with counts of the words and characters read so far."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts, self.words, self.characters = texts, 0, 0
@@ -482,7 +498,10 @@ def _check_size(size: int, requested: int) -> None:
 
 
 def _truncate(model: Document, size: int) -> None:
-    """Reduce a BPE model to its first `size` tokens: the result of training to that size, as ids are in merge order."""
+    """Reduce a BPE model to its first `size` tokens.
+
+    Ids are in the order of the merges, so the result equals a model trained to that size.
+    """
     vocab: dict[str, int] = model["vocab"]
     later = (at for at, (left, right) in enumerate(model["merges"]) if vocab[left + right] >= size)
     model["merges"] = model["merges"][: next(later, None)]
@@ -502,7 +521,7 @@ def _byte_level(model: models.BPE, *splits: pre_tokenizers.PreTokenizer) -> toke
 
 
 def _untrained(library: tokenizers.Tokenizer) -> Document:
-    """Return the document of a tokenizer without training, with the control tokens that a trainer would add."""
+    """Return the JSON document for a tokenizer without training, with the control tokens that a trainer would add."""
     library.add_special_tokens(list(CONTROL))
     return json.loads(library.to_str())
 
@@ -553,10 +572,10 @@ def _visible(text: str) -> str:
 
 
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
-    """Load the library's tokenizer such that no text encodes to a control token; return it and these tokens by id.
+    """Return the library's tokenizer, in which no text encodes to a control token, and the control tokens keyed by id.
 
     `encode_special_tokens` is not enough: a Unigram model has "</s>" in its own vocabulary and would match it in text.
-    So control tokens get random names in memory; the file is unchanged.
+    Control tokens therefore get random names in memory. The file is unchanged.
     """
     special = [token for token in document["added_tokens"] if token["special"] and token["id"] != unknown]
     secret = secrets.token_hex(16)
@@ -581,13 +600,13 @@ def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.T
 
 
 def _merge_tokens(merge: Any) -> tuple[str, str, str]:
-    """Return the two tokens of a merge, one string in older files, and the token that they form."""
+    """Return the two tokens of a merge and the token that they form. In older files, a merge is one string."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
 
 
 def _fork_without_threads() -> None:
-    """Disable the library's parallelism in forked processes, which have no threads: it would warn or hang."""
+    """Disable the library's parallelism in forked processes, in which the library would warn or hang."""
     variable = "TOKENIZERS_PARALLELISM"
     set_here: list[bool] = []
 

@@ -1,7 +1,7 @@
-"""Encode a corpus word by word with a cache: a corpus has about a hundred times fewer distinct words than words.
+"""Encode a corpus word by word with a cache. A corpus has about a hundred times fewer distinct words than words.
 
-A byte-level BPE never merges across a space or a line feed, so the ids of a text are the concatenated ids of its words,
-each including the space before it.
+A byte-level BPE never merges across a space or a line feed. The ids of a text are therefore the concatenated ids of its
+words, where a word includes the space before it.
 """
 
 import re
@@ -13,17 +13,18 @@ import numpy as np
 from regard.data.token_store import Column
 from regard.errors import DataError
 
-MAX_WORDS = 1 << 19  # the cache is cleared beyond, which bounds its memory
+MAX_WORDS = 1 << 19  # a cache with more words is cleared, which limits its memory
 # Split before a space that follows a word, and around a line feed. Python's white space includes all that the
 # tokenizer treats as white space, so no sequence of white space is split.
 CUT = re.compile(r"(?<=\S)(?= )|(?=\n)|(?<=\n)")
 
 
 class WordMemory(dict[str, int]):
-    """Cache of the token ids of words; maps a key to the index of its ids.
+    """A cache of the token ids of words. It maps a key to the index of the word's ids.
 
-    A key is a word without the space before it, or, if there is none, the word after a space: `of` stands for " of" and
-    ` of` for "of". So the words of `str.split` are keys as they are.
+    A word with a space before it has the word without the space as its key. A word without a space before it has the
+    word with a space as its key. So the key of " of" is "of", and the key of "of" is " of". Most words are preceded by
+    a space, so the words from `str.split` can be used as keys without a change.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
