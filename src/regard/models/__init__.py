@@ -1,1 +1,1 @@
-"""Families of models, each a spec and the module it builds."""
+"""Model families: for each family, a spec and the module that the spec builds."""

@@ -1,4 +1,4 @@
-"""The interfaces of models: Model, Generator (decodes step by step), LanguageModel, Classifier."""
+"""The interfaces of models: Model, Generator (which decodes step by step), LanguageModel and Classifier."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,17 +22,17 @@ from regard.tree import Spec
 
 
 class ModelSpec(Spec):
-    """Slot: describes a whole model."""
+    """The model slot: the specs that each describe a whole model."""
 
     __slots__ = ()
     reads_source: ClassVar[bool] = False  # whether it generates a target from a source
-    packs: ClassVar[bool] = True  # whether several texts may stand in one row
-    ordered: ClassVar[bool] = False  # whether it depends on the order of its source whatever its parts are
-    init: Init  # every family has this field: how its weights are drawn
+    packs: ClassVar[bool] = True  # whether one batch row may hold several texts
+    ordered: ClassVar[bool] = False  # whether source order matters whatever the parts are
+    init: Init  # every family has this field: how weights are initialised
 
     @abstractmethod
     def build(self, init: Init) -> "Model":
-        """The model, its weights drawn by `init`."""
+        """Return the model, with weights initialised by `init`."""
 
 
 class Model(nn.Module):
@@ -44,40 +44,40 @@ class Model(nn.Module):
 
     @abstractmethod
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
-        """The prediction for a batch: logits of tokens or classes, or vectors. `trace` records attention weights."""
+        """Return the logits of tokens or classes, or vectors, for a batch. `trace` records the attention weights."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
-        """The summed loss of a batch."""
+        """Return the loss, summed over the labels of a batch."""
 
     def __repr__(self) -> str:
         return summary(self)
 
 
 class Generator(Model):
-    """Abstract: a model that predicts one token after another: the interface of search, sampling and serving."""
+    """Abstract: a model that predicts token by token. Search, sampling and serving use this interface."""
 
-    source_first: ClassVar[bool] = False  # the source is the beginning of the sequence, and counts towards its length
+    source_first: ClassVar[bool] = False  # whether the source is part of the target sequence, and of its length
     new_rows = staticmethod(Rows.start)  # regard.fast installs rows whose beams share a cache here
     device_search: Any = None  # regard.fast installs a beam search that stays on the GPU here
 
     @abstractmethod
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        """Begin a decoding of at most `max_len` read tokens, with `beams` rows for each row of the batch.
+        """Return a new decoding session that reads at most `max_len` tokens, with `beams` rows per row of the batch.
 
-        `static` keeps every shape the same from step to step, for CUDA graphs. The length is counted in columns: all
-        rows count as long as the longest prompt.
+        With `static`, no tensor shape changes from step to step, as CUDA graphs require. `max_len` counts columns of
+        the padded batch, so that every row counts as if it were as long as the longest prompt.
         """
 
     @abstractmethod
     def advance(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Process new tokens (segment 0 is padding) and return log p of the token after the last real one."""
+        """Process new tokens and return log p of the token after the last real one. `seg` is 0 at padding."""
 
 
 class LanguageModel(Generator):
-    """Abstract: a generator whose last hidden states go through a head over a vocabulary table."""
+    """Abstract: a generator with a vocabulary head that reads the last hidden states."""
 
     tables: "Tables"
     head: Head
@@ -86,27 +86,27 @@ class LanguageModel(Generator):
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The last hidden states of the whole target."""
+        """Return the last hidden states at all positions of the target."""
 
     @abstractmethod
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        """Process new tokens, `counts` of them real in each row (None: all); return their last hidden states."""
+        """Process new tokens and return their last hidden states. The first `counts` per row are real (None: all)."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """The logits of a batch, as `logits`."""
+        """Return the result of `logits`."""
         return self.logits(batch, trace)
 
     def logits(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Unnormalised log-probabilities of every token at every position of the target.
+        """Return unnormalised log-probabilities of every token at every position of the target.
 
-        A head that is not one softmax (a mixture, an adaptive one) returns its normalised log-probabilities.
+        A head that is not a single softmax (a mixture, an adaptive softmax) returns normalised log-probabilities.
         """
         return self.head.logits(self.hidden(batch, trace=trace), self.tables.get("output"))
 
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """log p of every token at every position of the target."""
+        """Return log p of every token at every position of the target."""
         return self.head.log_probs(self.hidden(batch, trace=trace), self.tables.get("output"))
 
     def loss(self, batch: Batch) -> Loss:
@@ -132,7 +132,7 @@ class LanguageModel(Generator):
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """`step`, with the lengths of the rows updated; return the hidden state at the last real token."""
+        """Run `step`, update the row lengths, and return the hidden state at the last real token of each row."""
         decoding.rows.claim(ids.shape[1], counts)
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
@@ -143,18 +143,18 @@ class Classifier(Model):
     """Abstract: a model that predicts classes."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
-        """The logits of the classes, as `scores`."""
+        """Return the result of `scores`."""
         return self.scores(batch, trace=trace)
 
     @abstractmethod
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
-        """Unnormalised log-probabilities of the classes."""
+        """Return unnormalised log-probabilities of the classes."""
 
 
 def refuse(batch: Batch, *names: str) -> None:
-    """Refuse fields of a batch that the model would ignore."""
+    """Refuse a batch in which a field of `names` is set, because the model would ignore the field."""
     for name in names:
         ignored = getattr(batch, name)
         require_data(
@@ -163,7 +163,7 @@ def refuse(batch: Batch, *names: str) -> None:
 
 
 def source_of(batch: Batch) -> Tensor:
-    """The source of a batch for a model that reads source and target; refuses fields that the model would ignore."""
+    """Return the source of a batch for a model that reads source and target. Refuse fields that it would ignore."""
     if batch.source is None:
         raise DataError("source: this model needs one; give the batch a source or use a decoder-only model")
     refuse(batch, "prefix", "types")
@@ -171,14 +171,14 @@ def source_of(batch: Batch) -> Tensor:
 
 
 def check_unpacked(batch: Batch) -> None:
-    """Refuse packed rows at the start of a decoding, which has one source per row."""
+    """Refuse packed rows at the start of a decoding session, which needs one source per row."""
     require_data(not batch.packed, "packed: a decoding has one source per row; give it a padded batch")
 
 
 def own_mask(
     batch: Batch, pos: Int[Tensor, "B T"] | None, seg: Int[Tensor, "B T"] | None, causal: bool = False
 ) -> Mask:
-    """The self-attention mask of one side of a batch."""
+    """Return the self-attention mask for the source or the target of a batch."""
     return Mask(
         causal=causal,
         q_pos=pos,

@@ -1,4 +1,4 @@
-"""Build a model from its description; count its parameters; the sizes and sites that all families share."""
+"""Build models from specs, count parameters, and check the sizes that all families have."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,10 @@ from regard.nn.linear import Linear
 
 
 def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int = 0, init: bool = True) -> Model:
-    """The model that `spec` describes. The same seed gives the same weights on every device.
+    """Return the model that `spec` describes. The same seed gives the same weights on every device.
 
-    `device="meta"` allocates nothing, to count and to check. `init=False` leaves the weights undrawn, to load others.
+    `device="meta"` allocates no memory, which suffices for counts and checks. `init=False` leaves the weights
+    uninitialised, so that other weights can be loaded.
     """
     require(
         isinstance(spec, ModelSpec),
@@ -33,14 +34,14 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"), _memory_error_in_words():
             return spec.build(Uninitialized())
-    with seeded(seed), _memory_error_in_words():  # drawn on the CPU: devices have generators of their own
+    with seeded(seed), _memory_error_in_words():  # initialised on the CPU, because each device has its own generator
         model = spec.build(draw)
     return model.to(device=device)
 
 
 @contextmanager
 def _memory_error_in_words() -> Iterator[None]:
-    """Raise a SpecError for a weight that does not fit into memory or whose size overflows."""
+    """Raise a SpecError inside this context if a weight does not fit into memory or its size overflows."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
@@ -54,20 +55,20 @@ def _memory_error_in_words() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global CPU generator inside, and restore it afterwards."""
+    """Seed the global CPU generator inside this context, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def count(spec: ModelSpec) -> int:
-    """The exact number of parameters."""
+    """Return the exact number of parameters of the model that `spec` describes."""
     return sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
 
 
 @runtime_checkable
 class Sizes(Protocol):
-    """The fields that every family has."""
+    """The fields for sizes and dropout rates that every family has."""
 
     @property
     def d_model(self) -> int: ...
@@ -86,7 +87,7 @@ class Sizes(Protocol):
 
 
 def check_sizes(spec: Sizes) -> None:
-    """Refuse sizes and dropout rates that no model can have."""
+    """Refuse sizes and dropout rates that are not valid for any model."""
     for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
         check_count(name, getattr(spec, name), most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -99,7 +100,7 @@ def check_sizes(spec: Sizes) -> None:
 
 
 def check_vocab(name: str, vocab: int | None) -> None:
-    """Refuse a vocabulary size outside of [1, 2^31]."""
+    """Refuse a vocabulary size `vocab` outside [1, 2^31]."""
     require(vocab is None or 1 <= vocab <= 2**31, name, f"must lie between 1 and 2^31, not {vocab}")
 
 
@@ -112,7 +113,7 @@ def site_of(
     depths: tuple[int, int],
     branches: int,
 ) -> Site:
-    """The site of one side of a model, before its stack narrows it to a layer."""
+    """Return the site of the encoder or decoder, from which the stack derives the site of each layer."""
     d_head = spec.d_head or spec.d_model // spec.heads
     return Site(
         d_model=spec.d_model,

@@ -1,8 +1,8 @@
-"""Count exact parameters and forward FLOPs per token, by part, on the meta device.
+"""Count the exact parameters and the forward FLOPs per token of each part of a model, on the meta device.
 
-FLOPs are those of matrix products, convolutions and sums over looked-up rows, two per multiply-add, in evaluation.
-Attention counts all pairs of positions, even those that a pattern hides. Of the experts, only those that a token uses
-are counted. Elementwise operations are not: norms, activations, the taps of light and dynamic convolutions.
+FLOPs are those of matrix products, convolutions and sums over looked-up table rows in evaluation, two per multiply-add.
+Attention counts all pairs of positions, even those that an attention pattern masks. Only the experts that a token uses
+are counted. Elementwise operations are not counted: norms, activations, and light and dynamic convolutions.
 """
 
 import re
@@ -28,7 +28,7 @@ from regard.nn.residual import ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class PartCost:
-    """One row of the table: a part of the model, its parameters, its FLOPs per token."""
+    """The cost of one part of a model: the name of the part, its parameters, and its FLOPs per token."""
 
     part: str
     parameters: int
@@ -37,7 +37,7 @@ class PartCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a model. FLOPs are those of a forward pass, two per multiply-add, per target token."""
+    """The cost of a model. FLOPs are counted per target token in a forward pass, two per multiply-add."""
 
     parameters: int
     flops_per_token: float
@@ -46,10 +46,10 @@ class Cost:
 
 
 def cost(spec: ModelSpec, length: int = 128) -> Cost:
-    """Count a model on sequences of `length` (source and target alike)."""
+    """Return the cost of a model on sequences of `length` tokens, both in the source and in the target."""
     if length < 1:
         raise DataError(f"length: must be at least 1, not {length}")
-    # Without gradients: the counter would hang hooks on a part that returns a weight of its own.
+    # Without gradients, because the counter would register hooks on a part that returns one of its weights.
     model = build(spec, device="meta").eval().requires_grad_(False)
     owners = dict(_owners(model))
     parameters = dict.fromkeys(owners.values(), 0)
@@ -63,11 +63,12 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
-    """Module prefix -> part: a stack's branches by their kind, everything else by its place in the model.
+    """Yield pairs of a module name and the name of the part to which the module belongs.
 
-    In a model with blocks of its own kind, the parts of a block by their names.
+    Branches are named by stack and kind, and other modules by their names in the model. In a model whose blocks are not
+    `BlockModule`, the modules in a block are named by their names in the block.
     """
-    stacks: dict[str, None] = {}  # in order
+    stacks: dict[str, None] = {}  # an ordered set
     for name, module in model.named_modules():
         stack, _, place = name.partition(".blocks.")
         if isinstance(module, Branch) and not isinstance(module, ResidualBranch):
@@ -88,14 +89,14 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _owner(name: str, owners: dict[str, str]) -> str:
-    """The part of the longest prefix of `name` among the owners."""
+    """Return the part to which the longest prefix of `name` in `owners` belongs."""
     while name and name not in owners:
         name = name.rpartition(".")[0]
     return owners.get(name, "other")
 
 
 def _holder(name: str, owners: dict[str, str]) -> str | None:
-    """The nearest owner around a module."""
+    """Return the name of the innermost module in `owners` that contains the module `name`, or None."""
     while name:
         name = name.rpartition(".")[0]
         if name in owners:
@@ -104,7 +105,7 @@ def _holder(name: str, owners: dict[str, str]) -> str | None:
 
 
 class CountedForward(nn.Module):
-    """A model behind one call, so that the counter sees all of it under one root."""
+    """A wrapper that runs a model in one call, so that the counter attributes all FLOPs to one root."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -121,15 +122,15 @@ class CountedForward(nn.Module):
 
 @runtime_checkable
 class Idle(Protocol):
-    """A part that also computes padding, such as unused places in the capacity of experts."""
+    """A part that also computes padding, such as empty slots in the arrays of experts."""
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs that a call with `tokens` tokens spends on empty places."""
+        """Return the FLOPs that a call with `tokens` tokens spends on padding."""
         ...
 
 
 def _bag(weight: torch.Size, indices: torch.Size, *_: Any, **__: Any) -> int:
-    """FLOPs of a weighted sum of table rows: one multiply-add per element."""
+    """Return the FLOPs of a weighted sum of table rows: one multiply-add per element."""
     return 2 * prod(indices) * weight[-1]
 
 
@@ -137,7 +138,7 @@ BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forwa
 
 
 def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
-    """The FLOPs of each module by name, and their total."""
+    """Return the FLOPs keyed by module name, and the total FLOPs, both without padding."""
     idle: Counter[str] = Counter()
 
     def note(name: str, module: Idle) -> Any:
@@ -164,14 +165,14 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
     counted, total = _counted(model, _batch(model, length))
     flops: dict[str, float] = {}
     own = {module: counted.get(module, 0.0) for module in owners}
-    for module in owners:  # what holds other parts has what they leave of it
+    for module in owners:  # a module that contains others keeps the remaining FLOPs
         holder = _holder(module, owners)
         if holder is not None:
             own[holder] -= counted.get(module, 0.0)
     for module, part in owners.items():
-        # A model's children and stacks may be called by method; what was not counted has nothing left.
+        # Children and stacks that are called by a method are not counted, so the difference may be negative.
         flops[part] = flops.get(part, 0.0) + max(0.0, own[module])
-    # Heads and tables are called by method and not as modules: what no module accounts for is theirs.
+    # Heads and vocabulary tables are called by a method, so the FLOPs that no module accounts for belong to the head.
     flops["head"] = flops.get("head", 0.0) + total - sum(flops.values())
     return flops, total
 

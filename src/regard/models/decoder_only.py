@@ -31,10 +31,10 @@ from regard.nn.vocab.tables import Embeddings, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnly(ModelSpec):
-    """A language model: each token is predicted from those before it.
+    """A language model, which predicts each token from the tokens before it.
 
-    A prefix LM (Liu et al. 2018, Raffel et al. 2020) attends to the whole prefix at every position of it: in
-    training `batch.prefix` marks it, in decoding it is the input of the first `advance`.
+    In a prefix LM (Liu et al. 2018, Raffel et al. 2020), every position of the prefix attends to the whole prefix. In
+    training, `batch.prefix` marks the prefix. In decoding, the prefix is the input of the first call of `advance`.
     """
 
     kind = "decoder_only"
@@ -47,8 +47,8 @@ class DecoderOnly(ModelSpec):
     activation_dropout: float = 0.0
     visibility: Literal["causal", "prefix"] = "causal"
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
-    tied: bool = True  # the input table is also the softmax matrix
+    output_table: TableSpec | None = None  # for an output with its own table; None: like `table`
+    tied: bool = True  # whether the input table is also the softmax matrix
     input: InputSpec = Tokens()
     decoder: StackSpec = Plain((Block((SelfAttention(), FeedForward()), PreNorm()),))
     head: HeadSpec = Softmax()
@@ -83,7 +83,7 @@ class DecoderOnlyModel(LanguageModel):
         self.head = spec.head.build(spec.vocab, site.inside("head"))
 
     def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """The first hidden states, at the positions of the mask."""
+        """Return the first hidden states of `ids`, at the positions that the mask defines."""
         positions = mask.queries(ids.shape[1], ids.device)
         return self.inputs.embed("target", ids, self.tables.get("target"), positions, mask.bound(S))
 

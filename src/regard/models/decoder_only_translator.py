@@ -1,4 +1,4 @@
-"""The decoder-only translator: source and target as one sequence, to compare with an encoder-decoder."""
+"""The decoder-only translator, which reads source and target as one sequence."""
 
 from dataclasses import dataclass, replace
 
@@ -17,10 +17,10 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnlyTranslator(DecoderOnly):
-    """A decoder-only sequence-to-sequence model: the target continues the source in one sequence.
+    """A decoder-only sequence-to-sequence model, whose target continues the source in one sequence.
 
-    With `visibility="prefix"` source tokens attend to each other (Liu et al. 2018, Raffel et al. 2020); with "causal"
-    they attend to earlier tokens only (Brown et al. 2020). The loss is that of the target.
+    With `visibility="prefix"`, source tokens attend to all source tokens (Liu et al. 2018, Raffel et al. 2020). With
+    "causal", source tokens attend only to earlier tokens (Brown et al. 2020). Only target tokens have a loss.
     """
 
     kind = "decoder_only_translator"
@@ -31,7 +31,7 @@ class DecoderOnlyTranslator(DecoderOnly):
 
 
 class DecoderOnlyTranslatorModel(DecoderOnlyModel):
-    """The module of a decoder-only translator. It takes the batches of an encoder-decoder."""
+    """The module of a decoder-only translator, which reads the same batches as an encoder-decoder."""
 
     source_first = True
 
@@ -41,11 +41,11 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         source = source_of(batch)
         S, T = source.shape[1], batch.target.shape[1]
         order, whole = joined(batch, source)
-        prefix = order < S if self.prefixed else None  # where source tokens went
+        prefix = order < S if self.prefixed else None  # which positions hold source tokens
         mask = replace(own_mask(whole, whole.target_pos, whole.target_seg, causal=True), prefix=prefix)
         x = self.embed(whole.target, mask, S + T)
         x = self.decoder(x, Context(View(mask, S + T, S + T, x.device), losses=losses, trace=trace)).x
-        place = order.argsort(1)[:, S:]  # where the target tokens went
+        place = order.argsort(1)[:, S:]  # which positions hold the target tokens
         return x.gather(1, place[..., None].expand(-1, -1, x.shape[-1]))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
@@ -61,9 +61,10 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
 
 
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
-    """Concatenate source and target of each segment, padding last; return each place's former column, and the batch.
+    """Return the order of the joined tokens, and the joined batch.
 
-    Columns count through the source and then the target. Positions go on from the source to the target.
+    In the joined batch, the source of each segment is followed by its target, and padding is last. The order is the
+    index of each joined token in the row [source, target]. The positions of a target continue those of its source.
     """
     S, T = source.shape[1], batch.target.shape[1]
     sides = ((source, batch.source_seg, batch.source_pos), (batch.target, batch.target_seg, batch.target_pos))
@@ -73,7 +74,7 @@ def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"]
         segments.append(torch.ones_like(tokens) if seg is None else seg.long())
         count = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         positions.append(count if pos is None else pos.long())
-    # Row by row, how long the source of each segment is: what its target's positions begin from.
+    # The source length per row and segment, at which the positions of the target begin.
     lengths = torch.zeros(source.shape[0], batch.segments + 1, dtype=torch.int64, device=source.device)
     lengths.scatter_add_(1, segments[0], torch.ones_like(segments[0]))
     positions[1] = positions[1] + lengths.gather(1, segments[1])

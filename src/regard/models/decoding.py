@@ -1,4 +1,4 @@
-"""Decoding: the state of an autoregressive decoding, moved from step to step."""
+"""The state of an autoregressive decoding session, updated at each step."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ from regard.nn.trace import Trace
 
 @dataclass(slots=True)
 class Decoding:
-    """The state of one decoding: the lengths of its rows, the caches of every call, the memory of the source."""
+    """The state of one decoding session: the row lengths, the cache of each call, and the memory of the source."""
 
     rows: Rows
     states: list[Any]
     beams: int = 1
     memory: Memory | None = None
     cross: View | None = None
-    prefix: Int[Tensor, " B"] | None = None  # prefix LM: length of the prefix of each row
+    prefix: Int[Tensor, " B"] | None = None  # in a prefix LM: length of the prefix per row
     trace: Trace | None = None
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Row i continues row parent[i], a beam of the same source."""
+        """Make row i continue row parent[i], which must be a beam of the same source."""
         rows = self.rows.lengths.shape[0]
         require_data(parent.shape == (rows,), f"parent: needs one for each of {rows} rows, not {tuple(parent.shape)}")
         valid = not readable(parent) or torch.equal(parent // self.beams, torch.arange(rows) // self.beams)
@@ -40,11 +40,11 @@ class Decoding:
             state.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether `keep` is possible: every state can drop rows, and shapes may change."""
+        """Return whether `keep` is possible, because every state can drop rows and shapes may change."""
         return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
-        """Keep only these sources, in this order, each with all its beams."""
+        """Keep only the rows of `sources`, in this order, including all beams per source."""
         static = "sources: a static decoding keeps its shapes and cannot drop any; start it anew"
         require_data(not self.rows.static, static)
         stuck = [type(state).__name__ for state in flat(self.states) if not isinstance(state, Droppable)]
@@ -62,23 +62,23 @@ class Decoding:
             self.cross = replace(self.cross, mask=mask, lowered={}, shared={})
 
     def own_view(self, T: int) -> View:
-        """The view of T new tokens of every row, which attend to the past and to each other."""
+        """Return the view for T new tokens per row, which attend to the past and to each other."""
         return self.rows.view(T, self.prefix)
 
     def cross_view(self, T: int) -> View | None:
-        """The view of T new tokens of every beam on the memory; the same for all steps of the same T."""
+        """Return the view for T new tokens per beam, which attend to the memory. Equal T give the same view."""
         if self.cross is not None and T * self.beams != self.cross.T:
             self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
 
 
 def select(x: Tensor | None, rows: Int[Tensor, " r"]) -> Tensor | None:
-    """Some rows of an optional tensor."""
+    """Return the given rows of `x`, or None if `x` is None."""
     return None if x is None else x.index_select(0, rows)
 
 
 def flat(states: Iterable[Any]) -> Iterator[Any]:
-    """Every state of a decoding: a call has none, one, or a tuple of them."""
+    """Yield every state in `states`, in which a call has None, one state, or a tuple of states."""
     for state in states:
         if isinstance(state, tuple):
             yield from flat(state)
@@ -87,14 +87,17 @@ def flat(states: Iterable[Any]) -> Iterator[Any]:
 
 
 def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
-    """The hidden state at the last real token of every row."""
+    """Return the hidden state at the last of the `counts` real tokens per row (None: all are real)."""
     if counts is None:
         return x[:, -1]
     return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
 
 
 def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool = False) -> Mask:
-    """The mask of the memory. Without padding, only a static decoding needs one: later sources may have padding."""
+    """Return the padding mask of the memory, which is empty without padding.
+
+    With `static`, the mask always has a `k_seg` if `seg` is given, because later sources may have padding.
+    """
     if seg is None or (not static and bool((seg != 0).all())):
         return Mask()
     return Mask(k_seg=seg)

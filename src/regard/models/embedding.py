@@ -1,4 +1,4 @@
-"""The vocabulary tables and the inputs of a model, each stored once however many sides share it."""
+"""The vocabulary tables and input modules of a model, stored once if source and target share them."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ Side = Literal["source", "target"]
 
 
 class Tables(nn.Module):
-    """The vocabulary tables of a model. Each is stored once, under the first of its uses."""
+    """The vocabulary tables of a model. A table with several uses is stored once, under the first use."""
 
     def __init__(
         self,
@@ -28,9 +28,10 @@ class Tables(nn.Module):
         output: TableSpec | None = None,
         field: str = "sharing",
     ) -> None:
-        """`uses` maps a use to (the use that owns its table, vocabulary, width); `field` is where sharing is set.
+        """Build the tables from `spec`.
 
-        `output` describes the table of the output where it has its own; None: like the others.
+        `uses` maps each use to (use under which the table is stored, vocabulary size, width). `output` describes the
+        table of an output with its own table (None: `spec`). `field` is the name of the field that sets sharing.
         """
         super().__init__()
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
@@ -53,12 +54,12 @@ class Tables(nn.Module):
                 )
 
     def get(self, use: str) -> Table | None:
-        """The table for `source`, `target` or `output`; None where the input reads vectors or the head has its own."""
+        """Return the table for `source`, `target` or `output`, or None if the input or the head needs no table."""
         return self.tables[self.owner[use]] if use in self.owner else None  # type: ignore[reportReturnType]
 
 
 class Inputs(nn.Module):
-    """The input modules of a model: one for each side, or one that both share."""
+    """The input modules of a model: one each for source and target, or one that both share."""
 
     def __init__(self, spec: InputSpec, sites: dict[Side, Site], shared: bool) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Inputs(nn.Module):
             self.inputs[side] = spec.of(side).build(sites[side].inside("input"))
 
     def get(self, side: Side) -> Input:
-        """The input of `source` or `target`."""
+        """Return the input module of the source or the target."""
         return self.inputs[self.owner[side]]  # type: ignore[reportReturnType]
 
     def embed(
@@ -83,7 +84,7 @@ class Inputs(nn.Module):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """The first hidden states of a side; all positions are below `bound`."""
+        """Return the first hidden states of the source or the target. All positions are below `bound`."""
         channels, form = self.forms[side]
         fits = values.shape[2:] == channels
         require_data(fits, f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")
@@ -91,12 +92,12 @@ class Inputs(nn.Module):
 
 
 def value_form(channels: int) -> tuple[tuple[int, ...], str]:
-    """The shape of a value of an input and its description: vectors of `channels` channels, or token ids (0)."""
+    """Return the shape of one input value, and a description. `channels` is 0 for token ids."""
     return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 
 
 def check_input(spec: InputSpec) -> None:
-    """Refuse an input that a decoder cannot have: it reads the token ids that it predicts, of one type."""
+    """Refuse an input that a decoder cannot have: vectors, or several types of tokens."""
     require(spec.token_types == 0, "input.types", "only an encoder reads several types of tokens; set it to 0")
     require(
         spec.of("target").vector_channels == 0,

@@ -1,4 +1,4 @@
-"""An encoder of regard as a plain `nn.Module` for other PyTorch code."""
+"""A regard encoder as an ordinary `nn.Module`, for use in other PyTorch code."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,22 +18,22 @@ from regard.nn.mask import Context, Mask, View
 
 @runtime_checkable
 class Trained(Protocol):
-    """A trained run, as `regard.load` returns it."""
+    """A trained run, such as the one that `regard.load` returns."""
 
     @property
     def model(self) -> Model: ...
 
 
 class Encoder(nn.Module):
-    """The encoder of a model: token ids (B, T), or vectors, to hidden states (B, T, D).
+    """The encoder of a model, which maps token ids (B, T), or vectors, to hidden states (B, T, D).
 
-    `source` is the spec of an encoder-decoder or of an encoder-only model, such as `regard.preset("bert_base")`, whose
-    weights are drawn from `seed`; or a built model; or a trained run, `regard.load("runs/mine")`. The weights of a
-    model or a run are shared with it, not copied.
+    `source` is a spec, a model or a trained run. The spec may be that of an encoder-decoder or an encoder-only model,
+    for example `regard.preset("bert_base")`, and the weights are then initialised from `seed`. A trained run is the
+    result of `regard.load("runs/mine")`. The encoder shares the weights of a model or a run and does not copy them.
 
-    With `embed=False` there are no vocabulary table, positions and dropout before the first block: the encoder reads
-    vectors (B, T, d_model), as `torch.nn.TransformerEncoder` does. An encoder whose input is `Vectors` reads vectors of
-    that input's width.
+    With `embed=False`, the encoder has no vocabulary table, position embeddings or dropout before the first block, and
+    reads vectors (B, T, d_model), like `torch.nn.TransformerEncoder`. An encoder whose input is `Vectors` reads vectors
+    of the width that `Vectors` sets.
     """
 
     def __init__(self, source: ModelSpec | Model | Trained, embed: bool = True, seed: int = 0) -> None:
@@ -63,9 +63,10 @@ class Encoder(nn.Module):
         x: Int[Tensor, "B T"] | Float[Tensor, "B T C"],
         padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """The hidden states after the last block. `padding_mask` is True at padding, which ends a row.
+        """Return the hidden states after the last block.
 
-        Padding influences no other position; the hidden states at padding have no meaning.
+        `padding_mask` is True at padding, which must be at the end of a row. Padding does not influence other
+        positions. The hidden states at padding have no meaning.
         """
         if x.shape[2:] != self.shape or x.is_floating_point() != bool(self.shape):
             raise DataError(f"x: this encoder reads {self.form}, not {tuple(x.shape)} of {x.dtype}")

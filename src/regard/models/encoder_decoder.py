@@ -1,4 +1,4 @@
-"""The encoder-decoder: Vaswani et al. 2017 and its variants."""
+"""The encoder-decoder of Vaswani et al. 2017, and variants of it."""
 
 from dataclasses import dataclass, replace
 
@@ -33,12 +33,12 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder(ModelSpec):
-    """The encoder processes the source at once; the decoder generates the target token by token, attending to both."""
+    """A model whose encoder reads the source at once, and whose decoder generates the target token by token."""
 
     kind = "encoder_decoder"
     reads_source = True
     vocab: int = 32000
-    target_vocab: int | None = None  # None: the same
+    target_vocab: int | None = None  # None: equal to `vocab`
     d_model: int = 512
     heads: int = 8
     d_head: int | None = None  # None: d_model / heads
@@ -46,7 +46,7 @@ class EncoderDecoder(ModelSpec):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # where the output has a table of its own; None: like `table`
+    output_table: TableSpec | None = None  # for an output with its own table; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens()
     encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))
@@ -89,7 +89,7 @@ class EncoderDecoderModel(TwoSided):
         self.keep_layers = spec.bridge.needs_layers
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
-        """The memory: the output of the encoder, through the bridge."""
+        """Return the memory: the output of the encoder, transformed by the bridge."""
         ids = source_of(batch)
         T = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
@@ -113,11 +113,13 @@ class EncoderDecoderModel(TwoSided):
         return self.decode_from(self.encode(batch), max_len, beams, static)
 
     def decode_from(self, memory: Memory, max_len: int, beams: int, static: bool) -> Decoding:
-        """Begin a decoding of encoded sources."""
+        """Return a new decoding session for sources encoded in `memory`."""
         sources, S, _ = memory.x[0].shape
         rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
-        ctx = Context(cross, cross, memory)  # a new decoding has no past of its own to view
+        ctx = Context(
+            cross, cross, memory
+        )  # `cross` also stands in for the self-attention view, which is not used here
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
 
     def step(

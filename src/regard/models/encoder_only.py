@@ -41,18 +41,18 @@ Pooling = Literal["first", "mean", "last", "ends", "max", "mean_max"]
 
 
 class Task(Spec):
-    """Slot: what an encoder-only model predicts."""
+    """The task slot: the specs for what an encoder-only model predicts."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, spec: "EncoderOnly", encoder: "EncoderBody", site: Site) -> Model:
-        """Return the model: the encoder with this task's head."""
+        """Return the model, which is the encoder with a head for this task."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOnly(ModelSpec):
-    """Bidirectional Transformer encoder with a `task`: every token attends to all tokens of its segment."""
+    """Bidirectional Transformer encoder with a `task`. Every token attends to all tokens of its segment."""
 
     kind = "encoder_only"
     task: Task
@@ -80,7 +80,7 @@ class EncoderOnly(ModelSpec):
 
 
 class EncoderBody(nn.Module):
-    """Token ids to the output of the last layer."""
+    """Module that maps token ids, or vectors, to the output of the last layer."""
 
     def __init__(self, spec: EncoderOnly, site: Site) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class EncoderBody(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class MaskedLM(Task):
-    """Devlin et al. 2019: predict masked tokens with a dense layer, an activation, a norm and the vocabulary head."""
+    """Masked language modelling (Devlin et al. 2019), with a dense layer, activation and norm before the head."""
 
     kind = "masked_lm"
     activation: Activation = "gelu"
@@ -116,7 +116,7 @@ class MaskedLM(Task):
 
 
 class MaskedLMModel(Model):
-    """Module of `MaskedLM`; `batch.weights` is 1 for the labels of masked tokens and 0 elsewhere."""
+    """Module of `MaskedLM`. `batch.weights` must be 1 for the labels of masked tokens and 0 elsewhere."""
 
     def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class MaskedLMModel(Model):
             self.own = spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
 
     def table(self) -> Table | None:
-        """Return the embedding table of the head."""
+        """Return the embedding table that the head uses, or None."""
         return self.own if self.own is not None else self.encoder.tables.get("source")
 
     def hidden(
@@ -162,7 +162,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per row, BERT's pooler: tanh(x_first W + b). It has no loss and cannot be trained by itself."""
+    """One vector per batch row, tanh(x_first W + b), as in BERT's pooler. There is no loss to train it by itself."""
 
     kind = "pooled"
 
@@ -172,11 +172,11 @@ class Pooled(Task):
 
 @dataclass(frozen=True, slots=True)
 class SentenceClassifier(Task):
-    """One class per row, predicted from one pooled vector, optionally through BERT's pooler.
+    """One class per batch row, predicted from one pooled vector. With `pooler`, BERT's pooler transforms this vector.
 
-    `pool` is the vector of the first token, of the last (for a recurrent encoder) or of both concatenated ("ends", for
-    a bidirectional one), the mean over tokens, the maximum of each channel (Collobert et al. 2011), or mean and maximum
-    concatenated (Howard and Ruder 2018).
+    `pool` selects the pooled vector: the vector of the "first" token; that of the "last" token (for a recurrent
+    encoder); both concatenated ("ends", for a bidirectional recurrent encoder); the "mean" over tokens; the maximum per
+    channel ("max", Collobert et al. 2011); or mean and maximum concatenated ("mean_max", Howard and Ruder 2018).
 
     With label smoothing s (Szegedy et al. 2016, as in torch), the training loss of a row is
     (1 - s) * nll + s * mean_c(-log p_c).
@@ -198,7 +198,7 @@ class SentenceClassifier(Task):
 
 @dataclass(frozen=True, slots=True)
 class TokenClassifier(Task):
-    """One class per token, for tagging."""
+    """One class per token, as in tagging."""
 
     kind = "token_classifier"
     classes: int
@@ -212,7 +212,7 @@ class TokenClassifier(Task):
 
 
 def check_length(spec: EncoderOnly) -> None:
-    """Raise SpecError if the encoder shortens the sequence: the task needs one vector per token."""
+    """Raise SpecError if the encoder shortens the sequence, because the task needs one vector per token."""
     if spec.encoder.shortens:
         raise SpecError(
             "encoder", f"{spec.encoder.kind!r} leaves fewer vectors than tokens; use a sentence_classifier, or plain"
@@ -220,13 +220,13 @@ def check_length(spec: EncoderOnly) -> None:
 
 
 def check_classes(classes: int) -> None:
-    """Raise SpecError for fewer than 2 classes."""
+    """Raise SpecError if `classes` is below 2."""
     if classes < 2:
         raise SpecError("classes", f"must be at least 2, not {classes}")
 
 
 class Pool(nn.Module):
-    """Pool the encoder output of every row to one vector."""
+    """Module that pools the encoder output to one vector per batch row."""
 
     def __init__(self, pooling: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
@@ -249,33 +249,33 @@ class Pool(nn.Module):
         return x if self.pooler is None else self.pooler(x).tanh()
 
     def first(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Vector of the first token."""
+        """Return the vector of the first token."""
         return out.x[:, 0]
 
     def last(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Vector of the last token before padding."""
+        """Return the vector of the last token before padding."""
         return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
 
     def ends(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """Vectors of the first and the last token, concatenated."""
+        """Return the vectors of the first and the last token, concatenated."""
         return torch.cat((self.first(out), self.last(out)), -1)
 
     def mean(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Mean over tokens, without padding."""
+        """Return the mean over tokens, without padding."""
         if out.seg is None:
             return out.x.mean(1)
         real = (out.seg != 0).to(out.x.dtype)[:, :, None]
         return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
 
     def max(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Maximum of each channel over tokens, without padding; 0 for a row of padding."""
+        """Return the maximum over tokens per channel, without padding, or 0 for a batch row that is only padding."""
         if out.seg is None:
             return out.x.amax(1)
         padding = (out.seg == 0)[:, :, None]
         return out.x.masked_fill(padding, -torch.inf).amax(1).masked_fill(padding.all(1), 0.0)
 
     def mean_max(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """Mean and maximum over tokens, concatenated."""
+        """Return the mean and the maximum over tokens, concatenated."""
         return torch.cat((self.mean(out), self.max(out)), -1)
 
 
@@ -346,5 +346,5 @@ class TokenClassifierModel(Classifier):
 
 
 def classified(total: Tensor, nll: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
-    """Return the loss of a classifier with the auxiliary losses of its parts."""
+    """Return the loss of a classifier, including the auxiliary losses from the parts of the model."""
     return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), nll.detach())

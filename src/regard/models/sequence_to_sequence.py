@@ -1,4 +1,4 @@
-"""Shared by models with a source and a target: their sites, vocabulary tables and inputs."""
+"""The sites, vocabulary tables and inputs of models with a source and a target."""
 
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from regard.nn.vocab.tables import Sharing, TableSpec
 
 @runtime_checkable
 class TwoSidedSpec(Protocol):
-    """The fields that describe both sides."""
+    """The fields that describe the source and the target in a model spec."""
 
     @property
     def vocab(self) -> int: ...
@@ -51,7 +51,7 @@ def sides(
     heads: int = 1,
     attention_dropout: float = 0.0,
 ) -> tuple[Site, Site]:
-    """The sites of encoder and decoder of a recurrent or convolutional model."""
+    """Return the sites of the encoder and the decoder for a recurrent or convolutional model."""
     d_head = spec.d_model // heads
     source = Site(
         d_model=spec.d_model,
@@ -78,7 +78,10 @@ class TwoSided(LanguageModel):
     """Abstract: a model that generates a target from a source."""
 
     def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
-        """Build the tables and inputs of both sides; return the target vocabulary size. The head reads width d_out."""
+        """Build the tables and inputs of source and target, and return the target vocabulary size.
+
+        `d_out` is the width of the hidden states that the head reads; None: `spec.d_model`.
+        """
         vocab, reads_vectors = spec.target_vocab or spec.vocab, spec.input.of("source").vector_channels > 0
         owner = "source" if spec.sharing.source_target and not reads_vectors else "target"
         uses = {"target": (owner, vocab, spec.input.of("target").table_width(spec.d_model))}
@@ -93,6 +96,6 @@ class TwoSided(LanguageModel):
     def embed(
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
-        """The first hidden states of the source or the target, at the positions of the mask."""
+        """Return the first hidden states of the source or the target, at the positions that the mask defines."""
         positions = mask.queries(values.shape[1], values.device)
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))

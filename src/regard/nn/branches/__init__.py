@@ -1,1 +1,1 @@
-"""Branches: functions on the stream."""
+"""Branches: the functions in a block that the residual connections wrap."""

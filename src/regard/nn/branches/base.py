@@ -1,4 +1,4 @@
-"""Branch slot: the residual branches of a block."""
+"""The branch slot: the specs for the residual branches of a block."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -8,13 +8,13 @@ from regard.tree import Spec
 
 
 class BranchSpec(Spec):
-    """Slot: describes a branch."""
+    """The branch slot: the specs that build a residual branch."""
 
     __slots__ = ()
-    attends: ClassVar[bool] = False  # self-attention: the stack's position and attention pattern apply to it
-    packs: ClassVar[bool] = True  # keeps the segments of packed rows apart
-    ordered: ClassVar[bool] = False  # depends on the order of tokens without a position: convolution, recurrence
+    attends: ClassVar[bool] = False  # whether the stack's position scheme and attention pattern apply to it
+    packs: ClassVar[bool] = True  # whether it keeps the segments of packed rows apart
+    ordered: ClassVar[bool] = False  # whether token order matters without a position scheme, as in a convolution
 
     @abstractmethod
     def build(self, site: Site) -> Branch:
-        """Build the branch at this site."""
+        """Return the branch, built at `site`."""

@@ -18,11 +18,11 @@ from regard.nn.precision import widen
 
 @dataclass(frozen=True, slots=True)
 class LightConv(BranchSpec):
-    """Lightweight convolution of Narang et al. 2021: one filter per channel, the same at every position.
+    """Lightweight convolution of Narang et al. 2021, with one filter per channel that is the same at every position.
 
     g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c, followed by two projections,
     (y W_p + p) W_o + o. The filter is centred on t, or ends at t in a causal stack. `SharedLightConv` is the form of
-    the paper.
+    Wu et al. 2019, who introduced this convolution.
     """
 
     kind = "light_conv"
@@ -41,9 +41,9 @@ class LightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class DynamicConv(BranchSpec):
-    """Dynamic convolution of Narang et al. 2021: `LightConv` with filters predicted for every channel and position.
+    """Dynamic convolution of Narang et al. 2021: `LightConv` with a filter predicted per channel and position.
 
-    k_t = g_t W_k + b_k, with W_k from d to `width` * d. `SharedDynamicConv` is the form of the paper.
+    k_t = g_t W_k + b_k, with W_k from d to `width` * d. `SharedDynamicConv` is the form of Wu et al. 2019.
     """
 
     kind = "dynamic_conv"
@@ -61,16 +61,16 @@ class DynamicConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedLightConv(BranchSpec):
-    """LightConv of Wu et al. 2019: the d / heads channels of a head share a filter, the same at every position.
+    """LightConv of Wu et al. 2019: the d / heads channels of a head share one filter, the same at every position.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), y W_o + o. DropConnect zeroes filter
-    weights with the attention dropout probability.
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), and the output
+    y W_o + o. DropConnect zeroes filter weights with the attention dropout probability.
     """
 
     kind = "shared_light_conv"
     ordered = True
     width: int = 7
-    heads: int | None = None  # None: the model's
+    heads: int | None = None  # None: as in the model
     bias: bool | None = None  # None: as in the model's linear slot
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class SharedDynamicConv(BranchSpec):
     kind = "shared_dynamic_conv"
     ordered = True
     width: int = 7
-    heads: int | None = None  # None: the model's
+    heads: int | None = None  # None: as in the model
     bias: bool | None = None  # None: as in the model's linear slot
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class ConvolutionModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         g = F.glu(self.gated(x), -1)
         weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
-        if self.training and self.dropout.p > 0.0:  # shared filters get a dropout mask of their own at every position
+        if self.training and self.dropout.p > 0.0:  # dropout masks differ between positions
             weights = self.dropout(weights.expand(*g.shape[:2], -1, -1))
         stream = pad_stream(g, self.extent, ctx.own, state)
         return self.output(convolve(stream, weights, other_segments(self.extent, ctx.own)))
@@ -144,7 +144,7 @@ class ConvolutionModule(Branch):
 
 
 class LearnedFilters(nn.Module):
-    """Filters that are parameters."""
+    """Learned filters, which are the same at every position."""
 
     def __init__(self, width: int, heads: int, site: Site) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class LearnedFilters(nn.Module):
 
 
 class PredictedFilters(nn.Module):
-    """Filters predicted from each position's input by a linear projection."""
+    """Filters that a linear projection predicts from the input at each position."""
 
     def __init__(self, width: int, heads: int, bias: bool, site: Site) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class PredictedFilters(nn.Module):
 
 
 class TwoProjections(nn.Module):
-    """(y + c) W_p W_o: the bias and pointwise projection of the convolution, then the output projection."""
+    """Apply the bias c and the pointwise projection W_p of the convolution, then the output projection W_o."""
 
     def __init__(self, bias: bool, site: Site) -> None:
         super().__init__()

@@ -25,9 +25,9 @@ from regard.nn.norm import NoNorm, Norm
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention(BranchSpec):
-    """Attention to the encoder's output (the memory): queries from x, keys and values from the memory.
+    """Attention to the encoder's output (the memory), with queries from x and keys and values from the memory.
 
-    It has no position terms. In decoding, keys and values are computed once.
+    No position scheme applies to it. In decoding, keys and values are computed once.
     """
 
     kind = "cross_attention"
@@ -53,7 +53,7 @@ class CrossAttention(BranchSpec):
 
 
 class CrossAttentionModule(Branch):
-    """Multi-head cross-attention. `kv.weight` holds the rows of W_k, then of W_v, head after head."""
+    """Multi-head cross-attention. The rows of `kv.weight` are those of W_k, then those of W_v, each ordered by head."""
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -84,7 +84,7 @@ class CrossAttentionModule(Branch):
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
-        """Project the memory to keys and values."""
+        """Return the keys and values, projected from the memory."""
         assert ctx.memory is not None
         k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
         return self.key_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)

@@ -19,14 +19,17 @@ from regard.nn.precision import full_precision, widen
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts(BranchSpec):
-    """Shazeer et al. 2017, in the form of Lepikhin et al. 2021: y = g_1 expert_1(x) + g_2 expert_2(x).
+    """Mixture of experts of Shazeer et al. 2017, in the form of Lepikhin et al. 2021.
 
-    p = softmax(x G) in float32; the two best are used, with g_i = p_i / (p_1 + p_2); expert_e(x) = phi(x U_e) V_e.
-    In training the second is used with probability min(1, g_2 / threshold), and the capacity of an expert is
-    max(4, group * capacity / experts) tokens of each group, first choices before second ones, then by position;
-    tokens beyond the capacity contribute 0. So in training, tokens of a group depend on each other, also on later
-    ones. Evaluation uses both experts and drops no token. Padding is not routed. Capacity and balance loss are
-    computed per batch, so that gradient accumulation differs from one large batch.
+    y = g_1 expert_1(x) + g_2 expert_2(x) with the two most probable experts of p = softmax(x G), computed in float32;
+    g_i = p_i / (p_1 + p_2) and expert_e(x) = phi(x U_e) V_e.
+
+    In training, the second expert is used with probability min(1, g_2 / threshold). An expert processes at most
+    max(4, group * capacity / experts) tokens of each group: first choices come before second choices, and earlier
+    tokens before later ones. The output of an expert for a token beyond this capacity is 0. In training, the output for
+    a token therefore depends on the other tokens of the group, including later ones. Evaluation uses both experts and
+    drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so gradient accumulation
+    differs from one large batch.
     """
 
     kind = "mixture_of_experts"
@@ -36,7 +39,7 @@ class MixtureOfExperts(BranchSpec):
     capacity: float = 1.25  # of all experts together, relative to the tokens of a group
     group: int = 1024  # largest number of tokens that share a capacity
     threshold: float = 0.2
-    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of first choices, mean probability
+    balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of first choices, P: mean probability
 
     def check(self) -> None:
         _check(self, 2)
@@ -48,12 +51,12 @@ class MixtureOfExperts(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class Switch(BranchSpec):
-    """Fedus et al. 2022: y = p_e expert_e(x), where e is the most probable expert, p = softmax(x G) in float32.
+    """Switch layer of Fedus et al. 2022: y = p_e expert_e(x) with the most probable expert e.
 
-    In training the router reads x times U(1 - jitter, 1 + jitter), and the capacity of an expert is
-    max(4, group * capacity / experts) tokens of each group, by position; tokens beyond the capacity contribute 0.
-    Evaluation drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so that
-    gradient accumulation differs from one large batch.
+    p = softmax(x G) is computed in float32. In training, the router reads x times U(1 - jitter, 1 + jitter), and an
+    expert processes at most max(4, group * capacity / experts) tokens of each group, earlier tokens first. The output
+    for a token beyond this capacity is 0. Evaluation drops no token. Padding is not routed. Capacity and balance loss
+    are computed per batch, so gradient accumulation differs from one large batch.
     """
 
     kind = "switch"
@@ -63,7 +66,7 @@ class Switch(BranchSpec):
     capacity: float = 1.25  # of all experts together, relative to the tokens of a group
     group: int = 1024  # largest number of tokens that share a capacity
     jitter: float = 0.01
-    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e: share of choices, mean probability
+    balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of choices, P: mean probability
 
     def check(self) -> None:
         _check(self, 1)
@@ -82,7 +85,7 @@ def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
 
 
 class Routing(NamedTuple):
-    """The output of the router for N tokens, each with K choices, best first."""
+    """The output of the router: K chosen experts for each of N tokens, the most probable expert first."""
 
     expert: Tensor  # (N, K)
     gate: Tensor  # (N, K)
@@ -91,18 +94,18 @@ class Routing(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The slot of each choice in an array of `rows` rows and `width` columns; one expert computes each row."""
+    """The slot of each choice in an array of `rows` rows and `width` columns. Each row is computed by one expert."""
 
     at: Tensor  # (N, K); rows * width for a dropped choice
     width: int
     rows: int
-    owner: Tensor | None  # (rows,): the expert of a row; None: row e belongs to expert e
+    owner: Tensor | None  # (rows,): the expert that computes a row; None: expert e computes row e
 
 
 class Experts(Branch):
-    """Abstract: a router and experts, whose weights have the shape (E, out, in)."""
+    """Abstract: a router and E experts. The weights of the experts have the shape (E, out, in)."""
 
-    used: ClassVar[int]  # experts of a token
+    used: ClassVar[int]  # number of experts per token
 
     def __init__(self, spec: MixtureOfExperts | Switch, d_hidden: int, site: Site) -> None:
         super().__init__()
@@ -119,7 +122,7 @@ class Experts(Branch):
 
     @abstractmethod
     def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
-        """Choose the experts of each token and their gates."""
+        """Return the experts chosen for each token, and the gates of these experts."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         tokens, seg = x.flatten(0, 1), ctx.own.mask.q_seg
@@ -136,19 +139,19 @@ class Experts(Branch):
         return (outputs * choice.gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 
     def probabilities(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-        """softmax(x G) in float32, also under autocast: rounding would change the choice of experts."""
+        """Return softmax(x G) in float32, even under autocast, because rounding would change the choice of experts."""
         with full_precision(x.device):
             return (widen(x) @ widen(self.router).T).softmax(-1)
 
     def report(self) -> dict[str, Tensor]:
-        """Return the numbers of dropped and routed choices since the last call, one per token and expert."""
+        """Return how many choices, pairs of a token and an expert, were dropped and routed since the last call."""
         counts = {"dropped_tokens": self.dropped.clone(), "routed_tokens": self.routed.clone()}
         self.dropped.zero_()
         self.routed.zero_()
         return counts
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs of empty slots in an evaluation, which are an artefact of the layout."""
+        """Return the FLOPs spent on empty slots when `tokens` tokens are evaluated: an artefact of the array layout."""
         (E, hidden, D), K = self.up.shape, self.used
         width, rows = _laid_out(tokens * K, E)
         return (rows * width - tokens * K) * 4 * D * hidden
@@ -159,10 +162,10 @@ class Experts(Branch):
         self.dropped += choice.sent.sum() - routed
 
     def _run(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
-        """Return the output of each chosen expert for its token; 0 for dropped choices."""
+        """Return the output of each chosen expert for its token, or 0 for a dropped choice."""
         N, K = places.at.shape
         at = places.at.flatten()
-        # One more slot, for dropped choices.
+        # The last, additional slot is for dropped choices.
         inputs = x.new_zeros(places.rows * places.width + 1, x.shape[1])
         inputs = inputs.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
         up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
@@ -183,7 +186,7 @@ class MixtureOfExpertsModule(Experts):
         best, expert = probability.topk(self.used, -1)
         gate = best / (best.sum(-1, keepdim=True) + 1e-9)
         second = real
-        # Narang et al. sampled in evaluation too, so that the output was not a function of the input.
+        # Narang et al. sample in evaluation too, so that their output is not a function of the input.
         if self.training:
             second = real & (torch.rand_like(gate[:, 1]) * self.threshold < gate[:, 1])
         return Routing(expert, gate, torch.stack((real, second), 1), probability)
@@ -206,24 +209,24 @@ class SwitchModule(Experts):
 
 
 def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
-    """Return one matrix per expert, each initialised with the fan-in and fan-out of its own projection."""
+    """Return a stack of one matrix per expert, each initialised with the fan-in and fan-out of a single expert."""
     return nn.Parameter(torch.stack([site.parameter(d_out, d_in, role=role).detach() for _ in range(experts)]))
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """Return (number of groups, tokens in each): as few groups as possible, equal in size except the last."""
+    """Return the smallest number of groups of at most `most` tokens, and the size of every group but the last."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
 
 def _grouped(x: Tensor, groups: int, size: int) -> Tensor:
-    """(N, ...) -> (groups, size, ...), padded with zeros."""
+    """Return `x` of shape (N, ...) as (groups, size, ...), padded with zeros."""
     missing = groups * size - x.shape[0]
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (groups, size))
 
 
 def _limited(choice: Routing, capacity: float, most: int) -> Slots:
-    """Assign slots up to the capacity of each expert and group, and drop the other choices."""
+    """Return slots for the choices within the capacity per expert and group, and drop the other choices."""
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     G, S = _groups(N, most)
     C = min(S, max(4, int(S * capacity / E)))
@@ -239,16 +242,16 @@ def _limited(choice: Routing, capacity: float, most: int) -> Slots:
 def _laid_out(choices: int, experts: int) -> tuple[int, int]:
     """Return (width, rows) of an array with enough slots for any distribution of the choices.
 
-    The width is the mean number of choices per expert, which needs at most 2 * E rows.
+    The width is the mean number of choices per expert, so that at most 2 * `experts` rows are needed.
     """
     width = -(-choices // experts)
     return width, min(choices, choices // width + experts)
 
 
 def _unlimited(choice: Routing) -> Slots:
-    """Assign a slot to every choice, in an array whose shape depends on their number only.
+    """Return a slot for every choice, in an array whose shape depends only on the number of choices.
 
-    An expert computes as many rows as it needs, and weights of unused experts are not read.
+    Each expert computes as many rows as it needs, and the weights of unused experts are not read.
     """
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     width, rows = _laid_out(N * K, E)
@@ -261,12 +264,12 @@ def _unlimited(choice: Routing) -> Slots:
 
 
 def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
-    """Return the position of each choice in the queue of its expert, along `dim`."""
+    """Return the index of each choice in the queue for its expert, counted along `dim`."""
     return ((queue.cumsum(dim) - queue) * queue).sum(-1)
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """Balance loss E sum_e f_e P_e over the real tokens of a group, averaged over groups; 1 if balanced."""
+    """Return the balance loss E sum_e f_e P_e over the real tokens of a group, averaged over groups (1 if balanced)."""
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)
     mask = _grouped(real[:, None].to(choice.probability.dtype), G, S)

@@ -17,10 +17,11 @@ from regard.nn.mask import Context
 
 @dataclass(frozen=True, slots=True)
 class NGramConvolution(BranchSpec):
-    """Dense filters over n-grams, Kim 2014: y_t = concat_w(phi(sum_i x_(t+i) W_w,i + b_w)) W_o + o, w in `widths`.
+    """Dense filters over n-grams (Kim 2014), with one group of filters for each width w in `widths`.
 
-    Filters are centred on t, or end at t in a causal stack; the text is padded with zeros. `output=False` omits W_o
-    and o. Without them, and with the residual rule `no_residual` and max pooling over tokens, a classifier is Kim's.
+    y_t = concat_w(phi(sum_i x_(t+i) W_w,i + b_w)) W_o + o. Filters are centred on t, or end at t in a causal stack. The
+    text is padded with zeros. `output=False` omits W_o and o. With `output=False`, the residual rule `no_residual` and
+    max pooling over tokens, a classifier is that of Kim 2014.
 
     Differs from the paper: n-grams that extend beyond the ends of the text count too.
     """
@@ -28,7 +29,7 @@ class NGramConvolution(BranchSpec):
     kind = "ngram_convolution"
     ordered = True
     widths: tuple[int, ...] = (3, 4, 5)
-    filters: int | None = None  # of each width; None: d_model of all widths together
+    filters: int | None = None  # per width; None: d_model filters, divided among the widths
     activation: Activation = "relu"
     output: bool = True
     bias: bool | None = None  # None: as in the model's linear slot
@@ -62,7 +63,7 @@ class NGramConvolutionModule(Branch):
             site.linear(width * D, {"up": count}, bias=spec.bias)
             for width, count in zip(spec.widths, filters, strict=True)
         )
-        # The channels of each width's window within the widest one, which is built once.
+        # The window of each width is a range of channels in the widest window, which is built once.
         first = [self.widest.left - kernel_extent(width, site).left for width in spec.widths]
         self.columns = [slice(i * D, (i + width) * D) for i, width in zip(first, spec.widths, strict=True)]
         self.output = site.linear(sum(filters), {"down": D}, bias=spec.bias) if spec.output else nn.Identity()

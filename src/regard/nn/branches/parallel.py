@@ -18,10 +18,10 @@ from regard.nn.mask import Context
 
 @dataclass(frozen=True, slots=True)
 class Parallel(BranchSpec):
-    """f_1(x) + f_2(x) + ...: the sum of several branches of the same input.
+    """The sum f_1(x) + f_2(x) + ... of several branches with the same input.
 
-    Attention and feed-forward in GPT-J (Wang and Komatsuzaki 2021) and PaLM (Chowdhery et al. 2022); self- and
-    cross-attention in the Evolved Transformer (So et al. 2019).
+    Used for attention and feed-forward in GPT-J (Wang and Komatsuzaki 2021) and PaLM (Chowdhery et al. 2022), and
+    for self- and cross-attention in the Evolved Transformer (So et al. 2019).
     """
 
     kind = "parallel_branches"

@@ -1,4 +1,4 @@
-"""Product-key memory: a large table of values, indexed by the best of n * n keys."""
+"""Product-key memory: a large table of values, from which the best of n * n keys select rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +17,21 @@ from regard.nn.precision import full_precision, widen
 
 @dataclass(frozen=True, slots=True)
 class ProductKeyMemory(BranchSpec):
-    """Lample et al. 2019: y = sum over heads and their `knn` best keys of softmax(scores) V[i * keys + j].
+    """Product-key memory of Lample et al. 2019, with `keys` * `keys` values.
 
-    A query x W + b is split into two halves, each normalised by LayerNorm, and scores key (i, j) by
-    q_1 k_1i + q_2 k_2j. The best of all keys^2 sums are among the sums of the `knn` best of each half, so only knn^2
-    sums are computed. The init slot initialises values as embeddings: standard deviation width^-1/2 in most inits, as
-    in the paper, and 1 in T5's, as in Narang et al. 2021.
+    y is the sum of softmax(scores) V[i * keys + j] over the heads and the `knn` best keys (i, j) of each head. A query
+    x W + b is split into two halves, each normalised by LayerNorm. The score of key (i, j) is q_1 k_1i + q_2 k_2j. The
+    best of all keys^2 sums are among the sums of the `knn` best scores of each half, so only knn^2 sums are computed.
+    The model's init initialises the values as embeddings: their standard deviation is d_model^-1/2 in most inits, as in
+    the paper, and 1 in the init of T5, as in Narang et al. 2021.
 
-    Differs from the paper, as in Narang et al. 2021: LayerNorm instead of BatchNorm, which would mix tokens.
+    Differs from the paper, as in Narang et al. 2021: LayerNorm replaces BatchNorm, which would mix tokens.
     """
 
     kind = "product_key_memory"
     heads: int = 4
-    keys: int = 512  # in each half
-    d_key: int = 128  # of both halves together
+    keys: int = 512  # number of keys per half
+    d_key: int = 128  # width of both halves together
     knn: int = 32
 
     def check(self) -> None:
@@ -61,13 +62,13 @@ class ProductKeyMemoryModule(Branch):
             scores = torch.einsum("nhck,hcik->nhci", widen(query), widen(self.keys))
         best, index = product_top(scores, self.knn)
         weights = best.softmax(-1).to(self.memory.dtype).flatten(1)
-        # Sums over heads and keys at once, without gathering the values.
+        # Sums over heads and keys in one operation, without gathering the values.
         y = nn.functional.embedding_bag(index.flatten(1), self.memory, per_sample_weights=weights, mode="sum")
         return y.view_as(x)
 
 
 def product_top(scores: Float[Tensor, "N H 2 n"], knn: int) -> tuple[Float[Tensor, "N H k"], Int[Tensor, "N H k"]]:
-    """Return the `knn` highest of the n^2 sums of one score of each half, and their pairs (i, j) as i * n + j."""
+    """Return the `knn` highest of the n^2 sums scores[..., 0, i] + scores[..., 1, j], and the indices i * n + j."""
     n = scores.shape[-1]
     best, index = scores.topk(knn, -1)
     sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).flatten(-2)

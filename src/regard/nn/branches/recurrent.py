@@ -15,19 +15,20 @@ from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_length
 
 @dataclass(frozen=True, slots=True)
 class Recurrence(BranchSpec):
-    """h_t = cell(x_t, h_(t-1)), optionally bidirectional, [forward; backward], and projected by W_o.
+    """A recurrent layer h_t = cell(x_t, h_(t-1)), with an optional output projection W_o.
 
-    With the residual rule `no_residual` a stack of these is a plain RNN, with any other rule a residual RNN.
+    With `bidirectional`, the states of both directions are concatenated. A stack of this branch is a plain RNN with the
+    residual rule `no_residual`, and a residual RNN with any other rule.
     """
 
     kind = "recurrence"
     packs = False
     ordered = True
     cell: Cell = LSTM()
-    d_hidden: int | None = None  # of each direction; None: d_model divided by the number of directions
+    d_hidden: int | None = None  # per direction; None: d_model divided by the number of directions
     bidirectional: bool = False
     start: Start = ZeroStart()
-    output: bool = False  # W_o
+    output: bool = False  # whether there is an output projection W_o
 
     def check(self) -> None:
         check_count("d_hidden", self.d_hidden)
@@ -65,7 +66,7 @@ class RecurrenceModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         if state is not None:
             y = self.layer.advance(x, state)
-        else:  # padding is at the end of a row and affects the backward direction alone
+        else:  # padding is at the end of a row and affects only the backward direction
             lengths = real_lengths(ctx.own.mask)
             y, _ = self.layer(x, lengths if len(self.layer.directions) > 1 else None)
         return y if self.output is None else self.output(y)

@@ -1,4 +1,4 @@
-"""Self-attention."""
+"""The self-attention branch."""
 
 from dataclasses import dataclass
 
@@ -18,24 +18,24 @@ from regard.nn.position.base import Position, check_shared_sizes
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(BranchSpec):
-    """Vaswani et al. 2017: concat_h(softmax(scale q_h k_h') v_h) W_o, with q, k and v projected from x.
+    """Self-attention of Vaswani et al. 2017: concat_h(softmax(scale q_h k_h') v_h) W_o; x is projected to q, k and v.
 
-    `kv_heads` below `heads` shares each key-value head among several query heads (Ainslie et al. 2023; 1 is
-    multi-query, Shazeer 2019). `query_key_norm` normalises each head's queries and keys (Henry et al. 2020).
+    If `kv_heads` is below `heads`, several query heads share each key-value head (Ainslie et al. 2023; 1 is multi-query
+    attention, Shazeer 2019). `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
     """
 
     kind = "self_attention"
     attends = True
-    heads: int | None = None  # None: the model's, as for the three below
+    heads: int | None = None  # None: as in the model, here and in the next three fields
     kv_heads: int | None = None
     d_head: int | None = None
     d_value: int | None = None
     scale: Scale = "sqrt"
     query_key_norm: Norm = NoNorm()
-    output: bool = True  # W_o; CS 182 and USC 467 have none
+    output: bool = True  # whether there is a W_o; CS 182 and USC 467 have none
     bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # of this layer, instead of the stack's
-    attention_pattern: AttentionPattern | None = None  # of this layer, instead of the stack's
+    position: Position | None = None  # replaces the stack's in this layer
+    attention_pattern: AttentionPattern | None = None  # replaces the stack's in this layer
 
     def check(self) -> None:
         check_sizes(self)
@@ -47,7 +47,7 @@ class SelfAttention(BranchSpec):
 
 
 class SelfAttentionModule(Branch):
-    """Multi-head self-attention. `qkv.weight` holds the rows of W_q, W_k and W_v, in this order, head after head."""
+    """Multi-head self-attention. The rows of `qkv.weight` are those of W_q, W_k and W_v, each ordered by head."""
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -78,14 +78,14 @@ class SelfAttentionModule(Branch):
     def split(
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
-        """Split the fused projection into the queries, keys and values of every head, and apply positions to them."""
+        """Return the queries, keys and values per head from the fused projection, with the position scheme applied."""
         q, k, v = map(view.shift, qkv.split_with_sizes(self.widths, -1))
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))
         k = view.rotate(self.key_norm(split_heads(k, self.kv_heads)))
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """Return the stack's view with this layer's own attention pattern and position, if any."""
+        """Return the stack's view with the attention pattern and position scheme of this layer, if it has its own."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

@@ -1,4 +1,4 @@
-"""Synthesizers (Tay et al. 2021): self-attention with learned scores instead of, or beside, query-key products."""
+"""Synthesizers (Tay et al. 2021): self-attention whose learned scores replace or supplement query-key products."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ from regard.tree import Spec
 
 
 class Scores(Spec):
-    """Slot: the scores of a synthesizer, functions of the query token or of nothing but positions."""
+    """The scores slot: the specs for a synthesizer's scores, which depend on the query token or only on positions."""
 
     __slots__ = ()
-    reads_query: ClassVar[bool] = False  # a function of the attention's queries
+    reads_query: ClassVar[bool] = False  # whether the scores are a function of the attention's queries
 
     @abstractmethod
     def build(self, max_len: int, site: Site) -> "ScoresModule":
-        """Build a module that scores up to `max_len` positions for every head of the site."""
+        """Return a module that scores up to `max_len` positions for every head of the site."""
 
 
 class ScoresModule(nn.Module):
-    """Abstract: the module that Scores build."""
+    """Abstract: the module that `Scores.build` returns."""
 
     if TYPE_CHECKING:
 
@@ -43,12 +43,12 @@ class ScoresModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], q: Float[Tensor, "B H T K"] | None, view: View
     ) -> Float[Tensor, "b H T S"]:
-        """Return the scores of the view's keys, before bias and mask."""
+        """Return the scores of the keys in the view, before position bias and mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseScores(Scores):
-    """relu(q_i) P with P of d_head x max_len shared by the heads: the dense synthesizer of Narang et al. 2021."""
+    """Scores relu(q_i) P, where the heads share P (d_head x max_len): the dense synthesizer of Narang et al. 2021."""
 
     kind = "dense_scores"
     reads_query = True
@@ -74,7 +74,7 @@ class DenseScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class TwoLayerScores(Scores):
-    """relu(x_i A + a) P + p with parameters per head: the dense synthesizer of Tay et al. 2021."""
+    """Scores relu(x_i A + a) P + p with parameters per head: the dense synthesizer of Tay et al. 2021."""
 
     kind = "two_layer_scores"
 
@@ -104,7 +104,7 @@ class TwoLayerScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class RandomScores(Scores):
-    """R_h[i, j], one parameter per head and pair of positions (Tay et al. 2021)."""
+    """Scores R_h[i, j], with one parameter per head and pair of positions (Tay et al. 2021)."""
 
     kind = "random_scores"
 
@@ -128,10 +128,10 @@ class RandomScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class FactorisedScores(Scores):
-    """(R1 R2')_h[i, j], both factors max_len x rank per head (Tay et al. 2021).
+    """Scores (R1 R2')_h[i, j], where R1 and R2 have the shape max_len x rank per head (Tay et al. 2021).
 
-    The released code of Narang et al. 2021 gives both factors the axis of the keys, so that all queries have equal
-    scores; this is the form of the paper, with as many parameters.
+    In the released code of Narang et al. 2021, both factors are indexed by the keys, so that all queries have equal
+    scores. This class is the form of the paper, with the same number of parameters.
     """
 
     kind = "factorised_scores"
@@ -160,12 +160,12 @@ class FactorisedScoresModule(ScoresModule):
 
 
 def _bound(view: View) -> int:
-    """Return a host-side upper bound of the positions of the view."""
+    """Return an upper bound of the positions in the view, without reading a tensor from the device."""
     return view.mask.bound(view.S)
 
 
 def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H T W"]:
-    """Return the rows at the positions of the queries."""
+    """Return the rows of `table` at the positions of the queries."""
     mask = view.mask
     if mask.q_pos is None:
         # A copy, because a FLOP counter cannot follow a module that returns a view of its weights.
@@ -174,7 +174,7 @@ def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H
 
 
 def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H T S"]:
-    """Return the columns at the positions of the keys."""
+    """Return the columns of `scores` at the positions of the keys."""
     if view.mask.k_pos is None:
         return scores
     return scores.take_along_dim(view.mask.k_pos[:, None, None, :], -1)
@@ -182,11 +182,11 @@ def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H
 
 @dataclass(frozen=True, slots=True)
 class Synthesizer(BranchSpec):
-    """Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores that are no products of queries and keys.
+    """Synthesizer of Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores not computed from q.k.
 
-    `mix` combines them with attention: "alone" has only the scores, hence no keys; "plus" is scale q.k + scores;
-    "alpha" is (1 - a) scale q.k + a scores with a learned a, 1/2 at the start. At most `max_len` positions, counted
-    from the start of a sequence, have scores; a position of the stack may add a bias.
+    `mix` combines the scores with attention: "alone" uses only the scores, and has no keys; "plus" uses
+    scale q.k + scores; "alpha" uses (1 - a) scale q.k + a scores, with a learned a that starts at 1/2. Sequences may
+    have at most `max_len` tokens. The stack's position scheme may add a bias.
     """
 
     kind = "synthesizer"
@@ -194,12 +194,12 @@ class Synthesizer(BranchSpec):
     ordered = True
     scores: Scores = DenseScores()
     mix: Literal["alone", "plus", "alpha"] = "alone"
-    heads: int | None = None  # None: the model's, as for d_head
+    heads: int | None = None  # None: as in the model, here and in d_head
     d_head: int | None = None
     max_len: int = 512
     scale: Scale = "sqrt"  # of q.k, unless `mix` is "alone"
     bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # of this layer, instead of the stack's
+    position: Position | None = None  # replaces the stack's in this layer
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Refuse positions that act on queries and keys, which a synthesizer may not have."""
+    """Refuse a position scheme that acts on queries and keys, because a synthesizer may have neither."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),
@@ -233,7 +233,7 @@ def check_position(position: Position | None, path: str = "") -> None:
 
 
 class SynthesizerBranch(Branch):
-    """Abstract: a synthesizer with or without attention scores."""
+    """Abstract: a synthesizer, with or without query-key products."""
 
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class SynthesizerBranch(Branch):
         self.name = f"{site.side}.self"
 
     def view(self, ctx: Context) -> View:
-        """Return the stack's view with the position bias of this layer, if any."""
+        """Return the stack's view, with the bias from this layer's own position scheme, if it has one."""
         stack = ctx.own
         view = (
             stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
@@ -313,6 +313,6 @@ class SynthesizerPlusModule(SynthesizerBranch):
 
 
 def _with_scores(view: View, scores: Float[Tensor, "b H T S"]) -> View:
-    """Add scores to the bias of a view."""
+    """Return the view with `scores` added to the bias."""
     terms = view.terms or Terms()
     return view.with_terms(replace(terms, bias=scores if terms.bias is None else scores + terms.bias))

@@ -1,4 +1,4 @@
-"""The Weighted Transformer (Ahmed et al. 2017): every head passes a feed-forward layer and has a learned weight."""
+"""The Weighted Transformer (Ahmed et al. 2017): each head has learned weights and passes through a feed-forward."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regard.nn.mask import Context
 
 @runtime_checkable
 class Unprojected(Heads, Protocol):
-    """An attention whose output projection can be left out."""
+    """The spec of an attention whose output projection can be left out."""
 
     @property
     def output(self) -> bool: ...
@@ -27,10 +27,10 @@ class Unprojected(Heads, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weighted(BranchSpec):
-    """sum_i alpha_i FFN(kappa_i head_i W_i): attention and feed-forward in one branch.
+    """Attention and feed-forward in one branch: sum_i alpha_i FFN(kappa_i head_i W_i).
 
-    The form of Narang et al. 2021: the heads share the feed-forward, and kappa and alpha are unconstrained and start
-    in U(0, 1). `attention` computes the heads and must not have an output projection.
+    This is the form of Narang et al. 2021: the heads share the feed-forward, and kappa and alpha are unconstrained and
+    initialised from U(0, 1). `attention` computes the heads and must not have an output projection.
     """
 
     kind = "weighted"
@@ -46,10 +46,10 @@ class Weighted(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class WeightedSimplex(BranchSpec):
-    """sum_i alpha_i FFN_i(kappa_i head_i W_i) with kappa, alpha >= 0 and sum 1: the form of Ahmed et al. 2017.
+    """Attention and feed-forward in one branch, sum_i alpha_i FFN_i(kappa_i head_i W_i), as in Ahmed et al. 2017.
 
-    Each head has a feed-forward of its own; the paper divides the usual hidden width among them. kappa and alpha are
-    softmaxes of parameters that start at 0.
+    Each head has its own feed-forward. The paper divides the usual hidden width among the heads. kappa and alpha are
+    softmaxes over the heads of parameters that start at 0.
     """
 
     kind = "weighted_simplex"
@@ -69,11 +69,11 @@ def _check(spec: Weighted | WeightedSimplex) -> None:
     require(not spec.attention.output, "attention.output", "each head is projected on its own here; set it to false")
     require(
         spec.feedforward.kind == "feedforward", "feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}"
-    )  # heads are more rows: no branch may mix tokens
+    )  # the heads become batch rows, in which the branch must not mix tokens
 
 
 class WeightedHeads(Branch):
-    """Abstract: the heads of an attention, each projected to d_model. The decode state is that of the attention."""
+    """Abstract: an attention whose heads are each projected to d_model. Only the attention has a decode state."""
 
     def __init__(self, spec: Weighted | WeightedSimplex, site: Site) -> None:
         super().__init__()
@@ -81,16 +81,16 @@ class WeightedHeads(Branch):
         inner, _ = attention_site(spec.attention, site.inside("attention"))
         self.heads = inner.heads
         self.attention = spec.attention.build(site.inside("attention", nested=True))
-        # Initialised as a value projection: as an output projection, Fixup would set it and W_down to zero.
+        # Initialised as a value projection, because Fixup would set an output projection to zero, besides W_down.
         self.output = site.parameter(site.d_model, inner.heads * inner.d_value, role="value")
 
     @abstractmethod
     def weights(self) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:
-        """kappa and alpha."""
+        """Return kappa and alpha, one weight of each per head."""
 
     @abstractmethod
     def transform(self, branches: Float[Tensor, "B H T D"], ctx: Context) -> Float[Tensor, "B H T D"]:
-        """Apply the feed-forward to the projected heads."""
+        """Return the output of the feed-forward for each projected head."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         kappa, alpha = self.weights()

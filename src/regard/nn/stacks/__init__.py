@@ -1,1 +1,1 @@
-"""Stacks: how blocks are wired."""
+"""Stacks: how the blocks of an encoder or decoder are connected."""

@@ -1,4 +1,4 @@
-"""Stack slot: the layers of an encoder or a decoder."""
+"""The stack slot: the specs for the layers of an encoder or a decoder."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from regard.tree import Spec, walk
 
 
 def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
-    """Refuse a stack without blocks, and positions, patterns or `strict` where they would be ignored."""
+    """Refuse a stack without blocks, or with a position scheme, attention pattern or `strict` that would be ignored."""
     require(len(pattern) > 0, "pattern", "a stack needs at least one block")
     require(
         len({other.heads for other in spec.positions}) == len(spec.positions),
@@ -37,9 +37,9 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
-    """Refuse a position of a stack that no attention uses: its parameters would be counted and not trained.
+    """Refuse a position scheme of the stack that no attention uses: its parameters would be counted but not trained.
 
-    An attention uses the stack's position for its number of heads, unless it has a position of its own.
+    An attention uses the stack's position scheme for its number of heads, unless it has its own position scheme.
     """
     users = {
         getattr(part, "heads", None) or site.heads
@@ -62,7 +62,7 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
 
 
 def stack_site(spec: Any, site: Site) -> Site:
-    """Return the site of a stack's layers, with its depth and their shared positions."""
+    """Return the site of the layers in a stack, with the depth of the stack and the position schemes they share."""
     site.require(
         site.causal or not getattr(spec, "strict", False),
         "strict",
@@ -75,19 +75,19 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output of a stack, with its segments `seg`, as a stack may shorten the sequence."""
+    """The output `x` of a stack. `seg` numbers the segments in the output, because a stack may shorten the sequence."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
-    layers: tuple[Float[Tensor, "B _ D"], ...] = ()  # with `keep`: the stream before the first block and after each
+    layers: tuple[Float[Tensor, "B _ D"], ...] = ()  # with `keep`: hidden states before the first and after each block
 
 
 class StackSpec(Spec):
-    """Slot: describes the wiring of blocks."""
+    """The stack slot: the specs that connect blocks to an encoder or decoder."""
 
     __slots__ = ()
-    shortens: ClassVar[bool] = False  # the output is shorter than the input
-    ordered: ClassVar[bool] = False  # depends on the order of tokens, for any blocks
+    shortens: ClassVar[bool] = False  # whether the output is shorter than the input
+    ordered: ClassVar[bool] = False  # whether the order of tokens matters whatever the blocks are
 
     @abstractmethod
     def blocks(self) -> int:
@@ -95,19 +95,19 @@ class StackSpec(Spec):
 
     @abstractmethod
     def block_of(self, call: int) -> Block:
-        """Return the description of the block of a call."""
+        """Return the spec of the block that runs in the call with this index."""
 
     def residual_branches(self) -> int:
-        """Return the number of residual branches that a token passes, by which DeepNorm and Fixup scale."""
+        """Return the number of residual branches that a token passes. DeepNorm and Fixup scale by this number."""
         return sum(len(self.block_of(call).branches) for call in range(self.blocks()))
 
     @abstractmethod
     def build(self, site: Site) -> "Stack":
-        """Build the stack at this site."""
+        """Return the stack, built at `site`."""
 
 
 class Stack(nn.Module):
-    """Abstract: a sequence of blocks. `positions` are for attentions with another number of heads."""
+    """Abstract: a sequence of blocks. `positions` are for attentions whose number of heads differs from the model's."""
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
@@ -118,17 +118,17 @@ class Stack(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        """Run all blocks; with `keep`, return the stream between them too."""
+        """Return the output of all blocks and, if `keep`, the hidden states before and after each block."""
 
     @abstractmethod
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
-        """Return the states of all calls for a new decoding."""
+        """Return the initial states of all block calls for a new decoding session."""
 
 
 def shared_positions(
     position: Position | None, positions: tuple[AtHeads, ...], site: Site
 ) -> tuple[PositionTerms | None, nn.ModuleDict]:
-    """Build the positions that a stack's layers share: the default one, and others by their number of heads."""
+    """Return the default position scheme that the layers share, and the other schemes keyed by number of heads."""
     others = {
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)

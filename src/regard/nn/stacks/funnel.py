@@ -1,4 +1,4 @@
-"""Funnel: an encoder that shortens the sequence."""
+"""The funnel stack: an encoder that shortens the sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -22,19 +22,19 @@ from regard.tree import walk
 
 @dataclass(frozen=True, slots=True)
 class Funnel(StackSpec):
-    """Groups of layers, each of which halves the length of the one before. Dai et al. 2020, Narang et al. 2021.
+    """Groups of layers, where each later group halves the sequence length. Dai et al. 2020, Narang et al. 2021.
 
-    In the first layer of a later group, x is mean-pooled over pairs of neighbours after the first branch
-    (self-attention, with its residual); then positions restart at 0.
+    In the first layer of each later group, pairs of neighbouring tokens are mean-pooled after the first branch
+    (self-attention and its residual connection). The pooled tokens are then numbered from 0.
 
-    Differs from Dai et al., who pool only the queries of that attention.
+    Differs from Dai et al., who pool only the queries of that self-attention.
     """
 
     kind = "funnel"
     shortens: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
     pattern: tuple[Block, ...]
-    layers: tuple[int, ...] = (4, 4, 4)  # in each group; blocks repeat `pattern` over all groups
+    layers: tuple[int, ...] = (4, 4, 4)  # per group; blocks repeat `pattern` over all groups
     position: Position | None = None  # shared by all layers
     positions: tuple[AtHeads, ...] = ()
     attention_pattern: AttentionPattern | None = None
@@ -104,7 +104,7 @@ class FunnelModule(Stack):
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
     def viewed(self, view: View) -> View:
-        """Return the view with the stack's attention pattern and position terms."""
+        """Return the view with the attention pattern and the position terms of the stack."""
         view = view.with_mask(attention_pattern=self.attention_pattern)
         return view.with_positions(self.position, self.positions)
 
@@ -115,9 +115,10 @@ class FunnelModule(Stack):
 def halved(
     x: Float[Tensor, "B T D"], seg: Int[Tensor, "B T"] | None
 ) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
-    """Mean-pool pairs of neighbours and halve the segments; a last token without a neighbour is unchanged.
+    """Return the means of pairs of neighbouring tokens, and the segment of each pair.
 
-    Differs from Narang et al. 2021, who average over padding too, so that the output depends on the padded length.
+    A last token without a neighbour is unchanged. Padding is not averaged, which differs from Narang et al. 2021, whose
+    output depends on the padded length.
     """
     if x.shape[1] % 2:
         x = torch.cat((x, x[:, -1:]), 1)

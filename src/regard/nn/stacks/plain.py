@@ -18,9 +18,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 
 @dataclass(frozen=True, slots=True)
 class Plain(StackSpec):
-    """`depth` calls of blocks, which repeat `pattern`.
+    """A sequence of `depth` blocks that repeat `pattern`.
 
-    With `unique` below `depth`, parameters are shared: call n runs block n % unique (Lan et al. 2020, ALBERT).
+    If `unique` is below `depth`, parameters are shared: call n runs block n % unique (Lan et al. 2020, ALBERT).
     """
 
     kind = "plain"
@@ -29,8 +29,8 @@ class Plain(StackSpec):
     unique: int | None = None  # None: depth
     position: Position | None = None  # shared by all layers
     attention_pattern: AttentionPattern | None = None
-    strict: bool = False  # a token does not attend to itself: the mask of COMP7607
-    positions: tuple[AtHeads, ...] = ()  # as `position`, for attentions of another number of heads than the model's
+    strict: bool = False  # whether a token does not attend to itself, as in COMP7607
+    positions: tuple[AtHeads, ...] = ()  # for attentions with other numbers of heads
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)

@@ -23,8 +23,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 class Universal(StackSpec):
     """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
 
-    Before each of the `steps`, sqrt(d_model) e_n is added to the stream, with a learned embedding e_n of the step. The
-    form of Narang et al. 2021: a fixed number of steps, without position embeddings at each step.
+    Before step n of the `steps`, sqrt(d_model) e_n is added to the hidden states, where e_n is a learned embedding of
+    the step. This is the form of Narang et al. 2021: the number of steps is fixed, and position embeddings are not
+    added at each step.
     """
 
     kind = "universal"
@@ -52,21 +53,22 @@ class Universal(StackSpec):
 
 @dataclass(frozen=True, slots=True)
 class UniversalACT(StackSpec):
-    """Universal with adaptive computation time (ACT): each token halts on its own. Graves 2016, Dehghani et al. 2019.
+    """`Universal` with adaptive computation time (ACT), where each token halts on its own. Graves 2016.
 
-    After step n a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). It halts at the first
-    step N with p_1 + ... + p_N > 1 - epsilon, or at the last; its output is p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N
-    with R = 1 - p_1 - ... - p_(N-1), and its state stays s_N. The training loss gets `ponder` * (N + R), averaged over
-    the tokens of a batch; gradient accumulation weights batches by their labels and so differs from one large batch.
+    After step n, a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). The token halts at the
+    first step N with p_1 + ... + p_N > 1 - epsilon, or at the last step. The output for the token is
+    p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with R = 1 - p_1 - ... - p_(N-1), and its state remains s_N. The mean of
+    `ponder` * (N + R) over the tokens of a batch is added to the training loss. Gradient accumulation weights batches
+    by their numbers of labels, and so differs from one large batch.
 
     All steps are computed, because shapes must not depend on data. Differs from the code of Dehghani et al., where
-    p_n depends on s_(n-1), states of halted tokens continue to change, and the sum is an interpolation.
+    p_n depends on s_(n-1), the states of halted tokens continue to change, and the output is an interpolation.
     """
 
     kind = "universal_act"
     block: Block
     before: int = 2
-    steps: int = 24  # at most
+    steps: int = 24  # largest number of steps
     after: int = 2
     epsilon: float = 0.01
     ponder: float = 0.01
@@ -97,7 +99,7 @@ def _check(spec: Universal | UniversalACT) -> None:
 
 
 class UniversalStack(Stack):
-    """Abstract: the calls before and after the recurrent steps."""
+    """Abstract: a universal stack without the recurrent steps, which `recur` runs."""
 
     def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class UniversalStack(Stack):
         self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
-        self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent calls
+        self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent steps among the calls
         self.calls = spec.blocks()
         self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
@@ -129,14 +131,14 @@ class UniversalStack(Stack):
     def recur(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
     ) -> Float[Tensor, "B T D"]:
-        """Run the recurrent steps; the stream after each is added to `layers`, if given."""
+        """Return the hidden states after the recurrent steps; append those after each step to `layers`, if given."""
 
     def call(self, x: Tensor, call: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """Run the block with the state of a call."""
+        """Return the output of the block, run with the decode state of a call."""
         return self.blocks[0](x, ctx.block(call), state_at(state, call))
 
     def step(self, x: Tensor, n: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """Run the n-th recurrent step."""
+        """Return the output of the n-th recurrent step."""
         return self.call(x + self.steps(n), self.first + n, ctx, state)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
@@ -147,7 +149,7 @@ class UniversalStack(Stack):
             return [first, *(block.start(rows, ctx.block(call)) for call in range(1, self.calls))]
 
         def repeated(branch: Any, state: Any) -> Any:
-            # The same weights read the same memory, so that all calls share its keys and values.
+            # All calls apply the same weights to the same memory, so they share the keys and values.
             return replace(state) if isinstance(state, StaticKV) else branch.start(rows, ctx)
 
         rest = [tuple(map(repeated, block.branches, first)) for _ in range(1, self.calls)]
@@ -155,7 +157,7 @@ class UniversalStack(Stack):
 
 
 class StepEmbeddings(nn.Module):
-    """A learned embedding of each step."""
+    """A learned embedding for each recurrent step, scaled by sqrt(d_model)."""
 
     def __init__(self, steps: int, site: Site) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class UniversalACTModule(UniversalStack):
     def __init__(self, spec: UniversalACT, site: Site) -> None:
         super().__init__(spec, site)
         self.halt = site.parameter(1, site.d_model, role="other")
-        # As in Graves: with a bias of 1 a new model halts after about two steps.
+        # As in Graves 2016: with a bias of 1, an untrained model halts after about two steps.
         self.halt_bias = nn.Parameter(torch.ones(1))
         self.threshold, self.ponder = 1.0 - spec.epsilon, spec.ponder
 
@@ -210,13 +212,13 @@ class UniversalACTModule(UniversalStack):
 
 
 def note(layers: list[Tensor] | None, x: Float[Tensor, "B T D"]) -> None:
-    """Append the stream to `layers`, if given."""
+    """Append the hidden states to `layers`, if given."""
     if layers is not None:
         layers.append(x)
 
 
 def _mean(cost: Float[Tensor, "B T 1"], ctx: Context) -> Float[Tensor, ""]:
-    """The mean over real tokens."""
+    """Return the mean cost over real tokens."""
     seg = ctx.own.mask.q_seg
     if seg is None:
         return cost.mean()
