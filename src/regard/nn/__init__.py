@@ -1,1 +1,1 @@
-"""The parts of a Transformer, each behind a slot."""
+"""The parts of a Transformer, each chosen by a spec."""

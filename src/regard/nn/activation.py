@@ -1,4 +1,4 @@
-"""Activations by name. Adding one is adding a line."""
+"""Activation functions, keyed by name. To add one, extend `Activation` and `ACTIVATIONS`."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,7 +13,7 @@ Activation = Literal[
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # what BERT's and T5's original code called gelu
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # named gelu in the original code of BERT and T5
     "swish": F.silu,
     "elu": F.elu,
     "selu": F.selu,

@@ -12,13 +12,13 @@ from regard.nn.mask import View
 
 
 def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
-    """(B, T, H * K) -> (B, H, T, K)."""
+    """Split the channels into heads: (B, T, H * K) -> (B, H, T, K)."""
     B, T, W = x.shape
     return x.view(B, T, heads, W // heads).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T W"]:
-    """(B, H, T, K) -> (B, T, H * K)."""
+    """Concatenate the heads: (B, H, T, K) -> (B, T, H * K)."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -31,12 +31,12 @@ def attend(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """softmax(scale * q k' + bias, over visible keys) v, with dropout on the weights."""
+    """Return softmax(scale * q k' + bias, over visible keys) v, with dropout on the attention weights."""
     return mix(scores(q, k, view, scale), v, view, dropout=dropout)
 
 
 def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
-    """scale * (q k' + content term), before bias and mask."""
+    """Return scale * (q k' + content term), before bias and mask."""
     raw = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2)
     if view.terms is not None and view.terms.content is not None:
         raw = raw + view.terms.content(q)
@@ -46,7 +46,7 @@ def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H
 def mix(
     scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
 ) -> Float[Tensor, "B H T V"]:
-    """softmax(scores + bias, over visible keys) v."""
+    """Return softmax(scores + bias, over visible keys) v, with dropout on the attention weights."""
     weights = F.dropout(softmax(scores, view), dropout)
     context = weights.to(v.dtype) @ repeat_heads(v, scores.shape[1])
     if view.terms is not None and view.terms.context is not None:
@@ -55,7 +55,7 @@ def mix(
 
 
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
-    """Softmax over visible keys in at least float32; the weights of a query without visible keys are zeros."""
+    """Return the softmax over visible keys, in at least float32. A query without visible keys has zero weights."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if view.terms is not None and view.terms.bias is not None:
         wide = wide + view.terms.bias.to(wide.dtype)
@@ -70,22 +70,22 @@ def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H 
 
 
 def active(rate: float, training: bool) -> float:
-    """A dropout rate: 0 in evaluation."""
+    """Return the dropout rate to apply: `rate` in training, 0 in evaluation."""
     return rate if training else 0.0
 
 
 def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
-    """Key-value heads repeated for the query heads that share them."""
+    """Return the key-value heads, each repeated for all query heads that share it."""
     return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], 1)
 
 
 def visible(view: View) -> Tensor | None:
-    """The visibility of every pair (b, 1, t, S), or None if nothing is hidden."""
+    """Return whether each query sees each key, with shape (b, 1, t, S), or None if all keys are visible."""
     return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 
 def cached(cache: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """`make()`, cached on a view: the layers of a stack compute the tensor of their mask once."""
+    """Return cache[key], computed by `make` if missing. The layers of a stack share the cache of a view."""
     if key not in cache:
         cache[key] = make()
     return cache[key]

@@ -1,4 +1,4 @@
-"""Multi-head attention: sizes of the heads, scale, output projection, weights for a trace, and beams."""
+"""Helpers for multi-head attention: head sizes, scale, output projection, traced weights, and beams."""
 
 import math
 from typing import Literal, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ Scale = float | Literal["sqrt", "none"]
 
 @runtime_checkable
 class Heads(Protocol):
-    """The sizes an attention spec may set; None takes the site's."""
+    """Interface: the head sizes in an attention spec. A size that is None is taken from the site."""
 
     @property
     def heads(self) -> int | None: ...
@@ -30,7 +30,7 @@ class Heads(Protocol):
 
 
 def check_sizes(spec: Heads) -> None:
-    """Refuse numbers of heads and widths that are not positive or too large."""
+    """Refuse a number of heads or a head width that is below 1 or too large."""
     for name, most in (
         ("heads", MOST_HEADS),
         ("kv_heads", MOST_HEADS),
@@ -41,7 +41,7 @@ def check_sizes(spec: Heads) -> None:
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
-    """The site with the sizes of this attention, and its number of key-value heads."""
+    """Return the site with the head sizes of `spec`, and the number of key-value heads."""
     heads = spec.heads or site.heads
     d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
     d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
@@ -62,7 +62,7 @@ def _divide(site: Site, heads: int) -> int:
 
 
 def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
-    """W_o, or the identity if the output is the concatenation of the heads."""
+    """Return the projection W_o, or the identity if the output is the concatenation of the heads."""
     H, V = site.heads, site.d_value
     if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
@@ -75,22 +75,22 @@ def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Modu
 
 
 def beams_together(q: Float[Tensor, "B H T K"], beams: int) -> Float[Tensor, "b H N K"]:
-    """Queries of all beams of a source as queries of one row, so that its keys need not be copied."""
+    """Return q with all beams of a source in one batch row, so that the keys of the source need not be copied."""
     return q if beams == 1 else q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
 
 
 def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
-    """Queries of a source row back to one row per beam."""
+    """Return y with one batch row per beam; the inverse of `beams_together`."""
     return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """The factor of the scores: 1 / sqrt(d_head), 1, or a number."""
+    """Return the factor that multiplies the scores: 1 / sqrt(d_head), 1, or `scale` if that is a number."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 
 
 def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
-    """The weights that `attend` applies, computed a second time for a trace."""
+    """Return the weights that `attend` applies; they are computed a second time, for a trace."""
     with torch.no_grad():
         return softmax(scores(q, k, view, scale), view)

@@ -1,4 +1,4 @@
-"""Bridge slot: the memory that the decoder attends to, from the layers of the encoder."""
+"""The bridge slot: the specs that compute the memory of the decoder from the layers of the encoder."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,19 +17,22 @@ from regard.tree import Spec
 
 
 class Bridge(Spec):
-    """Slot: maps the output of the encoder to the memory of the decoder."""
+    """The bridge slot: the specs that map the output of the encoder to the memory of the decoder."""
 
     __slots__ = ()
-    needs_layers: ClassVar[bool] = False  # the encoder must keep the hidden states between its blocks
+    needs_layers: ClassVar[bool] = False  # whether the encoder must return the hidden states between its blocks
 
     @abstractmethod
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
-        """A module from StackOut to Memory, for `layers` outputs of the encoder and `calls` blocks of the decoder."""
+        """Return a module that maps `StackOut` to `Memory`.
+
+        `layers` is the number of hidden states that the encoder returns, `calls` the number of decoder blocks.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Last(Bridge):
-    """The encoder's last layer, for every decoder block."""
+    """Every decoder block attends to the last layer of the encoder."""
 
     kind = "last"
 
@@ -59,7 +62,7 @@ class Transparent(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class TransparentNormed(Bridge):
-    """As `transparent`, with a norm of each layer before the mixture: hidden states of a pre-norm encoder grow."""
+    """`transparent` with a norm on each layer before the mixture, because pre-norm hidden states grow with depth."""
 
     kind = "transparent_normed"
     needs_layers = True
@@ -83,7 +86,7 @@ class TransparentModule(nn.Module):
         return Memory(torch.einsum("lj,lbsd->jbsd", shares.to(kept.dtype), kept).unbind(0), out.seg)
 
     def kept(self, out: StackOut) -> Float[Tensor, "L B S D"]:
-        """The (normalised) outputs of all encoder layers."""
+        """Return the outputs of all encoder layers, each after its norm."""
         if len(out.layers) != len(self.norms) or any(layer.shape != out.x.shape for layer in out.layers):
             raise self.site.error("kind", "this encoder does not keep a stream of one length; use 'last'")
         return torch.stack([norm(layer) for norm, layer in zip(self.norms, out.layers, strict=True)])

@@ -1,4 +1,4 @@
-"""Decode states: the caches of branches between the steps of a decoding, one for each call of a block."""
+"""Decoding states: what branches cache between the steps of a decoding session, separately for each block call."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,25 +13,25 @@ from regard.nn.mask import Mask, View
 
 @dataclass(slots=True)
 class Rows:
-    """The number of tokens read so far in each row of a decoding; all its states share this object.
+    """The number of tokens read so far in each row of a decoding session, shared by all decoding states.
 
-    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` decoding always
+    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` session always
     attends to the first `window` positions, so that every step has the same shapes and can be captured as a CUDA graph.
     """
 
     lengths: Int[Tensor, " B"]
     max_len: int
-    beams: int = 1  # rows of each source
+    beams: int = 1  # rows per source
     bound: int = 0
-    uniform: bool = True  # the length of every row is `bound`
+    uniform: bool = True  # whether the length of every row is `bound`
     static: bool = False
-    window: int | None = None  # of a static decoding; None: max_len
-    counted: bool = False  # the search that owns `lengths` updates them
-    real: Int[Tensor, " B"] | None = None  # number of tokens in the current step that are not padding; None: all
+    window: int | None = None  # number of key positions in a static session; None: max_len
+    counted: bool = False  # whether a search owns and updates `lengths`
+    real: Int[Tensor, " B"] | None = None  # number of new tokens that are not padding; None: all
 
     @staticmethod
     def start(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> "Rows":
-        """Return empty rows, `beams` for each source."""
+        """Return rows of length 0, `beams` per source."""
         for name, number in (("beams", beams), ("max_len", max_len)):
             if number < 1:
                 raise SpecError(name, f"must be at least 1, not {number}")
@@ -39,13 +39,13 @@ class Rows:
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
-        """Check that there is room for T more tokens, `counts` of which are real in each row (None: all)."""
+        """Check that T more tokens fit. `counts` is the number of real tokens among them in each row (None: T)."""
         if self.bound + T > self.max_len:
             raise SpecError("max_len", f"{self.bound} + {T} tokens do not fit in a decoding of {self.max_len}")
         self.real = counts
 
     def reach(self, T: int) -> int:
-        """Return the number of key positions after T more tokens."""
+        """Return the number of key positions to attend to after T more tokens."""
         return (self.window or self.max_len) if self.static else self.bound + T
 
     def positions(self, T: int) -> Int[Tensor, "B T"]:
@@ -54,7 +54,10 @@ class Rows:
         return first if T == 1 else first + torch.arange(T, device=self.lengths.device)
 
     def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
-        """Return the causal mask of the next T tokens over all tokens so far; a prefix is visible to all its tokens."""
+        """Return the causal mask of the next T tokens.
+
+        `prefix` is the number of leading tokens in each row that every token may attend to (None: 0).
+        """
         S = self.reach(T)
         shared = None
         if prefix is not None:
@@ -64,11 +67,11 @@ class Rows:
         return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
 
     def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
-        """Return the view of the next T tokens."""
+        """Return the view of the next T tokens, with the mask from `mask`."""
         return View(self.mask(T, prefix), T, self.reach(T), self.lengths.device)
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Add T tokens to the lengths, of which `counts` per row were real (None: all)."""
+        """Add T to the lengths, or `counts`, the number of real tokens in each row, if that is given."""
         if self.counted:
             return
         self.lengths += T if counts is None else counts
@@ -81,21 +84,21 @@ class Rows:
             self.lengths.copy_(self.lengths.index_select(0, parent))
 
     def restart(self, rows: Int[Tensor, " n"]) -> None:
-        """Set the lengths of these rows to 0; old entries of their caches are overwritten before they are visible."""
+        """Set the lengths of `rows` to 0. New cache entries overwrite the old ones before these become visible."""
         self.lengths.index_fill_(0, rows, 0)
 
     def follow(self, read: Int[Tensor, "b k"]) -> None:
-        """Use `read` as the lengths of a static decoding; the search that owns this tensor updates it at each step."""
+        """Use `read` as the lengths of a static session. The search that owns `read` updates it at each step."""
         self.counted, self.lengths = True, read.view(-1)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Keep only these rows, in this order."""
+        """Keep only the rows listed in `rows`, in the listed order."""
         self.lengths = self.lengths.index_select(0, rows)
 
 
 @runtime_checkable
 class State(Protocol):
-    """The state of a branch between the steps of a decoding."""
+    """Interface: the state of a branch between the steps of a decoding session."""
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Make row i a continuation of row parent[i]."""
@@ -104,31 +107,31 @@ class State(Protocol):
 
 @runtime_checkable
 class Droppable(State, Protocol):
-    """A state that can drop rows before its decoding ends."""
+    """Interface: a state that can drop rows before the decoding session ends."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
-        """Keep only these rows, in this order; they are the beams of these sources."""
+        """Keep only the rows listed in `rows`, in the listed order: the beams of the sources in `sources`."""
         ...
 
 
 @runtime_checkable
 class Refillable(State, Protocol):
-    """A state in which sources can be replaced by new ones during a decoding (continuous batching)."""
+    """Interface: a state whose sources can be replaced during a decoding session (continuous batching)."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace source at[i] by source of[i] of `fresh`, the same state in a new decoding."""
+        """Replace source at[i] by source of[i] of `fresh`, the state of the same branch in a new session."""
         ...
 
 
 class Rewritten:
-    """A cache without entries before the first step: when a source is replaced, old entries are hidden by `Rows`."""
+    """A cache that is empty before the first step. When a source is replaced, `Rows` hides its old entries."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Do nothing: the lengths in `Rows` are 0, so that no old entry is visible."""
+        """Do nothing: the new rows have length 0 in `Rows`, so no old entry is visible."""
 
 
 class KVCache(Rewritten):
-    """Key-value cache of self-attention, written in place at the length of each row."""
+    """Key-value cache of self-attention. New entries are written in place, at the current end of each row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -137,7 +140,7 @@ class KVCache(Rewritten):
         self.row: Tensor | None = None
 
     def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return all so far."""
+        """Store new keys and values, and return all keys and values so far."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
@@ -172,14 +175,14 @@ class KVCache(Rewritten):
 
 
 class ActivationCache(Rewritten):
-    """All inputs of a convolution so far, written in place at the length of each row."""
+    """All inputs of a convolution so far. New inputs are written in place, at the current end of each row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.x: Tensor | None = None
 
     def append(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
-        """Store new inputs; return all so far, by position. Entries beyond the length of a row are undefined."""
+        """Store new inputs, and return all inputs so far. Entries beyond the length of a row are undefined."""
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.rows.max_len, x.shape[2])
         T = x.shape[1]
@@ -206,7 +209,7 @@ class ActivationCache(Rewritten):
 class ConvolutionCache(Rewritten):
     """Ring buffer of the last `size` = (kernel size - 1) * dilation inputs of a causal convolution.
 
-    The input of position p is stored at p mod size. Rows may have different lengths.
+    The input at position p is stored at index p mod size. Rows may have different lengths.
     """
 
     def __init__(self, rows: Rows, size: int, dilation: int) -> None:
@@ -214,9 +217,9 @@ class ConvolutionCache(Rewritten):
         self.x: Tensor | None = None  # (B, size, D)
 
     def unfold(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-        """Return the window of each new input, oldest first; it is zero before the start of a row.
+        """Return the window that ends at each new input, oldest input first, with zeros before the start of a row.
 
-        Store the first `counts` of the new inputs of each row (None: all): padding must not overwrite real inputs.
+        In each row, store only the first `counts` new inputs (None: all): padding must not overwrite real inputs.
         """
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])
@@ -231,7 +234,7 @@ class ConvolutionCache(Rewritten):
         return window[:, None]
 
     def _unfold_ragged(self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 W"]:
-        """Unfold one input per row, for rows of different lengths, without a device sync."""
+        """Return the window of one new input per row, for rows of different lengths, without a device sync."""
         row, first = torch.arange(x.shape[0], device=x.device)[:, None], self.rows.lengths[:, None]
         back = torch.arange(self.size, 0, -self.dilation, device=x.device)
         past = ring[row, (first - back) % self.size].masked_fill((first < back)[:, :, None], 0.0)
@@ -242,7 +245,7 @@ class ConvolutionCache(Rewritten):
     def _unfold_many(
         self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T W"]:
-        """Unfold T inputs: order the ring buffer by position, then refill it up to each row's last real input."""
+        """Return the windows of T new inputs, and refill the ring buffer up to the last real input of each row."""
         T = x.shape[1]
         row, place = torch.arange(x.shape[0], device=x.device)[:, None], torch.arange(self.size, device=x.device)
         first = self.rows.lengths[:, None]
@@ -257,14 +260,14 @@ class ConvolutionCache(Rewritten):
             self.x.copy_(self.x.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only these rows."""
+        """Keep only the rows listed in `rows`."""
         if self.x is not None:
             self.x = self.x.index_select(0, rows)
 
 
 @dataclass(slots=True)
 class StaticKV:
-    """Keys and values of a memory; the beams of a source share them."""
+    """Keys and values of a memory, shared by the beams of a source."""
 
     keys: Float[Tensor, "b G S K"]
     values: Float[Tensor, "b G S V"]
@@ -273,24 +276,24 @@ class StaticKV:
         """Do nothing: a beam and its parent have the same source."""
 
     def put(self, fresh: "StaticKV", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace some sources by those of another memory."""
+        """Replace source at[i] by source of[i] of `fresh`."""
         self.keys.index_copy_(0, at, fresh.keys.index_select(0, of))
         self.values.index_copy_(0, at, fresh.values.index_select(0, of))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only these sources."""
+        """Keep only the sources listed in `sources`."""
         self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
 
 
 class RecurrentState:
-    """The hidden state of a recurrence: one vector per row, or two (h and c of an LSTM)."""
+    """The hidden state of a recurrence: one vector per row, or two for an LSTM (h and c)."""
 
     def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
         self.rows = rows
         self.parts = tuple(part.clone() for part in parts)
 
     def write(self, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
-        """Replace the state in place, except in rows that read only padding."""
+        """Replace the state in place, except in rows whose new tokens are all padding."""
         real = self.rows.real
         for old, new in zip(self.parts, parts, strict=True):
             old.copy_(new if real is None else torch.where(real[:, None] > 0, new, old))
@@ -300,11 +303,11 @@ class RecurrentState:
             part.copy_(part.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only these rows."""
+        """Keep only the rows listed in `rows`."""
         self.parts = tuple(part.index_select(0, rows) for part in self.parts)
 
     def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace the states of all beams of some sources."""
+        """Replace all beams of source at[i] by the beams of source of[i] of `fresh`."""
         beams = (-1, self.rows.beams)
         for own, new in zip(self.parts, fresh.parts, strict=True):
             own.unflatten(0, beams).index_copy_(0, at, new.unflatten(0, beams).index_select(0, of))

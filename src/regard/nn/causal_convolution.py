@@ -1,4 +1,4 @@
-"""Convolutions over the tokens of a sequence, causal in a decoder: of a whole sequence or step by step."""
+"""Convolutions over tokens, causal in a decoder, computed for a whole sequence or step by step."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,19 +15,19 @@ from regard.nn.mask import View
 
 
 class KernelExtent(NamedTuple):
-    """The output at position t depends on the inputs t - left, t - left + dilation, ..., t + right."""
+    """The inputs that the output at position t depends on: t - left, t - left + dilation, ..., t + right."""
 
     left: int
     right: int
     dilation: int = 1
 
     def offsets(self) -> range:
-        """The positions of the filter taps, counted from the leftmost."""
+        """Return the offsets of the filter taps from the leftmost tap."""
         return range(0, self.left + self.right + 1, self.dilation)
 
 
 def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExtent:
-    """Return the extent of a kernel: it ends at t in a causal stack and is centred on t elsewhere.
+    """Return the extent of a kernel, which ends at t in a causal stack and is centred on t otherwise.
 
     A centred kernel of even size has its additional tap on the right.
     """
@@ -37,9 +37,9 @@ def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExte
 
 
 def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
-    """Return the receptive field of stacked convolutions, given as (kernel size, dilation).
+    """Return the receptive field of stacked convolutions, given as pairs (kernel size, dilation).
 
-    1 + sum_l (k_l - 1) * d_l, which is 1 + L (k - 1) for L layers without dilation.
+    It is 1 + sum_l (k_l - 1) * d_l, which is 1 + L (k - 1) for L layers without dilation.
     """
     return 1 + sum((kernel_size - 1) * dilation for kernel_size, dilation in layers)
 
@@ -47,9 +47,9 @@ def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
 def pad_stream(
     x: Float[Tensor, "B T D"], extent: KernelExtent, view: View, cache: ActivationCache | None = None
 ) -> Float[Tensor, "B N D"]:
-    """Pad x with zeros on both sides, for a convolution that returns T outputs; padding tokens become zeros.
+    """Return x padded with zeros at both ends, for a convolution with T outputs. Padding tokens become zeros.
 
-    In decoding, the left side comes from `cache`, and x is added to it.
+    In decoding, the left end holds earlier inputs from `cache`, and x is stored in `cache`.
     """
     if cache is not None:
         past = cache.append(x)
@@ -64,7 +64,7 @@ def pad_stream(
 
 
 def other_segments(extent: KernelExtent, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
-    """For each filter tap, the positions at which it covers another segment of a packed row; None without packing."""
+    """Return, per filter tap, the positions where the tap covers another segment of a packed row (None: not packed)."""
     if not view.mask.packed:
         return None
     return cached(view.shared, ("other_segments", extent), lambda: _other_segments(extent, view))
@@ -79,7 +79,10 @@ def _other_segments(extent: KernelExtent, view: View) -> tuple[Tensor, ...]:
 
 
 def windows(stream: Float[Tensor, "B N D"], extent: KernelExtent, view: View) -> Float[Tensor, "B T W"]:
-    """Concatenate the inputs under the filter taps of every position, with W = K * D; other segments are zeros."""
+    """Return the inputs under the K filter taps of every position, concatenated to W = K * D channels.
+
+    Inputs from other segments of a packed row are zeros.
+    """
     taps = [stream[:, i : i + view.T] for i in extent.offsets()]
     others = other_segments(extent, view)
     if others is not None:
@@ -94,9 +97,10 @@ def unfold(
     cache: ConvolutionCache | None = None,
     counts: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T W"]:
-    """Return the windows of x (im2col), of which a convolution is a linear projection.
+    """Return the windows of x (im2col). A convolution is a linear projection of the windows.
 
-    In decoding, earlier inputs come from `cache`; of the new ones it stores the first `counts` of each row (None: all).
+    In decoding, earlier inputs come from `cache`, which also stores the first `counts` new inputs of each row
+    (None: all).
     """
     if cache is not None:
         return cache.unfold(x, counts)
@@ -110,10 +114,10 @@ def convolve(
     filters: Float[Tensor, "*r K H"],
     others: tuple[Bool[Tensor, "B T"], ...] | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Depthwise convolution y_t = sum_i filter_i x_(t + i); the D / H channels of a head share a filter.
+    """Return the depthwise convolution y_t = sum_i filter_i x_(t + i). The D / H channels of a head share a filter.
 
-    Filters are the same for all positions, (K, H), or differ between positions, (B, T, K, H). The sum runs tap by tap,
-    without a copy of the windows. Positions in `others` contribute zero.
+    Filters have shape (K, H) if all positions share them, or (B, T, K, H) if each position has its own. The sum runs
+    tap by tap, without a copy of the windows. Inputs marked in `others`, one mask per tap, contribute zero.
     """
     K, H = filters.shape[-2:]
     T = stream.shape[1] - K + 1

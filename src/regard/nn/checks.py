@@ -1,32 +1,32 @@
-"""Checks of the sizes and rates in a spec, and the largest sizes that are not misprints."""
+"""Checks of the sizes and rates in a spec, with upper limits that catch mistyped sizes."""
 
 import math
 
 from regard.errors import SpecError
 
-# What is built or run one after the other: a misprint of some more digits is refused instead of never ending.
-MOST_BLOCKS = 4096  # in a stack; DeepNet has 1,000
+# Upper limits: a size with extra digits by mistake is refused; otherwise, building the model would never end.
+MOST_BLOCKS = 4096  # per stack; DeepNet has 1,000
 MOST_HEADS = 4096
-MOST_TAPS = 2**16 - 1  # of a convolution
+MOST_TAPS = 2**16 - 1  # per convolution
 MOST_EXPERTS = 2**16
 MOST_CHANNELS = 2**20
 
 
 def require(condition: bool, name: str, message: str) -> None:
-    """Raise a SpecError about field `name` unless the condition holds."""
+    """Raise a `SpecError` about the field `name` unless `condition` is true."""
     if not condition:
         raise SpecError(name, message)
 
 
 def check_count(name: str, count: int | None, most: float | int = math.inf, least: int = 1) -> None:
-    """Refuse a number of parts or channels outside of [least, most]; None stands for a default."""
+    """Refuse a number of parts or channels outside [least, most]. A `count` of None is accepted."""
     if count is not None:
         require(count >= least, name, f"must be at least {least}, not {count}")
         require(count <= most, name, f"must be at most {most:,}, not {count:,}")
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Refuse a probability of dropping, or a share, outside of [0, 1)."""
+    """Refuse a dropout probability or a fraction outside [0, 1)."""
     require(0.0 <= rate < 1.0, name, f"must lie in [0, 1), not {rate}")
 
 
@@ -36,5 +36,5 @@ def check_not_negative(name: str, value: float | int) -> None:
 
 
 def check_above(name: str, value: float | int, bound: float | int) -> None:
-    """Refuse a number that is not above a bound."""
+    """Refuse a number that is not above `bound`."""
     require(value > bound, name, f"must be above {bound:g}, not {value}")

@@ -1,4 +1,4 @@
-"""Shared by all parts: Site (where a part is built) and Branch (the interface of a residual branch)."""
+"""Classes that all parts use: `Site` (where a part is built) and `Branch` (the interface of a branch)."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,54 +27,54 @@ PROJECTIONS = ("query", "key", "value", "attend_out", "up", "gate", "down")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a part is built: sizes from above, its place in the model, and the factories for weights."""
+    """Where a part is built: the sizes set by the model, the path in the spec, and the factories for weights."""
 
     d_model: int
     heads: int
     d_head: int  # width of a query and a key
     d_value: int
     side: Literal["encoder", "decoder"]
-    causal: bool  # a branch must not attend to later tokens
-    layer: int  # this block, counted from 0
-    depth: int  # blocks in this stack
+    causal: bool  # whether branches must not attend to later tokens
+    layer: int  # index of the current block, from 0
+    depth: int  # number of blocks in the current stack
     encoder_depth: int
     decoder_depth: int
-    branches: int  # residual branches in the whole model: DeepNorm, Fixup
+    branches: int  # number of residual branches in the whole model, for Fixup
     dropout: float
     attention_dropout: float
     activation_dropout: float
     linear_: "Linear"
     init_: "Init"
-    sees_ahead: bool = False  # causal except for a prefix, whose tokens attend to all of it
-    position: "Position | None" = None  # the stack's, shared by its layers
-    positions: Mapping[int, "Position"] = field(default_factory=dict)  # its others, by the number of heads they are for
-    nested: bool = False  # inside another branch, which projects the heads of an attention itself
+    sees_ahead: bool = False  # whether tokens of a prefix attend to the whole prefix, in a causal stack
+    position: "Position | None" = None  # position scheme shared by the layers of the stack
+    positions: Mapping[int, "Position"] = field(default_factory=dict)  # for other numbers of heads, which are the keys
+    nested: bool = False  # whether an outer branch projects the attention heads
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":
-        """The site of the part at `path` within this one."""
+        """Return the site of the part at `path` within this part."""
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
-        """A SpecError about field `name` of the part built here."""
+        """Return a `SpecError` about the field `name` of the part built here."""
         return SpecError(join(self.path, name), message)
 
     def require(self, condition: bool, name: str, message: str) -> None:
-        """Raise a SpecError about field `name` of the part built here, unless the condition holds."""
+        """Raise a `SpecError` about the field `name` of the part built here, unless `condition` is true."""
         if not condition:
             raise self.error(name, message)
 
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
-        """A projection from d_in to the concatenation of `widths`, each part drawn by its role.
+        """Return a projection from d_in to the concatenation of `widths`. Each part is initialised by role.
 
-        Every projection in the package is made here, so a linear kind (Fixup, LoRA) or an init is one edit of the spec.
+        All projections are built here, so one field of the spec changes the linear map (Fixup, LoRA) or the init.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights
         return projection
 
     def parameter(self, *shape: int, role: Role) -> nn.Parameter:
-        """A weight of this shape, drawn by its role."""
+        """Return a weight of this shape, initialised by role."""
         weight = torch.empty(*shape)
         self.init_.draw(weight, role, self)
         made = nn.Parameter(weight)
@@ -83,28 +83,28 @@ class Site:
 
 
 def build_optional(spec: Any, site: Site, *sizes: int) -> Any:
-    """The module of an optional part; None without one."""
+    """Return the module built from `spec`, or None if `spec` is None."""
     return None if spec is None else spec.build(site, *sizes)
 
 
 class Branch(nn.Module):
-    """Abstract: a function of the hidden states, (B, T, D) -> (B, T, D)."""
+    """Abstract: a module that maps the hidden states (B, T, D) to an output of the same shape."""
 
     __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        """The output of the branch, which a residual rule adds to its input x."""
+        """Return the output of the branch. A residual rule combines it with x."""
 
     def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:  # noqa: ARG002
-        """The state of one call in a new decoding; None for a branch without state."""
+        """Return the state for one call at the start of a decoding session, or None for a branch without state."""
         return None
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A part with counters in training, such as the tokens that exceed the capacity of an expert."""
+    """Interface: a part that counts events in training, such as tokens that exceed the capacity of an expert."""
 
     def report(self) -> dict[str, Tensor]:
-        """Return the counts by name and reset them. Counts of equal names are summed over the parts."""
+        """Return the counts, keyed by name, and reset them. Counts with the same name are summed over all parts."""
         ...

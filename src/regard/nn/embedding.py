@@ -1,4 +1,4 @@
-"""Token embeddings, scaled and added to their positions: from token ids to the first hidden states."""
+"""Token embeddings plus position vectors, which map token ids to the first hidden states."""
 
 import math
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ class Sinusoidal(Additive):
         return SinusoidalModule(self, width)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
-        """w_k in float64: in float32, the product of a large position and a rounded frequency drifts."""
+        """Return w_k in float64. In float32, the product of a large position and a rounded frequency is inexact."""
         k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64, device=device)
         steps = {"width": width / 2, "span": max(width / 2 - 1, 1)}[self.denominator]
         return torch.exp(-math.log(self.base) * k / steps)
 
     def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
-        """The vectors of positions 0 .. length - 1."""
+        """Return the vectors of positions 0 .. length - 1."""
         places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
         angles = places[:, None] * self.frequencies(width, device)
         return torch.stack((angles.sin(), angles.cos()), {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
@@ -62,7 +62,7 @@ class SinusoidalModule(AdditiveTable):
 
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
         table = self.table
-        if bound > table.shape[0]:  # rare, and computed each time: no forward pass mutates a module
+        if bound > table.shape[0]:  # rare; computed each time, because no forward pass mutates a module
             table = self.spec.table(bound, self.width, table.device).to(table)
         return table[positions]
 
@@ -71,19 +71,19 @@ class SinusoidalModule(AdditiveTable):
 class Tokens(InputSpec):
     """Token embeddings: drop(norm(scale * E[id] + P[position] + types)).
 
-    `join="concat"` appends the position instead (CS 182, choice 1), as the last `position_width` channels.
+    `join="concat"` appends the position vector instead (CS 182, choice 1), as the last `position_width` channels.
 
-    Word dropout (Iyyer et al. 2015): in training, each E[id] is 0 with probability `word_dropout`, not its position or
-    type; the others are not rescaled. Differs from the paper: a mean over tokens counts the dropped ones too.
+    Word dropout (Iyyer et al. 2015): in training, each E[id] is set to 0 with probability `word_dropout`; the others
+    are not rescaled. Position and type stay. Differs from the paper: a mean over tokens includes dropped tokens.
     """
 
     kind = "tokens"
-    scaled: bool = True  # E times sqrt(d_model), as Vaswani et al. 2017
+    scaled: bool = True  # multiply E by sqrt(d_model), as in Vaswani et al. 2017
     position: Additive | None = Sinusoidal()
     join: Literal["add", "concat"] = "add"
-    position_width: int | None = None  # concat only
+    position_width: int | None = None  # only with join="concat"
     norm: Norm = NoNorm()
-    types: int = 0  # token types with a learned vector each: BERT's sentence A and B
+    types: int = 0  # number of token types, such as BERT's sentences A and B
     word_dropout: float = 0.0
 
     def check(self) -> None:
@@ -135,12 +135,12 @@ class TokensModule(Input):
         if self.position is not None:
             place = self.position(positions, bound).to(x.dtype)
             x = torch.cat((x, place.expand(x.shape[0], -1, -1)), -1) if self.appended else x + place
-        if self.types is not None:  # without types in the batch, all are 0
+        if self.types is not None:  # if the batch has no types, all are 0
             x = x + (self.types[0] if types is None else nn.functional.embedding(types, self.types))
         elif types is not None:
             raise self.site.error("types", "this input does not distinguish token types; drop them from the batch")
         return self.dropout(self.normalised(x))
 
     def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The norm of the sum of all embeddings."""
+        """Return the norm of the sum of all embeddings."""
         return self.norm(x)

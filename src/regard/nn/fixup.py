@@ -1,4 +1,4 @@
-"""Fixup: deep residual models without norms, by a residual rule, a linear kind and an init that belong together."""
+"""Fixup: deep models without norms, from a residual rule, a linear spec and an init to be used together."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class Fixup(Residual):
-    """x + s f(x + t), scalars s = 1 and t = 0 at the start; an encoder ends with (x + t) s, a decoder with x + t.
+    """x + s f(x + t), with learned scalars s and t, initially 1 and 0. Zhang et al. 2019.
 
-    Zhang et al. 2019. With FixupLinear and FixupInit every branch is 0 at the start.
+    An encoder ends with (x + t) s, a decoder with x + t. With `FixupLinear` and `FixupInit`, branches are initially 0.
     """
 
     kind = "fixup"
@@ -56,10 +56,13 @@ class FixupEnd(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupLinear(Linear):
-    """Feed-forward layers without biases, and (x + u) W_down' with a scalar u, 0 at the start; all else is dense."""
+    """Feed-forward projections without biases, and (x + u) W_down' with a learned scalar u, initially 0.
+
+    All other projections are as in `Dense`.
+    """
 
     kind = "fixup_linear"
-    bias: bool = True  # outside feed-forward layers; a feed-forward's own `bias` overrides this
+    bias: bool = True  # in all other projections
 
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
         if not widths.keys() & {"up", "gate", "down"}:
@@ -80,7 +83,7 @@ class ShiftedProjection(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupInit(Init):
-    """Zhang et al. 2019: W_o = W_down = 0, and the other weights of a branch scaled by the number of branches L.
+    """Zhang et al. 2019: W_o = W_down = 0. The scale of other weights depends on the number of branches L.
 
     Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))). W_up: He
     uniform times L^-1/2 (m = 2). A gate is not scaled, because its product with W_up is. `others` initialises

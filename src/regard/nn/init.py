@@ -1,4 +1,4 @@
-"""Init slot: how a weight of a role is drawn."""
+"""The init slot: the specs that initialise a weight according to its role."""
 
 import math
 from abc import abstractmethod
@@ -13,18 +13,18 @@ from regard.tree import Spec
 
 
 class Init(Spec):
-    """Slot: draws weights."""
+    """The init slot: the specs that initialise weights."""
 
     __slots__ = ()
 
     @abstractmethod
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
-        """Fill `weight` (out, in) or a table (rows, width) in place."""
+        """Initialise `weight` in place: a projection (out, in) or an embedding table (ids, width)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Xavier(Init):
-    """Glorot uniform projections, as the first Transformer code; tables N(0, 1 / width)."""
+    """Glorot uniform for projections, as in the first Transformer code, and N(0, 1 / width) for embedding tables."""
 
     kind = "xavier"
 
@@ -38,7 +38,7 @@ class Xavier(Init):
 
 @dataclass(frozen=True, slots=True)
 class Normal(Init):
-    """N(0, std^2) for everything, as BERT."""
+    """N(0, std^2) for all weights, as in BERT."""
 
     kind = "normal"
     std: float = 0.02
@@ -53,9 +53,10 @@ class Normal(Init):
 
 @dataclass(frozen=True, slots=True)
 class GPT2Init(Init):
-    """N(0, std^2), and std / sqrt(2 * depth) where a branch writes to the stream; positions N(0, std^2 / 4).
+    """Radford et al. 2019: N(0, std^2), with a smaller std for the last projection of a branch and for positions.
 
-    Radford et al. 2019: the sum over 2 * depth residual branches then keeps its variance.
+    The last projection of a branch has std / sqrt(2 * depth), so that the variance of the sum over 2 * depth branches
+    does not grow with depth. Position embeddings have std / 2.
     """
 
     kind = "gpt2_init"
@@ -76,9 +77,10 @@ class GPT2Init(Init):
 
 @dataclass(frozen=True, slots=True)
 class T5Init(Init):
-    """Raffel et al. 2020: fan-in normal; the missing 1/sqrt(d_head) of attention is folded into the queries.
+    """Raffel et al. 2020: normal weights. Queries include the factor 1/sqrt(d_head), which T5's attention omits.
 
-    query (d * d_head)^-1/2, other projections d_in^-1/2, tables 1, relative bias d^-1/2.
+    The standard deviations are (d * d_head)^-1/2 for queries, d_in^-1/2 for other projections, 1 for embedding tables
+    and d^-1/2 for relative biases.
     """
 
     kind = "t5_init"
@@ -97,9 +99,9 @@ class T5Init(Init):
 
 @dataclass(frozen=True, slots=True)
 class FanIn(Init):
-    """T5Init for attention that divides by sqrt(d_head) itself: all projections d_in^-1/2.
+    """`T5Init` for attention that divides scores by sqrt(d_head).
 
-    Tables as T5Init: 1, relative bias d^-1/2.
+    The standard deviations are d_in^-1/2 for projections, 1 for embedding tables and d^-1/2 for relative biases.
     """
 
     kind = "fan_in"
@@ -112,10 +114,10 @@ class FanIn(Init):
 
 @dataclass(frozen=True, slots=True)
 class DeepNormInit(Init):
-    """Wang et al. 2022: Glorot normal, with gain beta on value, output and feed-forward weights.
+    """Wang et al. 2022: Glorot normal, with gain beta for value, output and feed-forward projections.
 
-    beta = (8 N)^-1/4 in a lone stack of N blocks; in an encoder-decoder of N and M blocks
-    0.87 (N^4 M)^-1/16 in the encoder and (12 M)^-1/4 in the decoder. Goes with the residual rule DeepNorm.
+    beta = (8 N)^-1/4 in a single stack of N blocks. With N encoder and M decoder blocks, beta is
+    0.87 (N^4 M)^-1/16 in the encoder and (12 M)^-1/4 in the decoder. Intended for the residual rule `DeepNorm`.
     """
 
     kind = "deep_norm_init"
@@ -136,10 +138,10 @@ class DeepNormInit(Init):
 
 @dataclass(frozen=True, slots=True)
 class ConvS2SInit(Init):
-    """Gehring et al. 2017, 3.5: activations keep their variance through gates and dropout. Tables N(0, 0.1^2).
+    """Gehring et al. 2017, 3.5: weights that preserve the variance of activations through gates and dropout.
 
-    Projections N(0, (1 - p) / n) for n inputs that are dropped at rate p; those into a gated linear unit, which leaves
-    a quarter of the variance, N(0, 4 (1 - p) / n).
+    A projection with n inputs and dropout rate p has N(0, (1 - p) / n). A projection into a gated linear unit has
+    N(0, 4 (1 - p) / n), because the gate leaves a quarter of the variance. Embedding tables have N(0, 0.1^2).
     """
 
     kind = "convs2s_init"
@@ -153,7 +155,7 @@ class ConvS2SInit(Init):
 
 @dataclass(frozen=True, slots=True)
 class Uniform(Init):
-    """U(-bound, bound) for everything, as recurrent models were drawn: Sutskever et al. 2014, Wu et al. 2016."""
+    """U(-bound, bound) for all weights, as in the recurrent models of Sutskever et al. 2014 and Wu et al. 2016."""
 
     kind = "uniform"
     bound: float = 0.1
@@ -168,7 +170,7 @@ class Uniform(Init):
 
 @dataclass(frozen=True, slots=True)
 class Uninitialized(Init):
-    """Leaves weights as they are in memory: for a model whose weights are about to be loaded."""
+    """No initialisation, for a model whose weights are loaded right after it is built."""
 
     kind = "undrawn"
 

@@ -1,4 +1,4 @@
-"""Input slot: from token ids, or from vectors, to the first hidden states."""
+"""The input slot: the specs that map token ids or vectors to the first hidden states."""
 
 from abc import abstractmethod
 from typing import Literal
@@ -12,31 +12,31 @@ from regard.tree import Spec
 
 
 class InputSpec(Spec):
-    """Slot: maps the token ids or vectors of a side to its first hidden states."""
+    """The input slot: the specs that map the token ids or vectors of a stack to the first hidden states."""
 
     __slots__ = ()
 
     @property
     def token_types(self) -> int:
-        """Number of token types that it distinguishes; 0: none."""
+        """Number of token types that the input distinguishes; 0 if it has no token types."""
         return 0
 
     @property
     def vector_channels(self) -> int:
-        """Width of the vectors that it reads; 0: it reads token ids through a vocabulary table."""
+        """Width of the vectors that the input reads; 0 if it reads token ids instead."""
         return 0
 
     def of(self, side: Literal["source", "target"]) -> "InputSpec":  # noqa: ARG002
-        """The input of one side; by default the same for both."""
+        """Return the input for the source or the target. By default both have the same."""
         return self
 
     def table_width(self, d_model: int) -> int:
-        """Width of the vectors that it takes from a vocabulary table; not called where it reads vectors."""
+        """Return the width of the token embeddings. It is not called for an input that reads vectors."""
         return d_model
 
     @abstractmethod
     def build(self, site: Site) -> "Input":
-        """The module for this site."""
+        """Build the module for this site."""
 
 
 class Input(nn.Module):
@@ -51,4 +51,4 @@ class Input(nn.Module):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """The first hidden states. All positions are below `bound`; `types` are token types, if the input has any."""
+        """Return the first hidden states. All `positions` are below `bound`. `types` are the token types, if any."""

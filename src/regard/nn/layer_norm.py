@@ -1,4 +1,4 @@
-"""The forms of layer normalisation that lectures print and torch does not have."""
+"""Variants of layer normalisation that appear in lectures but not in torch."""
 
 import torch
 from jaxtyping import Float

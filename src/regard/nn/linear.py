@@ -1,4 +1,4 @@
-"""Linear slot: how every projection of a model is made."""
+"""The linear slot: the specs that build every projection of a model."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from regard.tree import Spec
 
 
 class Linear(Spec):
-    """Slot: makes projections."""
+    """The linear slot: the specs that build projections."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
-        """A map from d_in to sum(widths); `bias` overrides the default of the kind."""
+        """Return a linear map from d_in to sum(widths) channels. `bias` overrides the spec's default, unless None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(Linear):
-    """y = x W' + b. Weights are drawn by role, biases start at zero."""
+    """y = x W' + b. Weights are initialised by role, biases with zero."""
 
     kind = "dense"
     bias: bool = True
@@ -39,7 +39,7 @@ class Dense(Linear):
 
 
 class Projection(nn.Linear):
-    """torch's linear layer, its weights left to the init slot: to draw them twice would double the time to build."""
+    """torch's linear layer without its initialisation, because the init spec initialises the weights afterwards."""
 
     def reset_parameters(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Mask: which key each query may attend to; View and Context carry it through a forward pass."""
+"""Mask: the keys that each query may attend to. View and Context pass it to the branches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A description of the visible (query, key) pairs; attention turns it into a tensor, once per stack.
+    """A description of the visible (query, key) pairs. Attention converts it to a tensor once per stack.
 
     visible(i, j) = seg_i == seg_j != 0
                     and (not causal or prefix_j or pos_j <= pos_i)        (pos_j < pos_i when strict)
@@ -25,25 +25,25 @@ class Mask:
     """
 
     causal: bool = False
-    strict: bool = False  # j < i only, as COMP7607 writes it; the first query then attends to nothing
-    start: int = 0  # position of the first query where q_pos is None
+    strict: bool = False  # j < i only, as in COMP7607; the first query then attends to nothing
+    start: int = 0  # position of the first query if q_pos is None
     q_pos: Int[Tensor, "#b T"] | None = None  # None: start, start + 1, ...
     k_pos: Int[Tensor, "#b S"] | None = None  # None: 0, 1, ...
-    q_seg: Int[Tensor, "B T"] | None = None  # segment of each token, 0 is padding; None: no padding
+    q_seg: Int[Tensor, "B T"] | None = None  # segment of each token, 0 for padding; None: no padding
     k_seg: Int[Tensor, "B S"] | None = None
     packed: bool = False  # False: a row is one segment followed by padding
-    prefix: Bool[Tensor, "B S"] | None = None  # keys visible to their whole segment: prefix LM
+    prefix: Bool[Tensor, "B S"] | None = None  # keys visible to their whole segment, in a prefix LM
     attention_pattern: AttentionPattern | None = None
-    segments: int = 1  # the most segments in a row
-    longest: int | None = None  # the most tokens in a segment; None: up to the whole row
+    segments: int = 1  # maximum number of segments in a row
+    longest: int | None = None  # maximum number of tokens in a segment; None: the length of a row
 
     def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
-        """The visibility of every pair, or None if nothing is hidden. Axes that do not matter have size 1."""
+        """Return the visibility of every pair (None: nothing is hidden). Axes on which it is constant have size 1."""
         conditions = self.conditions(T, S, device)
         return reduce(torch.logical_and, conditions)[:, None] if conditions else None
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
-        """The conditions of the definition that hide at least one key from a query."""
+        """Return the conditions of the definition above that may hide a key from a query."""
         conditions: list[Tensor] = []
         if self.packed:
             assert self.q_seg is not None
@@ -67,41 +67,41 @@ class Mask:
         return self.causal and self.k_pos is None and self.prefix is None
 
     def follows_all(self, S: int) -> bool:
-        """Return whether no query precedes any of the S keys, as in a step of decoding."""
+        """Return whether no query precedes any of the S keys, as in a decoding step."""
         return not self.strict and self.q_pos is None and self.k_pos is None and self.start >= S - 1
 
     def bound(self, S: int) -> int:
-        """An upper bound of all positions, on the host."""
+        """Return an upper bound of all positions, known on the host."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
-        """The positions of queries and keys."""
+        """Return the positions of the queries and of the keys."""
         return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 
     def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
-        """The positions of queries."""
+        """Return the positions of the queries."""
         return torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """T queries attending to S keys: mask, position terms and the tensors made of them, shared by a stack's layers."""
+    """The mask and position terms for T queries and S keys, and cached tensors, shared by the layers of a stack."""
 
     mask: Mask
     T: int
     S: int
     device: torch.device
     terms: Terms | None = None
-    lowered: dict[Any, Any] = field(default_factory=dict)  # tensors of mask and terms
-    shared: dict[Any, Any] = field(default_factory=dict)  # tensors of the mask alone
-    by_heads: Mapping[int, "View"] = field(default_factory=dict)  # for attentions of another number of heads
+    lowered: dict[Any, Any] = field(default_factory=dict)  # cache of tensors computed from mask and terms
+    shared: dict[Any, Any] = field(default_factory=dict)  # cache of tensors computed from the mask alone
+    by_heads: Mapping[int, "View"] = field(default_factory=dict)  # for attentions with another number of heads
 
     def with_terms(self, terms: Terms | None) -> "View":
-        """The same pairs with other position terms."""
+        """Return this view with other position terms."""
         return replace(self, terms=terms, lowered={}, by_heads={})
 
     def with_mask(self, **changes: Any) -> "View":
-        """The same positions with another mask; made once for all layers that need the same."""
+        """Return this view with `changes` to the mask. The result is cached for other layers with the same changes."""
         if all(getattr(self.mask, name) == value for name, value in changes.items()):
             return self
         key = ("mask", *changes.items())
@@ -111,32 +111,32 @@ class View:
         return self.lowered[key]
 
     def with_positions(self, position: Callable[["View"], Terms] | None, by_heads: Any = None) -> "View":
-        """The view with the terms of a stack's position, and of those for other numbers of heads."""
+        """Return this view with the terms of a position scheme, and views for other numbers of heads in `by_heads`."""
         view = self if position is None else self.with_terms(position(self))
         others = {int(heads): self.with_terms(other(self)) for heads, other in (by_heads or {}).items()}
         return replace(view, by_heads=others) if others else view
 
     def shift(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
-        """Add the position offset, if there is one."""
+        """Return x plus the position offset, if there is one."""
         return x if self.terms is None or self.terms.offset is None else x + self.terms.offset
 
     def rotate(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-        """Apply the rotary position, if there is one."""
+        """Apply the rotary position scheme to x, if there is one."""
         return x if self.terms is None or self.terms.rotation is None else self.terms.rotation(x)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """All that a branch may read besides its input x. Built once per stack."""
+    """Everything that a branch may read besides its input x. It is built once per stack."""
 
     own: View
     cross: View | None = None
     memory: Memory | None = None
-    losses: list[Tensor] | None = None  # auxiliary losses: a list in training, else None
-    trace: Trace | None = None  # set to record attention weights
+    losses: list[Tensor] | None = None  # auxiliary losses: a list in training, otherwise None
+    trace: Trace | None = None  # records attention weights; None: no recording
 
     def block(self, call: int) -> "Context":
-        """The context of one call; differs only if every block has a memory of its own."""
+        """Return the context of one block call. It differs from `self` only if each block has its own memory."""
         if self.memory is None or len(self.memory.x) == 1:
             return self
         return replace(self, memory=replace(self.memory, x=(self.memory.x[call],)))

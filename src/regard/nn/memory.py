@@ -1,4 +1,4 @@
-"""Memory: the output of an encoder, for the decoder."""
+"""Memory: the encoder output that a decoder attends to."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The output of an encoder, for the decoder."""
+    """The encoder output that a decoder attends to."""
 
-    x: tuple[Float[Tensor, "b S D"], ...]  # one for all blocks, or one per decoder call
-    seg: Int[Tensor, "b S"] | None = None
+    x: tuple[Float[Tensor, "b S D"], ...]  # one tensor for all decoder blocks, or one per block
+    seg: Int[Tensor, "b S"] | None = None  # segment of each token, 0 for padding; None: no padding

@@ -1,4 +1,4 @@
-"""Norm slot, and layer normalisation."""
+"""The norm slot, and layer normalisation."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from regard.tree import Spec
 
 
 class Norm(Spec):
-    """Slot: normalises the last axis."""
+    """The norm slot: the specs that normalise the last axis."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        """The module over vectors of `width` (None: d_model)."""
+        """Build the module for vectors of `width` channels (None: d_model)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Norm):
     """Ba et al. 2016: (x - mean) / sqrt(var + eps) * g + b, with the population variance.
 
-    `gain="scalar"` is USC 467's form, `eps=0` COMP7607's, and `gain="none", root="outside"` CS 224n's.
+    USC 467 has `gain="scalar"`, COMP7607 has `eps=0`, and CS 224n has `gain="none", root="outside"`.
     """
 
     kind = "layer_norm"
     gain: Literal["vector", "scalar", "none"] = "vector"
-    bias: bool = True  # of the gain's shape; without gain there is none
+    bias: bool = True  # same shape as the gain; no bias if there is no gain
     eps: float = 1e-5
-    root: Literal["inside", "outside"] = "inside"  # where eps stands
+    root: Literal["inside", "outside"] = "inside"  # whether eps is inside or outside the root
 
     def check(self) -> None:
         check_not_negative("eps", self.eps)
@@ -48,7 +48,7 @@ class LayerNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class NoNorm(Norm):
-    """x, unchanged."""
+    """No norm: the input, unchanged."""
 
     kind = "no_norm"
 

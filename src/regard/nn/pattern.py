@@ -1,4 +1,4 @@
-"""Attention patterns: which keys a query attends to, beyond causality and segments."""
+"""Attention patterns, which hide keys from a query in addition to causality and segments."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from regard.tree import Spec
 
 
 class AttentionPattern(Spec):
-    """Slot: which keys a query attends to, from positions alone."""
+    """The pattern slot: the specs that select the keys of a query by position."""
 
     __slots__ = ()
-    may_hide_all: ClassVar[bool] = True  # whether a query may be left without any key, itself included
+    may_hide_all: ClassVar[bool] = True  # whether a query may have no visible key, not even itself
 
     @abstractmethod
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
-        """Return whether the query at position q attends to the key at position k; the two broadcast."""
+        """Return whether the query at position q attends to the key at position k. `q` and `k` broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window(AttentionPattern):
-    """Sliding window: |i - j| < size. A decoder that keeps only the last `size` entries of its table (CS 182, 17.4)."""
+    """Sliding window: |i - j| < size. A causal query attends to the last `size` positions (CS 182, 17.4)."""
 
     kind = "window"
     may_hide_all = False
@@ -34,6 +34,6 @@ class Window(AttentionPattern):
         if self.size < 1:
             raise SpecError("size", f"a window must hold at least one position, not {self.size}")
 
-    @no_type_check  # FlexAttention traces this with one pair at a time, and could not trace a shape check
+    @no_type_check  # FlexAttention traces this function for a single pair and cannot trace a shape check
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
         return (q - k).abs() < self.size

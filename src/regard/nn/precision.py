@@ -1,4 +1,4 @@
-"""Numerical precision of single operations: float32 inside, whatever the type of the activations."""
+"""Helpers that run single operations in float32, whatever the dtype of the activations."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,10 +10,10 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in at least float32: squares, exponentials and sums overflow or lose digits in half precision."""
+    """Return x in at least float32. In half precision, squares, exponentials and sums overflow or lose digits."""
     return x.float() if x.dtype in HALVES else x
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Disable autocast: for scores whose small differences decide where a token is routed."""
+    """Return a context that disables autocast, for values in which rounding errors matter."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -15,12 +15,12 @@ from regard.nn.mask import Mask
 from regard.nn.precision import full_precision
 from regard.tree import Spec
 
-State = tuple[Float[Tensor, "B H"], ...]  # h alone, or h and c
+State = tuple[Float[Tensor, "B H"], ...]  # (h,), or (h, c) for an LSTM
 Direction = Literal["forwards", "backwards", "both"]
 
 
 class Cell(Spec):
-    """Slot: the cell of a recurrent layer."""
+    """The cell slot: the specs of the cell of a recurrent layer."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class Elman(Cell):
 
 @dataclass(frozen=True, slots=True)
 class GRU(Cell):
-    """Cho et al. 2014 in the form of cuDNN and torch, with the reset gate after the matrix product.
+    """Cho et al. 2014, with the reset gate after the matrix product, as in cuDNN and torch.
 
     r = sigmoid(W_xr x + W_hr h + b_r), z = sigmoid(W_xz x + W_hz h + b_z),
     n = tanh(W_xn x + b_xn + r * (W_hn h + b_hn)), h' = (1 - z) n + z h.
@@ -60,7 +60,7 @@ class LSTM(Cell):
 
     i, f, g, o = W_x x + W_h h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
-    `forget_bias` is the initial bias of f; 1 after Jozefowicz et al. 2015, while torch has 0.
+    `forget_bias` is the initial bias of f. Default: 1, from Jozefowicz et al. 2015; torch has 0.
     """
 
     kind = "lstm"
@@ -71,9 +71,9 @@ class LSTM(Cell):
 
 
 class CellModule(nn.Module):
-    """Abstract: a cell, for one token (`step`) or for a whole sequence (`forward`)."""
+    """Abstract: a cell, which `step` runs on one token and `forward` on a whole sequence."""
 
-    parts: ClassVar[int] = 1  # vectors in a state; the first is h, the output
+    parts: ClassVar[int] = 1  # number of vectors in a state; the first is h, the output
 
     def __init__(self, gates: int, d_in: int, d_hidden: int, site: Site, hidden_bias: bool | None = False) -> None:
         super().__init__()
@@ -83,14 +83,15 @@ class CellModule(nn.Module):
 
     @abstractmethod
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
-        """Return the state after one more token, by the formula."""
+        """Return the state after one more token."""
 
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Return h after every token, and the state after the last of `lengths` (None: of all).
+        """Return h after every token, and the state after the last token of each row.
 
-        Computed in the precision of the weights even under autocast: rounding errors in the state accumulate.
+        `lengths` is the number of real tokens in each row (None: T). The computation has the precision of the weights
+        even under autocast, because rounding errors in the state accumulate.
         """
         dtype, precise = x.dtype, next(self.parameters()).dtype
         with full_precision(x.device):
@@ -143,7 +144,7 @@ class LSTMModule(CellModule):
 
 
 class Start(Spec):
-    """Slot: the initial state of a recurrence."""
+    """The start slot: the specs of the initial state of a recurrence."""
 
     __slots__ = ()
 
@@ -164,7 +165,7 @@ class ZeroStart(Start):
 
 @dataclass(frozen=True, slots=True)
 class LearnedStart(Start):
-    """A learned initial state, the same for every text."""
+    """A learned initial state, the same for all sequences."""
 
     kind = "learned_start"
 
@@ -173,7 +174,7 @@ class LearnedStart(Start):
 
 
 class StartModule(nn.Module):
-    """Abstract: the module a Start builds."""
+    """Abstract: a module that returns an initial state, built by a `Start`."""
 
     @abstractmethod
     def forward(self, rows: int, like: Tensor) -> State:
@@ -201,7 +202,7 @@ class LearnedStartModule(StartModule):
 class Layer(nn.Module):
     """A recurrent layer: forward, backward, or bidirectional (Schuster and Paliwal 1997).
 
-    The backward direction starts at the last real token of each row, so that padding comes last in both.
+    The backward direction starts at the last real token of each row, so that padding comes last in both directions.
     """
 
     def __init__(self, cell: Cell, d_in: int, d_hidden: int, direction: Direction, start: Start, site: Site) -> None:
@@ -213,13 +214,13 @@ class Layer(nn.Module):
         self.starts = nn.ModuleList([start.build(self.parts, d_hidden, site.inside("start")) for _ in self.directions])
 
     def initial_state(self, rows: int, direction: int = 0) -> State:
-        """Return the state of one direction before the first token."""
+        """Return the initial state of one direction, for `rows` rows."""
         return self.starts[direction](rows, next(self.cells[direction].parameters()))
 
     def forward(
         self, x: Float[Tensor, "B T I"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T W"], State]:
-        """Return the hidden states after every token and the last states, with the directions concatenated."""
+        """Return the hidden state after every token and the last state, with both directions concatenated."""
         outputs, last = [], []
         for i, direction in enumerate(self.directions):
             turn = reverse if direction == "backwards" else unchanged
@@ -231,23 +232,23 @@ class Layer(nn.Module):
         return torch.cat(outputs, -1), tuple(torch.cat(part, -1) for part in zip(*last, strict=True))
 
     def start(self, rows: Rows) -> RecurrentState:
-        """Return the state at the start of a decoding."""
+        """Return the state at the start of a decoding session."""
         return RecurrentState(rows, self.initial_state(rows.lengths.shape[0]))
 
     def advance(self, x: Float[Tensor, "B T I"], hidden: RecurrentState) -> Float[Tensor, "B T W"]:
-        """Return the hidden states after every new token of a decoding, and store the last state."""
+        """Return the hidden state after every new token of a decoding session, and store the last state."""
         y, last = self.cells[0](x, hidden.parts, hidden.rows.real if x.shape[1] > 1 else None)
         hidden.write(last)
         return y
 
 
 def unchanged(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:  # noqa: ARG001
-    """Return x itself, as the forward direction reads it."""
+    """Return x itself, for the forward direction."""
     return x
 
 
 def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-    """Reverse the real tokens of every row; padding stays at the end."""
+    """Return x with the real tokens of every row reversed and padding still at the end."""
     if lengths is None:
         return x.flip(1)
     place = torch.arange(x.shape[1], device=x.device)
@@ -257,7 +258,7 @@ def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Flo
 
 
 def real_lengths(mask: Mask) -> Int[Tensor, " B"] | None:
-    """Return the number of real tokens of each row (None: all), and refuse packed rows."""
+    """Return the number of real tokens in each row, or None without padding. Refuse packed rows."""
     if mask.packed:
         raise DataError("packed: a recurrence would carry its state from one text of a row into the next; pad instead")
     return None if mask.k_seg is None else (mask.k_seg != 0).sum(1)

@@ -1,4 +1,4 @@
-"""Residual slot: how the output of a branch is combined with its input (post-norm, pre-norm, ...)."""
+"""The residual slot: rules that combine the output of a branch with its input (post-norm, pre-norm, ...)."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from regard.tree import Spec
 
 
 class Residual(Spec):
-    """Slot: a rule that wraps a branch f into a residual branch, such as x + f(norm(x))."""
+    """The residual slot: the specs that wrap a branch f into a residual branch, such as x + f(norm(x))."""
 
     __slots__ = ()
 
     @abstractmethod
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        """The residual branch around `branch`."""
+        """Return `branch` wrapped into a residual branch."""
 
     def end(self, site: Site) -> nn.Module:  # noqa: ARG002
-        """The module after the last block: a final norm, or nothing."""
+        """Return the module after the last block: a final norm, or the identity."""
         return nn.Identity()
 
 
 class ResidualBranch(Branch):
-    """Abstract: a branch f with a norm before or after it, and dropout. Its decoding state is the branch's."""
+    """Abstract: a wrapper of a branch, with a norm and dropout. The decoding state is that of the branch."""
 
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ResidualBranch(Branch):
 
 @dataclass(frozen=True, slots=True)
 class PreNorm(Residual):
-    """x + f(norm(x)), and one more norm at the end of the stack. Most models since GPT-2."""
+    """x + f(norm(x)), and a norm at the end of the stack. Used in most models since GPT-2."""
 
     kind = "pre_norm"
     norm: Norm = LayerNorm()
@@ -60,7 +60,7 @@ class PreNormModule(ResidualBranch):
 
 @dataclass(frozen=True, slots=True)
 class PostNorm(Residual):
-    """norm(x + f(x)): Vaswani et al. 2017, and the lectures."""
+    """norm(x + f(x)), as in Vaswani et al. 2017 and the lectures."""
 
     kind = "post_norm"
     norm: Norm = LayerNorm()

@@ -15,9 +15,9 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class ReZero(Residual):
-    """x + alpha f(norm(x)), with a learned scalar alpha per branch, 0 at the start. Bachlechner et al. 2021.
+    """x + alpha f(norm(x)), with a learned scalar alpha per branch, initially 0. Bachlechner et al. 2021.
 
-    A new model is the identity on its embeddings. If branches have a norm, the stack ends with one too.
+    Before training, a stack therefore returns its input. If branches have a norm, the stack ends with a norm too.
     """
 
     kind = "rezero"

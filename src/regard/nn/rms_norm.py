@@ -29,9 +29,9 @@ class RMSNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class PartialRMSNorm(Norm):
-    """Zhang & Sennrich 2019, pRMSNorm: the mean square runs over the first ceil(fraction * D) channels only.
+    """Zhang & Sennrich 2019, pRMSNorm: RMSNorm with the mean square of the first ceil(fraction * D) channels.
 
-    The row "RMS Norm" of Narang et al. 2021 was run like this, with 6.75 %.
+    Narang et al. 2021 used this norm, with 6.75 % of the channels, for the table row "RMS Norm".
     """
 
     kind = "partial_rms_norm"

@@ -14,7 +14,7 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class Sandwich(Residual):
-    """x + norm(f(norm(x))), and a norm at the end. Ding et al. 2021, CogView."""
+    """x + norm(f(norm(x))), and a norm at the end of the stack. Ding et al. 2021, CogView."""
 
     kind = "sandwich"
     norm: Norm = LayerNorm()

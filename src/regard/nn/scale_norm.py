@@ -1,4 +1,4 @@
-"""ScaleNorm: one learned length for every vector."""
+"""ScaleNorm: vectors scaled to one learned length."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from regard.nn.norm import Norm
 
 @dataclass(frozen=True, slots=True)
 class ScaleNorm(Norm):
-    """Nguyen & Salazar 2019: g * x / max(|x|, eps), one learned scalar g that starts at sqrt(D)."""
+    """Nguyen & Salazar 2019: g * x / max(|x|, eps), with one learned scalar g, initially sqrt(D)."""
 
     kind = "scale_norm"
     eps: float = 1e-5

@@ -1,4 +1,4 @@
-"""Terms: what positions add to attention."""
+"""Terms: the contribution of a position scheme to attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The contribution of a position scheme to attention; each field is one way to take part."""
+    """The contribution of a position scheme to attention. Fields that the scheme does not use are None."""
 
-    rotation: Callable[[Tensor], Tensor] | None = None  # of queries and keys (B, H, T, K)
+    rotation: Callable[[Tensor], Tensor] | None = None  # applied to queries and keys (B, H, T, K)
     offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values
     bias: Float[Tensor, "b H T S"] | None = None  # added to the scores, independent of the content
     content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
-    context: Callable[[Tensor], Tensor] | None = None  # values that depend on distance: weights -> (B, H, T, V)
+    context: Callable[[Tensor], Tensor] | None = (
+        None  # added to the output, depends on the weights: (B, H, T, S) -> (B, H, T, V)
+    )

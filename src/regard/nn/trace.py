@@ -5,14 +5,14 @@ from torch import Tensor
 
 
 class Trace:
-    """Attention weights recorded beside the forward pass: `weights["decoder.cross"][n]` belongs to the n-th call.
+    """Attention weights recorded in a forward pass: `weights["decoder.cross"][n]` belongs to the n-th call.
 
-    In a decoding the calls of every step follow each other, each with the rows of that step.
+    In a decoding session, the calls of each step are appended to those of earlier steps.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, weights: Float[Tensor, "B H T S"]) -> None:
-        """Record one call."""
+        """Record the weights of one call of the attention `name`."""
         self.weights.setdefault(name, []).append(weights)

@@ -1,4 +1,4 @@
-"""Inputs that are not token ids: vectors, and a different input for each side."""
+"""Vector inputs, and different inputs for source and target."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ from regard.nn.vocab.tables import Table
 class Vectors(InputSpec):
     """A sequence of vectors, such as audio frames, image patches or measurements: drop(norm(W x + b + P[position])).
 
-    The batch holds floats (B, T, `channels`) on this side, and the model has no vocabulary table there.
+    The batch holds floats of shape (B, T, `channels`) instead of token ids, so the input needs no vocabulary table.
     """
 
     kind = "vectors"
@@ -65,7 +65,7 @@ class VectorsModule(Input):
 
 @dataclass(frozen=True, slots=True)
 class BySide(InputSpec):
-    """Different inputs for source and target: a source of vectors and a target of tokens, for example."""
+    """Different inputs for source and target, for example vectors for the source and tokens for the target."""
 
     kind = "by_side"
     source: InputSpec

@@ -1,1 +1,1 @@
-"""Position schemes: added to the input, or handed to attention as terms."""
+"""Position schemes, which add vectors to the input or terms to attention."""

@@ -42,9 +42,9 @@ class LearnedModule(AdditiveTable):
 
 @dataclass(frozen=True, slots=True)
 class Injected(Position):
-    """q + p_i, k + p_j, v + p_j in every layer (CS 224n).
+    """Position vectors added to queries, keys and values in every layer: q + p_i, k + p_j, v + p_j (CS 224n).
 
-    Adding p to the input instead would multiply it by the projections too.
+    Unlike positions added to the input, they are not multiplied by the projections.
     """
 
     kind = "injected"

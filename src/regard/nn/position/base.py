@@ -1,4 +1,4 @@
-"""Position slots: Position adds Terms to attention, Additive adds vectors to the input."""
+"""The two position slots: `Position` adds `Terms` to attention, `Additive` adds vectors to the input."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ class Positions:
 
 
 class Position(Spec):
-    """Slot: the position terms of self-attention, shared by the layers of a stack or of one layer."""
+    """The position slot: the specs that add position terms to self-attention, in a whole stack or one layer."""
 
     __slots__ = ()
-    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that a layer must have in common with its stack
+    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that must be equal in a layer and in the stack
 
     @abstractmethod
     def build(self, site: Site) -> "PositionTerms":
-        """Build a module from a View to Terms."""
+        """Build a module that maps a `View` to `Terms`."""
 
 
 class PositionTerms(nn.Module):
-    """Abstract: the module a Position builds."""
+    """Abstract: a module that computes position terms, built by a `Position`."""
 
     @abstractmethod
     def forward(self, view: View) -> Terms:
@@ -48,7 +48,7 @@ class PositionTerms(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """A stack's position for attentions with this number of heads, which differs from the model's."""
+    """The position scheme of a stack for attentions with `heads` heads instead of the model's number of heads."""
 
     kind = "at_heads"
     heads: int
@@ -59,21 +59,21 @@ class AtHeads(Spec):
 
 
 class Additive(Spec):
-    """Slot: a vector for each position."""
+    """The additive position slot: the specs that compute a vector for each position."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, site: Site, width: int) -> "AdditiveTable":
-        """Build a module from positions to vectors of `width`."""
+        """Build a module that maps positions to vectors of `width` channels."""
 
 
 class AdditiveTable(nn.Module):
-    """Abstract: the module an Additive builds."""
+    """Abstract: a module that computes position vectors, built by an `Additive`."""
 
     @abstractmethod
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
-        """Return the vectors of `positions`, all of them below `bound`."""
+        """Return the vectors of `positions`, which are all below `bound`."""
 
 
 def positions_of(view: View) -> Positions:
@@ -82,9 +82,10 @@ def positions_of(view: View) -> Positions:
 
 
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
-    """Refuse an attention whose sizes do not fit its own position, or that of its stack if it has none.
+    """Refuse an attention whose sizes do not fit its position scheme.
 
-    `site` has the sizes of the stack, `own` those of the attention.
+    `position` is the scheme of the attention (None: that of the stack). `site` has the sizes of the stack, `own` those
+    of the attention.
     """
     if position is not None:
         site.require(

@@ -1,4 +1,4 @@
-"""Attention biases that depend on distance only: learned scalars, T5 buckets, ALiBi."""
+"""Attention biases that depend only on distance: learned scalars, T5 buckets, ALiBi."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """score + b(i - j), one learned scalar per head and distance, clipped at +-max_distance (CS 182, 17.1.2)."""
+    """score + b(i - j), with a learned scalar per head and distance, clipped to +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64
@@ -41,9 +41,10 @@ class DistanceBiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class T5Bias(Position):
-    """Raffel et al. 2020: a learned scalar per head and bucket of distances, exact when near and logarithmic when far.
+    """Raffel et al. 2020: a learned scalar per head and bucket of distances.
 
-    A bidirectional stack has half of the buckets for each direction, a causal one has all of them for the past.
+    Short distances have a bucket each, longer ones share buckets of logarithmic width. A bidirectional stack uses half
+    of the buckets for each direction, a causal stack uses all of them for the past.
     """
 
     kind = "t5_bias"
@@ -69,7 +70,7 @@ class T5Bias(Position):
             buckets = self.buckets // 2
             first, far = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
-        # In the order of T5's code: another order rounds some distances to the next bucket.
+        # The same order of operations as in T5's code: another order rounds some distances to the next bucket.
         share = (far.float() / exact).clamp(min=1.0).log() / math.log(self.max_distance / exact)
         coarse = exact + (share * (buckets - exact)).long()
         return first + torch.where(far < exact, far, coarse.clamp(max=buckets - 1))
@@ -112,7 +113,7 @@ class ALiBiModule(PositionTerms):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the slopes m_1, ..., m_H."""
+    """Return the slopes m_1, ..., m_H of H = `heads` heads."""
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]

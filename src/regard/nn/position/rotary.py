@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embeddings."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Rotary(Position):
-    """Su et al. 2021: rotate channel pairs of queries and keys by pos * base^(-2k / d), so that q.k depends on i - j.
+    """Su et al. 2021: channel pairs of queries and keys rotated by pos * base^(-2k / d), so that q.k depends on i - j.
 
     Pairs are (k, k + d/2), the layout of GPT-NeoX and Llama. Keys are rotated before they are cached.
     """
@@ -55,6 +55,6 @@ class RotaryModule(PositionTerms):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_k, x_{k + d/2}) by their angles."""
+    """Return x with each pair (x_k, x_{k + d/2}) rotated by an angle, given as `cos` and `sin`."""
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).type_as(x)

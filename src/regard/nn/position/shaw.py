@@ -15,11 +15,11 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Shaw(Position):
-    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}), context sum_j w_ij (v_j + c_{j-i}), j - i clipped.
+    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}) and context sum_j w_ij (v_j + c_{j-i}), with j - i clipped.
 
-    A table of 2 * max_distance + 1 vectors for keys and one for values, shared by the heads. For tables per layer, as
-    in the paper, set the position of the attention branch. The value term needs the attention weights, which fused
-    kernels do not return, so attention is computed by the formula.
+    The heads share 2 * max_distance + 1 vectors a for keys and as many vectors c for values. For separate vectors per
+    layer, as in the paper, set `position` in the attention branch. The value term needs the attention weights, which
+    fused kernels do not return, so attention does not use a fused kernel.
     """
 
     kind = "shaw"
@@ -46,10 +46,10 @@ class ShawModule(PositionTerms):
         index = positions_of(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
         rows = self.keys.shape[0]
 
-        def content(q: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, S), never T x S x K
+        def content(q: Tensor) -> Tensor:  # (B, H, T, K) -> (B, H, T, S), without a tensor of size T x S x K
             return (q @ self.keys.T).gather(-1, _over_heads(index, q))
 
-        def context(weights: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, V): weight per distance, then the table
+        def context(weights: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, V): sums weights per distance first
             assert self.values is not None
             by_distance = torch.zeros(*weights.shape[:-1], rows, dtype=weights.dtype, device=weights.device)
             by_distance = by_distance.scatter_add(-1, _over_heads(index, weights), weights)

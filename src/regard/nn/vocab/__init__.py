@@ -1,1 +1,1 @@
-"""Vocabulary: embedding tables, and output heads."""
+"""Vocabulary tables and output heads."""

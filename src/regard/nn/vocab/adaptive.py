@@ -1,6 +1,6 @@
-"""Adaptive embeddings and adaptive softmax: clusters of ids by frequency, with narrow vectors for rare ids.
+"""Adaptive embeddings and adaptive softmax: ids clustered by frequency, with narrower vectors for rare ids.
 
-Ids must be sorted by falling frequency, as those of a tokenizer are.
+Ids must be sorted by decreasing frequency, as in a tokenizer.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from regard.nn.vocab.tables import Embeddings, Factorised, Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTable(TableSpec):
-    """Clusters of ids, each with vectors of its own width and a projection to d_model. Baevski and Auli 2019.
+    """An embedding table of several clusters, each with its own width and a projection. Baevski and Auli 2019.
 
-    The vector of an id in cluster c is A_c[id] B_c', or A_c[id] in a cluster of width d_model. `parts` are the sizes of
-    the clusters, scaled in proportion to the vocabulary. The width of cluster c is d_model / divisors[c].
+    The vector of an id in cluster c is A_c[id] B_c', or A_c[id] in a cluster of width d_model. `parts` are the relative
+    sizes of the clusters. The width of cluster c is d_model / divisors[c].
     """
 
     kind = "adaptive_table"
@@ -43,7 +43,7 @@ class AdaptiveTable(TableSpec):
         )
 
     def cuts(self, vocab: int) -> list[int]:
-        """Return the first id of each cluster, and the vocabulary size; each cluster has at least one id."""
+        """Return the first id of each cluster, followed by the vocabulary size. Each cluster has at least one id."""
         clusters, total, cuts = len(self.parts), sum(self.parts), [0]
         for c in range(1, clusters + 1):
             end = round(vocab * sum(self.parts[:c]) / total)
@@ -68,13 +68,13 @@ class AdaptiveTableModule(Table):
             self.clusters.append(kind.build(end - begin, width, site))
 
     def cluster(self, c: int) -> Table:
-        """Return the table of cluster c, whose ids count from 0."""
+        """Return the embedding table of cluster c, in which ids start from 0."""
         return self.clusters[c]  # type: ignore[reportReturnType]
 
     def within(self, ids: Int[Tensor, "*n"], c: int) -> tuple[Bool[Tensor, "*n"], Int[Tensor, "*n"]]:
-        """Return a mask of the ids in cluster c, and their indices within it (0 for others).
+        """Return a mask of the ids in cluster c, and their indices within the cluster (0 for other ids).
 
-        Invalid ids count to the first or last cluster, where the embedding raises an error.
+        Invalid ids are assigned to the first or last cluster, where the embedding raises an error.
         """
         inside = torch.ones_like(ids, dtype=torch.bool) if c == 0 else ids >= self.cuts[c]
         if c < len(self.clusters) - 1:
@@ -82,11 +82,11 @@ class AdaptiveTableModule(Table):
         return inside, torch.where(inside, ids - self.cuts[c], 0)
 
     def rows(self, c: int, device: torch.device) -> Float[Tensor, "n W"]:
-        """Return the vectors of all ids of cluster c."""
+        """Return the vectors of all ids in cluster c."""
         return self.cluster(c)(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
-        # Each cluster embeds all ids: this costs less than shapes that depend on data.
+        # Each cluster embeds all ids, because tensor shapes that depend on data cost more.
         x = self.cluster(0)(self.within(ids, 0)[1])
         for c in range(1, len(self.clusters)):
             inside, local = self.within(ids, c)
@@ -97,22 +97,22 @@ class AdaptiveTableModule(Table):
         return h, torch.cat([self.rows(c, h.device) for c in range(len(self.clusters))])
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
-        # For few rows, projecting h costs less than projecting the whole vocabulary.
+        # For a few vectors h, projecting h costs less than projecting the whole vocabulary.
         return torch.cat([self.cluster(c).logits(h) for c in range(len(self.clusters))], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSoftmax(HeadSpec):
-    """log p(v) in the first cluster, and log p(c) + log p(v | c) in a tail cluster c. Grave et al. 2017.
+    """log p(v) for an id v in the first cluster, log p(c) + log p(v | c) in a tail cluster c. Grave et al. 2017.
 
-    The first softmax is over the ids of the first cluster and one entry per tail; each tail has a softmax of its own,
-    and the loss of a token needs only that of its tail. The vectors are those of an adaptive table. Label smoothing and
-    z-loss apply to each softmax that a token uses.
+    The first softmax covers the ids of the first cluster and one entry per tail. Each tail has its own softmax, and the
+    loss of a token depends only on the first softmax and that of the tail with the token. The vectors come from an
+    adaptive table. Label smoothing and z-loss apply to each softmax that the loss depends on.
     """
 
     kind = "adaptive_softmax"
-    tails: int = 2  # clusters of the table after the first
-    scaled: bool = False  # h * d_model^-1/2 first
+    tails: int = 2  # number of clusters after the first
+    scaled: bool = False  # scale h by d_model^-1/2
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 
@@ -172,5 +172,5 @@ class AdaptiveSoftmaxModule(CrossEntropyHead):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"], Float[Tensor, " n"]]:
-        """The tokens of a cluster, with their labels and weights: all tokens, those outside with weight 0."""
+        """Return the hidden states, labels and weights of all tokens, with weight 0 for those outside the cluster."""
         return h, labels, weights * inside

@@ -1,4 +1,4 @@
-"""What all heads share: their slot, their loss, and cross-entropy with label smoothing and z-loss."""
+"""The head slot, and the cross-entropy with label smoothing and z-loss that most heads use."""
 
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
@@ -14,42 +14,45 @@ from regard.tree import Spec
 
 
 class Scored(NamedTuple):
-    """Weighted sums over tokens: the training objective, and the negative log-likelihood for the log."""
+    """Weighted sums over tokens: the training objective and the negative log-likelihood."""
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]
 
 
 class HeadSpec(Spec):
-    """Slot: describes a head."""
+    """The head slot: the specs of output heads."""
 
     __slots__ = ()
-    needs_table: ClassVar[bool] = True  # False: the head has an output matrix of its own
+    needs_table: ClassVar[bool] = True  # whether the head uses a vocabulary table as its output matrix
 
-    def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads accept any table
-        """Refuse a table that does not fit this head; `tied`: it is also an input table."""
+    def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads accept every table
+        """Refuse a table that does not fit this head. `tied` is whether the table is also an input table."""
 
     @abstractmethod
     def build(self, vocab: int, site: Site) -> "Head":
-        """Build the head of this site."""
+        """Build the head for `vocab` ids."""
 
 
 class Head(nn.Module):
-    """Abstract: a normalised distribution over ids."""
+    """Abstract: a module that maps hidden states to a probability distribution over ids."""
 
     def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
-        """Return the logits of every id, or log-probabilities if the head is not a single softmax."""
+        """Return the logit of every id, or its log-probability if the head is not a single softmax."""
         return self.log_probs(h, table)
 
     @abstractmethod
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
-        """Return log p of every id, at least in float32; `table` is None for a head with a matrix of its own."""
+        """Return log p of every id, in at least float32. `table` is None for a head with its own output matrix."""
 
     @abstractmethod
     def score(
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
-        """Return the weighted sum of the loss over N tokens; in evaluation, the negative log-likelihood."""
+        """Return the weighted sums of the loss and of the negative log-likelihood over N tokens.
+
+        In evaluation, the loss is the negative log-likelihood.
+        """
 
 
 class CrossEntropyHead(Head):
@@ -66,9 +69,9 @@ class CrossEntropyHead(Head):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> Scored:
-        """Return the weighted cross-entropy of softmax(r M' + b) over N tokens.
+        """Return the weighted sum of the cross-entropy of softmax(r M' + b) over N tokens.
 
-        In training, with label smoothing as in torch, and z_loss * (log Z)^2 added per token.
+        In training, the objective includes label smoothing, as in torch, and z_loss * (log Z)^2 for each token.
         """
         logits = widen(r @ matrix.T)
         if bias is not None:

@@ -15,14 +15,14 @@ from regard.nn.vocab.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Softmax(HeadSpec):
-    """log softmax(h M' + b).
+    """log p = log softmax(h M' + b), with the vocabulary table M.
 
     With s = `label_smoothing`, each token's training loss is (1 - s) * nll + s * mean_v(-log p_v) + z_loss * (log Z)^2:
     label smoothing (Szegedy et al. 2016, as defined in torch) and the z-loss of T5. Evaluation uses neither.
     """
 
     kind = "softmax"
-    scaled: bool = False  # scale h by d_model^-1/2: T5, whose tied table has unit variance
+    scaled: bool = False  # scale h by d_model^-1/2, as in T5, whose tied table has unit variance
     bias: bool = False
     label_smoothing: float = 0.0
     z_loss: float = 0.0

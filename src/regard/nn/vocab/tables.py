@@ -1,4 +1,4 @@
-"""Table slot: vocabulary matrices, for embeddings and for logits."""
+"""The table slot: the specs of vocabulary tables, which give embeddings and logits."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from regard.tree import Spec
 
 
 class TableSpec(Spec):
-    """Slot: describes a vocabulary table."""
+    """The table slot: the specs of vocabulary tables."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, vocab: int, width: int, site: Site) -> "Table":
-        """Build a table of `vocab` rows for vectors of `width`."""
+        """Build a table with a vector of `width` channels for each of `vocab` ids."""
 
 
 class Table(nn.Module):
-    """Abstract: an embedding of ids that also maps vectors to logits. The model owns it, and heads receive it."""
+    """Abstract: an embedding table that also maps hidden states to logits. The model owns it and passes it to heads."""
 
     @abstractmethod
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
@@ -31,7 +31,7 @@ class Table(nn.Module):
 
     @abstractmethod
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
-        """Return (r, M) with logits = r M', from which a head can compute its loss in chunks."""
+        """Return (r, M), such that the logits are r M'. A head can use them to compute the loss in chunks."""
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
         """Return the logit of every id."""
@@ -41,7 +41,7 @@ class Table(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(TableSpec):
-    """One row per id."""
+    """A table with one full-width vector per id."""
 
     kind = "embeddings"
 
@@ -50,7 +50,7 @@ class Embeddings(TableSpec):
 
 
 class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleMethodOverride]
-    """torch's embedding with weights of the init slot; `weight` has one row per id."""
+    """torch's embedding, with weights from the init spec. `weight` has one row per id."""
 
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         weight = site.parameter(vocab, width, role="embedding")
@@ -65,8 +65,8 @@ class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleM
 class Factorised(TableSpec):
     """E = A B': a narrow vector per id and one projection for all. Lan et al. 2020.
 
-    The init slot initialises A as a table and B as a projection; then their scales are balanced without a change of the
-    product. With T5's init both have standard deviation width^-1/4, as in Narang et al. 2021.
+    The init spec initialises A as an embedding table and B as a projection. Then both are rescaled without a change of
+    their product. With `T5Init`, both have standard deviation width^-1/4, as in Narang et al. 2021.
     """
 
     kind = "factorised"
@@ -101,5 +101,5 @@ class Sharing(Spec):
 
     kind = "sharing"
     source_target: bool = True
-    input_output: bool = True  # the target's table is also the softmax matrix
-    positions: bool = False  # source and target share the parameters of the input: positions, norm
+    input_output: bool = True  # the target table is also the softmax matrix
+    positions: bool = False  # source and target share the position and norm parameters of the input
