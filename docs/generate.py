@@ -1,4 +1,4 @@
-"""Write docs/catalogue.md from the code: parts by slot, presets, variants, laws. `--check` compares instead."""
+"""Write docs/catalogue.md from the code: parts by slot, presets, variants and laws. `--check` only compares."""
 
 import sys
 from dataclasses import MISSING, fields
@@ -13,10 +13,32 @@ from regard.tree import Spec, hints
 from regard.variants import described, select
 
 PAGE = Path(__file__).with_name("catalogue.md")
+# A gloss for each heading that does not explain itself.
+GLOSSES = {
+    "Table": "embedding and output tables",
+    "Sharing": "weight tying of the tables",
+    "Input": "from ids to vectors",
+    "Additive": "added to the embedding",
+    "Block": "branches with residual connections",
+    "Branch": "sublayer of a block",
+    "Cell": "recurrent cell",
+    "Start": "recurrent state before the text",
+    "InitialState": "for a recurrent decoder",
+    "AttentionScore": "in a recurrent decoder",
+    "Scores": "attention scores of Synthesizers",
+    "Residual": "rule that joins branches",
+    "Position": "position scheme in attention",
+    "AtHeads": "positions per number of heads",
+    "AttentionPattern": "which positions attention sees",
+    "Bridge": "from encoder to decoder",
+    "Head": "output layer and loss",
+    "Linear": "projection layers",
+    "Init": "weight initialisation",
+}
 
 
 def default(value: object) -> str:
-    """The default of a field as a record has it."""
+    """Return the default value of a field, formatted as in a JSON record."""
     if value is MISSING:
         return "required"
     if isinstance(value, Spec):
@@ -25,7 +47,7 @@ def default(value: object) -> str:
 
 
 def catalogue() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     lines = [
         "# Every part",
         "",
@@ -36,7 +58,7 @@ def catalogue() -> str:
         "",
     ]
     for slot, parts in (model_parts.SLOTS | recipe.SLOTS).items():
-        lines += [f"## {slot.__name__.removesuffix('Spec')}", "", "| kind | description | fields |", "|---|---|---|"]
+        lines += [_heading(slot.__name__.removesuffix("Spec")), "", "| kind | description | fields |", "|---|---|---|"]
         for part in parts:
             first = (part.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
             first = " ".join(first.split())
@@ -78,19 +100,24 @@ def catalogue() -> str:
             "; ".join(f"{law}: {why}" for law, why in row["bends"].items()),
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "## Laws", "", "| law | statement |", "|---|---|"]
+    lines += ["", "## Laws (checked by `regard check`)", "", "| law | statement |", "|---|---|"]
     lines += [f"| {law.name} | {' '.join(law.statement.split())} |" for law in LAWS.values()]
     return "\n".join(lines) + "\n"
 
 
+def _heading(name: str) -> str:
+    """Return the heading of a slot, including its gloss if it has one."""
+    return f"## {name} ({GLOSSES[name]})" if name in GLOSSES else f"## {name}"
+
+
 def _composite(value: object) -> str:
-    """A default; `...` for a part that contains a list of parts, which would fill the page."""
+    """Return the default value of a field, or `...` for a part with a list of parts, which would fill the page."""
     values = [getattr(value, name) for name in hints(type(value))] if isinstance(value, Spec) else []
     return "..." if any(isinstance(item, tuple) for item in values) else default(value)
 
 
 def main() -> None:
-    """Write the page, or with --check exit with an error if it differs."""
+    """Write the page, or with `--check`, exit with an error if the file differs from it."""
     page = catalogue()
     if "--check" in sys.argv:
         if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:

@@ -1,4 +1,4 @@
-"""A race in decoding: output tokens per second of beam search over ids, with outputs of one forced length."""
+"""The decoding benchmark: output tokens per second of beam search over ids. All outputs have one forced length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ SPECIAL = SpecialTokens(BOS, EOS, PAD)
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a device: settings of (batch, beams), the mean length of a source, and the length of every output."""
+    """What a device decodes: pairs of batch size and beam size, the mean source length, and the output length."""
 
     settings: tuple[tuple[int, int], ...]
     source: int
@@ -41,7 +41,7 @@ WORKLOADS = {
 def decode(
     shape: Shape, workload: Workload, peers: Sequence[Peer], rounds: int, device: torch.device, report: Report
 ) -> list[Row]:
-    """Race our model and the peers' with the same weights, at every setting of the workload."""
+    """Return the benchmark results of regard and the peers, with equal weights, for every setting of the workload."""
     torch.manual_seed(0)
     ours = without_special_tokens(build(shape.spec(smoothing=0.0), seed=1))
     theirs = [model for peer in peers for model in peer.code().decoding_models(shape, ours, device, workload.dtype)]
@@ -62,7 +62,7 @@ def decode(
 
 
 def without_special_tokens(model: Model) -> Generator:
-    """The model with embeddings of 0 for special tokens, so that beam search never chooses one."""
+    """Set the embeddings of special tokens to 0, so that beam search never chooses one, and return the model."""
     assert isinstance(model, LanguageModel)
     with torch.no_grad():
         for table in model.tables.parameters():
@@ -71,7 +71,7 @@ def without_special_tokens(model: Model) -> Generator:
 
 
 def our_model(ours: Generator, device: torch.device, dtype: torch.dtype) -> DecodingModel:
-    """Beam search of `regard translate`, from ids to ids."""
+    """Return the beam search of `regard translate`, from ids to ids."""
     ours.to(device, dtype).eval()
     fast.install(ours, fixed=True)  # as regard.load does
 
@@ -85,7 +85,7 @@ def our_model(ours: Generator, device: torch.device, dtype: torch.dtype) -> Deco
 
 
 def contestant(model: DecodingModel, shape: Shape, workload: Workload, batch: int, beams: int) -> Contestant:
-    """Decode one batch per turn; refuse outputs of another length."""
+    """Return a contestant that decodes one batch per turn. An output of another length raises an error."""
 
     def turn(number: int) -> int:
         outputs = model.search(sources(shape, workload, batch, seed=number), beams, workload.output)
@@ -101,7 +101,7 @@ def contestant(model: DecodingModel, shape: Shape, workload: Workload, batch: in
 
 
 def sources(shape: Shape, workload: Workload, batch: int, seed: int) -> Ids:
-    """Random sources of two thirds to four thirds of the workload's length, each with its end token."""
+    """Return random sources, each 2/3 to 4/3 as long as the workload's mean length, including an end token."""
     rng = np.random.default_rng([seed, batch])
     lengths = rng.integers(2 * workload.source // 3, 4 * workload.source // 3 + 1, batch).tolist()
     return [[*rng.integers(FIRST, shape.vocab, n - 1).tolist(), EOS] for n in lengths]

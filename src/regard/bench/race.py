@@ -1,4 +1,4 @@
-"""A race: contestants take turns at the same work, and the median of many short rounds is compared."""
+"""A benchmark: libraries do the same work in turn, and the median speeds over many short rounds are compared."""
 
 import gc
 import time
@@ -11,34 +11,34 @@ import torch
 
 from regard.errors import RegardError
 
-WARM_UP = 2  # rounds that are not measured: regard captures its decoding step in the second
+WARM_UP = 2  # rounds that are not measured: on a GPU, regard captures its decoding step in the second one
 RESAMPLES = 2000
 SIZE_TOLERANCE = 0.03
 Report = Callable[[str], None]
 
 
 class UnfairError(RegardError):
-    """Two contestants do not do the same work."""
+    """The error for two benchmarked models that do not do the same work."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model and its work; names of our own begin with "regard"."""
+    """A benchmarked model and its work. The name of a regard model begins with "regard"."""
 
     name: str
     parameters: int
-    turn: Callable[[int], int]  # does the work of round n and returns its number of real tokens
-    memory_gb: float | None = None  # peak memory on a GPU, building and warming up
+    turn: Callable[[int], int]  # does the work of round n and returns the number of tokens without padding
+    memory_gb: float | None = None  # peak memory on a GPU, including construction and warm-up
 
     @property
     def ours(self) -> bool:
-        """True for regard itself."""
+        """Whether the model is regard's own."""
         return self.name.startswith("regard")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant: medians over rounds, and the ratio to the fastest peer with its 95 % interval."""
+    """A table row for one model: its median speed, and the ratio to the fastest peer with a 95 % interval."""
 
     name: str
     tokens_per_second: float
@@ -50,14 +50,15 @@ class Row:
     memory_gb: float | None
 
     def record(self) -> dict[str, Any]:
-        """The row as JSON."""
+        """Return the row as a JSON object."""
         return asdict(self)
 
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Give every contestant a turn in every round, in random order; every second round reverses the order before it.
+    """Return one table row per contestant, after each has done its work once in every round.
 
-    Time is CPU time of the process on a CPU, so that other processes do not count, and wall-clock time on a GPU.
+    The order within a round is random, and every second round reverses the order of the round before. On a CPU, the
+    CPU time of the process is measured, so that other processes do not count. On a GPU, it is wall-clock time.
     """
     names = [contestant.name for contestant in contestants]
     assert len(set(names)) == len(names), names
@@ -78,7 +79,7 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, r
 
 
 def _speed(turn: Callable[[int], int], number: int, device: torch.device) -> float:
-    """Tokens per second of one turn."""
+    """Return the tokens per second of one call of `turn`."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     wait(device)
     start = clock()
@@ -94,7 +95,10 @@ def wait(device: torch.device) -> None:
 
 
 def summarise(contestants: Sequence[Contestant], speeds: np.ndarray) -> list[Row]:
-    """Rows from speeds (rounds, contestants): each compared, round by round, with the peer of the highest median."""
+    """Return table rows from the speeds (rounds, contestants).
+
+    Each contestant is compared, round by round, with the peer that has the highest median speed.
+    """
     medians = np.median(speeds, 0)
     peers = [j for j, contestant in enumerate(contestants) if not contestant.ours]
     best = max(peers, key=lambda j: medians[j]) if peers else None
@@ -113,7 +117,7 @@ def summarise(contestants: Sequence[Contestant], speeds: np.ndarray) -> list[Row
 
 
 def check_sizes(ours: int, contestants: Sequence[Contestant]) -> None:
-    """Refuse a peer whose model differs in size by more than a few biases."""
+    """Raise `UnfairError` if a peer's parameter count differs from `ours` by more than a few biases."""
     for contestant in contestants:
         if abs(contestant.parameters - ours) > SIZE_TOLERANCE * ours:
             raise UnfairError(

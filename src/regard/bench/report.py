@@ -1,4 +1,4 @@
-"""The result of a race: its rows and the machine, as JSON and as a table."""
+"""The result of a benchmark: table rows and a description of the machine, as JSON and as a table."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "x-transformers", "fairseq-fixed", "joeynmt
 
 @dataclass(frozen=True)
 class RaceReport:
-    """The task, the machine, and a row for every contestant."""
+    """The task, the machine, and one table row per benchmarked model."""
 
     task: str
     shape: str
@@ -33,18 +33,18 @@ class RaceReport:
     rows: list[Row]
 
     def json(self) -> dict[str, Any]:
-        """One JSON document."""
+        """Return the report as a JSON object."""
         return {each.name: getattr(self, each.name) for each in fields(self)} | {
             "rows": [r.record() for r in self.rows]
         }
 
     def headings(self) -> tuple[str, ...]:
-        """The column headings of `lines`."""
+        """Return the column headings for `lines`."""
         memory = ("peak GB",) if any(row.memory_gb is not None for row in self.rows) else ()
         return "", "tokens/s", "ratio", "95 % interval", "parameters", *memory
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The cells of every row as text."""
+        """Return the table cells as text, one tuple per row."""
         return [_line(row)[: len(self.headings())] for row in self.rows]
 
 
@@ -58,7 +58,7 @@ def _line(row: Row) -> tuple[str, ...]:
 def run(
     task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
 ) -> RaceReport:
-    """Race the task (train or decode). What peers log meanwhile is not shown."""
+    """Run the benchmark of a task (`train` or `decode`) and return its report. Log messages of peers are hidden."""
     logging.disable(logging.WARNING)
     try:
         rows, unit = _race(task, shape, peers, rounds, smoothing, device, report)
@@ -70,7 +70,7 @@ def run(
 def _race(
     task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
 ) -> tuple[list[Row], str]:
-    """The rows, and the unit of their numbers."""
+    """Return the table rows and the unit of their speeds."""
     second = "CPU second" if device.type == "cpu" else "second"
     if task == "train":
         rows = train(TrainingWork.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, report)
@@ -83,7 +83,7 @@ def _race(
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The hardware and the versions of a race."""
+    """Return the hardware and the software versions that a benchmark runs on."""
     facts: dict[str, Any] = {
         "cpu": cpu(),
         "cores": os.cpu_count(),

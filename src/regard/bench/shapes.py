@@ -1,4 +1,4 @@
-"""The models and the text of a race: a few sizes, sentences of realistic lengths, and their batches."""
+"""The models and the text of a benchmark: a few sizes, random sentences of realistic lengths, and batches."""
 
 import math
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ class Shape:
     heads: int
     d_hidden: int
     vocab: int
-    length: int  # tokens of a sentence, on average
-    tokens: int  # of a training batch on a CPU, with padding, on the longer side
-    steps: int  # per round on a CPU
+    length: int  # mean number of tokens per sentence
+    tokens: int  # per training batch on a CPU, with padding, in the source or the target, whichever is longer
+    steps: int  # training steps per round on a CPU
     dropout: float = 0.1
 
     def spec(self, smoothing: float) -> ModelSpec:
-        """Its spec, with the layout of Hugging Face's sinusoids, so that weights can be copied."""
+        """Return the model spec, with sinusoids in Hugging Face's layout so that weights can be copied."""
         return preset(
             "transformer_base",
             **{
@@ -55,13 +55,13 @@ SHAPES = {
     "base": Shape(6, 512, 8, 2048, 10_000, 26, 1024, 1),
     "big": Shape(6, 1024, 16, 4096, 32_000, 26, 1024, 1),
 }
-LONGEST = (150, 175)  # a source, a target
+LONGEST = (150, 175)  # maximum tokens of a source and of a target
 
 
 def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
-    """Pairs of random ids with log-normal lengths, source and target of about equal length.
+    """Return pairs of random ids with log-normal lengths. A source and its target have about the same length.
 
-    A source contains its end token; a target gets its own in a batch.
+    A source contains its end token. A target does not: the end token is added when the batch is built.
     """
     rng = np.random.default_rng(seed)
     sigma = 0.5
@@ -72,14 +72,17 @@ def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
 
 
 def padded(pairs: Sequence[Pair], tokens: int, seed: int, most: int | None = None) -> list[Batch]:
-    """The first `most` batches, each of at most `tokens` tokens per side with padding, in random order."""
+    """Return padded batches in random order, at most `most` of them (None: all).
+
+    The source and the target of a batch have at most `tokens` tokens each, with padding.
+    """
     plan = Buckets(tokens).plan(_lengths(pairs), np.arange(len(pairs)), np.random.default_rng(seed))
     batches = _batches(plan)[:most]
     return [translation([pairs[n] for row in rows for n in row.tolist()], BOS, EOS, source_end=()) for rows in batches]
 
 
 def packed(pairs: Sequence[Pair], tokens: int, length: int, seed: int) -> list[Batch]:
-    """Batches of one fixed shape: `tokens` tokens in rows of `length`, with several pairs each."""
+    """Return packed batches of one fixed shape: `tokens` tokens in rows of `length` tokens, several pairs per row."""
     planned = Packing(tokens, length).plan(_lengths(pairs), np.arange(len(pairs)), np.random.default_rng(seed))
     batches = [[[pairs[n] for n in row.tolist()] for row in rows] for rows in _batches(planned)]
     segments = max(len(row) for rows in batches for row in rows)
@@ -107,5 +110,5 @@ def _batches(plan: Plan) -> list[list[np.ndarray]]:
 
 
 def labels(batch: Batch) -> int:
-    """The number of real target tokens of a batch."""
+    """Return the number of target tokens in a batch, without padding."""
     return int((batch.target_seg != 0).sum()) if batch.target_seg is not None else batch.target.numel()

@@ -1,4 +1,4 @@
-"""A race in training: real target tokens per second of forward, backward, clipping and optimizer step."""
+"""The training benchmark: target tokens per second, without padding, through forward, backward, clipping and update."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,8 +24,8 @@ from regard.training.executor import Captured, Eager, StepExecutor, StepScalars,
 from regard.training.optim import AdamW
 
 ADAMW, CLIP = AdamW(learning_rate=1e-4), 1.0
-CORPUS = 10_000  # pairs; enough that batches of sorted pairs contain hardly any padding
-GPU_TOKENS = (16_384, 32_768)  # per side; peers are raced with both, regard with rows packed to the second
+CORPUS = 10_000  # pairs; enough for batches of sorted pairs to contain hardly any padding
+GPU_TOKENS = (16_384, 32_768)  # per side; peers are measured with both, regard with batches packed to the second
 GPU_STEPS = 15
 GPU_WARM = 50  # warm-up steps: about one for every shape of a padded batch, so that no allocation is timed
 TOLERANCE = 1e-4
@@ -34,7 +34,7 @@ CHECKED = 10  # pairs on which the losses must agree
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """The batches of a race, the device, and the number of steps in a turn."""
+    """The batches of a training benchmark, the device, and the number of steps in a turn."""
 
     shape: Shape
     smoothing: float
@@ -47,7 +47,10 @@ class TrainingWork:
     def of(
         cls, shape: Shape, smoothing: float, device: torch.device, turns: int, pairs: Sequence[Pair] | None = None
     ) -> "TrainingWork":
-        """Random sentences, or `pairs`. On a CPU in batches shared by all; on a GPU every contestant makes its own."""
+        """Return the work for training on `pairs`, or on random sentences if `pairs` is None.
+
+        On a CPU, all contestants share the same batches. On a GPU, each contestant makes its own from the pairs.
+        """
         on_cpu = device.type == "cpu"
         pairs = pairs or sentences(shape, CORPUS if on_cpu else 3 * CORPUS, seed=0)
         batches = padded(pairs, shape.tokens, seed=0, most=turns * shape.steps) if on_cpu else []
@@ -55,7 +58,10 @@ class TrainingWork:
 
 
 def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report) -> list[Row]:
-    """Race our model and the peers'. Sizes are compared first, and the losses of peers that have our weights."""
+    """Return the benchmark results of regard and the peers.
+
+    Before the benchmark, the model sizes must agree, and so must the losses of peers that have regard's weights.
+    """
     torch.manual_seed(0)
     ours = build(work.shape.spec(work.smoothing), seed=1)
     contestants = our_contestants(work, ours)
@@ -68,7 +74,7 @@ def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report
 
 
 def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
-    """The training step of regard: over padded batches on a CPU; as a CUDA graph over packed rows on a GPU."""
+    """Return regard's contestants: training on padded batches on a CPU, or on packed rows in a CUDA graph on a GPU."""
     if work.device.type == "cpu":
         step = stepping(Eager(our_update(ours, work.device)))
         return [contestant("regard", ours, step, counted(work.batches), work)]
@@ -92,12 +98,12 @@ def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
 
 
 def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
-    """Batches with their number of labels, counted before anything is timed."""
+    """Return pairs of a batch and its number of labels, which is counted here because this part is not timed."""
     return [(batch, labels(batch)) for batch in batches]
 
 
 def our_update(model: Model, device: torch.device) -> Update:
-    """The update of the trainer, on the fast form of the model."""
+    """Return the trainer's update for the model, after its fast layers are installed."""
     fast.install(model.to(device), device)
     optimizer = ADAMW.build(model)
     dtype = None if device.type == "cpu" else torch.bfloat16
@@ -106,7 +112,7 @@ def our_update(model: Model, device: torch.device) -> Update:
 
 
 def stepping(executor: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
-    """A step of the executor on a batch and its number of labels."""
+    """Return a function that runs one training step on a batch, given with its number of labels."""
 
     def step(of: tuple[Batch, int]) -> None:
         executor.run([of[0]], StepScalars(float(of[1]), 0.0, [1.0]), seed=1)
@@ -119,7 +125,10 @@ def _silent(*_: Any, **__: Any) -> None:
 
 
 def their_contestants(work: TrainingWork, make: Callable[[], TrainingModel]) -> list[Contestant]:
-    """A careful user's training loop; on a GPU with autocast, and with bfloat16 weights where supported."""
+    """Return contestants that train a peer's model as a careful user would.
+
+    On a GPU, one contestant uses autocast, and another uses bfloat16 weights if the peer supports it.
+    """
     training_model = make()
     if training_model.copied:
         check_loss(work, training_model)
@@ -167,7 +176,7 @@ def _theirs(
 def contestant(
     title: str, model: nn.Module, step: Callable[[Any], None], inputs: Sequence[Any], work: TrainingWork
 ) -> Contestant:
-    """A contestant with turns of `work.steps` steps over the inputs, which are the batches of the work in its form."""
+    """Return a contestant that trains `work.steps` steps per turn. `inputs` are the batches as `step` expects them."""
     tokens = [labels(batch) for batch in work.batches]
     model.train()
     memory = None
@@ -185,7 +194,7 @@ def contestant(
 
 
 def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.device) -> int:
-    """Run the warm-up; return the peak of the additional memory in bytes: gradients, moments, activations."""
+    """Run the warm-up and return the peak additional memory in bytes (gradients, moments and activations)."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -196,7 +205,7 @@ def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.de
 
 
 def check_loss(work: TrainingWork, training_model: TrainingModel) -> None:
-    """Refuse a peer that has our weights and does not compute the same loss."""
+    """Raise `UnfairError` if a peer with regard's weights does not compute the same loss as regard."""
     batch = padded(work.pairs[:CHECKED], GPU_TOKENS[0], seed=0, most=1)[0]
     without_dropout = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
     training_model.model.eval()

@@ -1,1 +1,1 @@
-"""The embedded default: a corpus that needs no download, and a run on it."""
+"""The built-in demo: a corpus that needs no download, and a training run on it."""

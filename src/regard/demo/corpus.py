@@ -1,7 +1,7 @@
 """The demo's corpus: numbers, dates, clock times and amounts of money in English and in another language.
 
-num2words writes them in words, Babel in digits. Values are split into training and test before they are rendered, so
-that the training text contains no form of a held-out value.
+num2words writes the values in words, and Babel writes them in digits. Values are divided into training and test values
+before they are written, so that the training text contains no form of a held-out value.
 """
 
 import datetime
@@ -25,7 +25,7 @@ MOST_HELD_OUT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A pair, the value that both sides express (4711, 2021-03-05, 14:30, 1234.56 USD) and its kind."""
+    """A sentence pair, the value that both sentences express (such as 4711 or 1234.56 USD), and the kind of value."""
 
     kind: str
     value: str
@@ -35,7 +35,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Pairs to train on, and pairs whose values occur in none of them."""
+    """Training pairs, and test pairs whose values occur in no training pair."""
 
     train: tuple[Example, ...]
     test: tuple[Example, ...]
@@ -43,7 +43,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A random value, and the facts that its pair reveals: first the value itself, then the values within it."""
+    """A random value, and the facts that its sentence pair reveals: the value itself, then values contained in it."""
 
     value: Any
     text: str
@@ -52,7 +52,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to express a kind of value in both languages; `share` is its share of the corpus."""
+    """A way to write one kind of value in both languages. `share` is the fraction of the corpus written this way."""
 
     kind: str
     share: float
@@ -64,7 +64,7 @@ class Form:
 def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 1000) -> Corpus:
     """Return `count` training pairs and `held_out` distinct test pairs, the same on every machine.
 
-    A larger `count` appends to the same pairs.
+    With a larger `count`, the pairs begin with those of a smaller one.
     """
     if count < 1:
         raise SpecError("count", f"must be at least 1, not {count}")
@@ -75,7 +75,7 @@ def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 10
 
 
 def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
-    """Pairs that reveal no held-out value; short ones repeat."""
+    """Return training pairs that reveal no held-out value. Pairs with small numbers may occur more than once."""
     rng, limits = random.Random(f"train {seed}"), list(accumulate(form.share for form in forms))
 
     def allowed(drawn: Drawn) -> bool:
@@ -85,7 +85,7 @@ def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
 
 
 def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
-    """Distinct held-out pairs: one of every kind first, then in the proportions of the shares."""
+    """Return distinct test pairs: at least one of every kind, and the rest in proportion to the shares of the forms."""
     rng, limits = random.Random(f"test {seed}"), list(accumulate(form.share for form in forms))
 
     def allowed(drawn: Drawn) -> bool:
@@ -103,74 +103,80 @@ def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
 
 
 def _example(form: Form, rng: random.Random, allowed: Callable[[Drawn], bool]) -> Example:
-    """Draw until a value is allowed, then render it."""
+    """Return an example for a random value, which is drawn again until `allowed` accepts it."""
     while not allowed(drawn := form.draw(rng)):
         pass
     return Example(form.kind, drawn.text, form.source(drawn.value), form.target(drawn.value))
 
 
 def held_out_value(fact: str, seed: int) -> bool:
-    """True if a fact belongs to the test set. Its hash decides, independently of every other choice."""
+    """Return whether a fact belongs to the test set. The answer depends only on the hash of the fact and the seed."""
     digest = hashlib.blake2b(f"{seed} {fact}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % HELD_OUT == 0
 
 
 def number_facts(number: int) -> tuple[str, ...]:
-    """The facts of a number. Numbers below 100 are part of other numbers and years of dates, so neither is held out."""
+    """Return the facts that a number reveals.
+
+    Numbers below 100 and years have none and are never held out, because other numbers and dates contain them.
+    """
     return () if number < 100 or number in YEARS else (f"number {number}",)
 
 
 def draw_number(rng: random.Random, digits: int) -> Drawn:
-    """A whole number of 1 to `digits` digits; longer ones are more frequent."""
+    """Draw a whole number with 1 to `digits` digits. Longer numbers are more frequent."""
     length = max(rng.randint(1, digits), rng.randint(1, digits))
     number = rng.randrange(10 ** (length - 1) if length > 1 else 0, 10**length)
     return Drawn(number, str(number), number_facts(number))
 
 
 def draw_integer(rng: random.Random) -> Drawn:
-    """Up to 999,999."""
+    """Draw a whole number up to 999,999."""
     return draw_number(rng, 6)
 
 
 def draw_ordinal(rng: random.Random) -> Drawn:
-    """First to 9,999th."""
+    """Draw the number of an ordinal, from 1 to 9,999."""
     while not (drawn := draw_number(rng, 4)).value:
         pass
     return drawn
 
 
 def draw_date(rng: random.Random) -> Drawn:
-    """A day from 1900 to 2099."""
+    """Draw a day from 1900 to 2099."""
     day = datetime.date(YEARS.start, 1, 1) + datetime.timedelta(rng.randrange(DAYS))
     return Drawn(day, day.isoformat(), (f"date {day}",))
 
 
 def draw_short_month(rng: random.Random) -> Drawn:
-    """A day in any month but May, whose short and long names are equal."""
+    """Draw a day in any month except May, whose short and long names are equal."""
     while (drawn := draw_date(rng)).value.month == 5:
         pass
     return drawn
 
 
 def draw_time(rng: random.Random) -> Drawn:
-    """A minute of the day."""
+    """Draw a clock time, as a minute of the day."""
     time = datetime.time(rng.randrange(24), rng.randrange(60))
     return Drawn(time, f"{time:%H:%M}", (f"time {time}",))
 
 
 def draw_money(rng: random.Random, currencies: Sequence[str]) -> Drawn:
-    """From 1.00 to 9,999.99; one in four, and every amount in yen, has no cents."""
+    """Draw an amount of money from 1.00 to 9,999.99.
+
+    Amounts in yen and a quarter of the other amounts have no cents.
+    """
     whole = max(1, draw_number(rng, 4).value)
     currency = rng.choice(currencies)
     cents = 0 if currency == "JPY" or rng.random() < 0.25 else rng.randrange(1, 100)
     money = Money(100 * whole + cents, currency)
-    # An amount is held out in every currency; without cents it is the whole number itself.
+    # An amount is held out in every currency. An amount without cents reveals only its whole number.
     facts = (*((f"amount {money.hundredths}",) if cents else ()), *number_facts(whole))
     return Drawn(money, f"{money.amount:.2f} {currency}", facts)
 
 
 def _forms(english: English, other: Language) -> list[Form]:
-    """All forms that both languages have. Two thirds of the corpus is English in words.
+    """Return all forms that both languages support. In two thirds of the corpus, the English value is in words.
 
     No two forms produce the same English text, so that a source has one translation.
     """

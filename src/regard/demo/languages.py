@@ -1,4 +1,4 @@
-"""Numbers, dates, clock times and money in a language: in words by num2words, in digits by Babel."""
+"""Numbers, dates, clock times and amounts of money in one language. num2words writes words, and Babel writes digits."""
 
 import datetime
 import re
@@ -21,21 +21,21 @@ class Money:
 
     @property
     def amount(self) -> Decimal:
-        """In units of the currency."""
+        """The amount in units of the currency."""
         return Decimal(self.hundredths) / 100
 
 
 class Language:
-    """A language that both packages support.
+    """A language that both num2words and Babel support.
 
-    Dates and clock times are in digits, as the packages have no words for them. There are no ordinals: they inflect,
-    and num2words gets them wrong in many languages.
+    Dates and clock times are written in digits, because neither package writes them in words. There are no ordinals,
+    because ordinals inflect and num2words gets them wrong in many languages.
     """
 
     currencies: tuple[str, ...] = (
         "EUR",
         "USD",
-    )  # in words; pounds have the wrong gender in some languages
+    )  # written in words; pounds are left out, because num2words gives them the wrong gender in some languages
 
     def __init__(self, code: str) -> None:
         self.dates = package("babel.dates")
@@ -45,58 +45,61 @@ class Language:
         self.short_pattern = re.sub("y+", "yyyy", self.dates.get_date_format("short", self.locale).pattern)
 
     def cardinal(self, number: int) -> str:
-        """twenty-one."""
+        """Return a number in words, such as "twenty-one"."""
         return clean(self.converter.to_cardinal(number))
 
     def digits(self, number: int) -> str:
-        """4,711."""
+        """Return a number in digits, such as "4,711"."""
         return clean(self.numbers.format_decimal(number, locale=self.locale))
 
     def short_date(self, day: datetime.date) -> str:
-        """05.03.2021, with all digits of the year."""
+        """Return a date in digits with a four-digit year, such as "05.03.2021"."""
         return clean(self.dates.format_date(day, self.short_pattern, locale=self.locale))
 
     def medium_date(self, day: datetime.date) -> str:
-        """Mar 5, 2021."""
+        """Return a date with an abbreviated month, such as "Mar 5, 2021"."""
         return clean(self.dates.format_date(day, "medium", locale=self.locale))
 
     def long_date(self, day: datetime.date) -> str:
-        """March 5, 2021."""
+        """Return a date with the full name of the month, such as "March 5, 2021"."""
         return clean(self.dates.format_date(day, "long", locale=self.locale))
 
     def full_date(self, day: datetime.date) -> str:
-        """Friday, March 5, 2021."""
+        """Return a date with the weekday, such as "Friday, March 5, 2021"."""
         return clean(self.dates.format_date(day, "full", locale=self.locale))
 
     def spoken_date(self, day: datetime.date) -> str:
-        """The day, the month and the year."""
+        """Return a date in words where the language has them, otherwise the long date."""
         return self.long_date(day)
 
     def clock(self, time: datetime.time) -> str:
-        """14:30 or 2:30 PM."""
+        """Return a clock time in digits, such as "14:30" or "2:30 PM"."""
         return clean(self.dates.format_time(time, "short", locale=self.locale))
 
     def spoken_clock(self, time: datetime.time) -> str:
-        """The hour and the minutes."""
+        """Return a clock time in words where the language has them, otherwise in digits."""
         return self.clock(time)
 
     def money(self, money: Money) -> str:
-        """$1,234.56; with a space between letters and digits, which CLDR requires and Babel omits."""
+        """Return an amount in digits, such as "$1,234.56".
+
+        A space is inserted between letters and digits, because CLDR requires one there and Babel omits it.
+        """
         text = self.numbers.format_currency(money.amount, money.currency, locale=self.locale)
         return clean(re.sub(r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])", " ", text))
 
     def spoken_money(self, money: Money) -> str:
-        """Twelve dollars and fifty cents; without "and zero cents"."""
+        """Return an amount in words, such as "twelve dollars, fifty cents". Zero cents are left out."""
         if money.hundredths % 100:
             return clean(self.converter.to_currency(money.amount, currency=money.currency))
         text = self.converter.to_currency(money.amount, currency=money.currency, separator="|")
         return clean(text[: text.index("|")])
 
     def spoken_currencies(self) -> tuple[str, ...]:
-        """The currencies that num2words has words for in this language; many languages lack some or all."""
+        """Return the currencies that num2words has words for in this language. Many languages lack some or all."""
         english = package("num2words.lang_EU").Num2Word_EU.CURRENCY_FORMS
         if getattr(self.converter, "CURRENCY_FORMS", english) is english:
-            return ()  # inherited from English: Hungarian would have "cents"
+            return ()  # inherited from English: Hungarian text would contain "cents"
         return tuple(currency for currency in self.currencies if self._has_words_for(currency))
 
     def _has_words_for(self, currency: str) -> bool:
@@ -109,7 +112,7 @@ class Language:
 
 
 class German(Language):
-    """German, checked by hand."""
+    """German, with the output of num2words and Babel checked and corrected by hand."""
 
     currencies = ("EUR", "USD", "GBP")
 
@@ -117,34 +120,37 @@ class German(Language):
         super().__init__("de")
 
     def cardinal(self, number: int) -> str:
-        """einundzwanzig; corrects "einhunderteinstausend", which num2words writes for 101,000."""
+        """Return a number in words, such as "einundzwanzig".
+
+        num2words writes "einhunderteinstausend" for 101,000, which is corrected.
+        """
         return super().cardinal(number).replace("einstausend", "eintausend")
 
     def ordinal(self, number: int) -> str:
-        """einundzwanzigste, as after "der" and "die"."""
+        """Return an ordinal in words, such as "einundzwanzigste", in the form that follows "der" or "die"."""
         return clean(self.converter.to_ordinal(number)).replace("einstausend", "eintausend")
 
     def ordinal_digits(self, number: int) -> str:
-        """21. with its full stop."""
+        """Return an ordinal in digits, such as "21." (German ordinals end in a full stop)."""
         return f"{number}."
 
     def spoken_date(self, day: datetime.date) -> str:
-        """der fuenfte Maerz zweitausendeinundzwanzig."""
+        """Return a date in words, such as "der dritte April zweitausendeinundzwanzig"."""
         month = self.dates.format_date(day, "MMMM", locale=self.locale)
         return f"der {self.ordinal(day.day)} {month} {clean(self.converter.to_year(day.year))}"
 
     def clock(self, time: datetime.time) -> str:
-        """14:30 Uhr."""
+        """Return a clock time in digits, such as "14:30 Uhr"."""
         return f"{super().clock(time)} Uhr"
 
     def spoken_clock(self, time: datetime.time) -> str:
-        """vierzehn Uhr dreissig; one o'clock is "ein Uhr"."""
+        """Return a clock time in words, such as "vierzehn Uhr zehn". The hour 1 is "ein", not "eins"."""
         hour = "ein" if time.hour == 1 else self.cardinal(time.hour)
         return f"{hour} Uhr {self.cardinal(time.minute)}" if time.minute else f"{hour} Uhr"
 
 
 class English(Language):
-    """The source language: American formats, and several ways to put a value into words."""
+    """English, the source language, in American formats, with several ways to write a value in words."""
 
     currencies = ("EUR", "USD", "GBP")
 
@@ -154,23 +160,23 @@ class English(Language):
         self.converter.CURRENCY_FORMS = {**forms, "EUR": (("euro", "euros"), ("cent", "cents"))}
 
     def ordinal(self, number: int) -> str:
-        """twenty-first."""
+        """Return an ordinal in words, such as "twenty-first"."""
         return clean(self.converter.to_ordinal(number))
 
     def ordinal_digits(self, number: int) -> str:
-        """21st."""
+        """Return an ordinal in digits, such as "21st"."""
         return self.converter.to_ordinal_num(number)
 
     def short_date(self, day: datetime.date) -> str:
-        """03/05/2021."""
+        """Return a date in digits, such as "03/05/2021" for March 5."""
         return f"{day:%m/%d/%Y}"
 
     def spoken_date(self, day: datetime.date) -> str:
-        """The fifth of March, twenty twenty-one."""
+        """Return a date in words, such as "the fifth of March, twenty twenty-one"."""
         return f"the {self.ordinal(day.day)} of {self._name(day, 'MMMM')}, {self.converter.to_year(day.year)}"
 
     def spoken_full_date(self, day: datetime.date) -> str:
-        """Friday, March fifth, twenty twenty-one."""
+        """Return a date in words with the weekday, such as "Friday, March fifth, twenty twenty-one"."""
         start = f"{self._name(day, 'EEEE')}, {self._name(day, 'MMMM')}"
         return f"{start} {self.ordinal(day.day)}, {self.converter.to_year(day.year)}"
 
@@ -178,12 +184,12 @@ class English(Language):
         return self.dates.format_date(day, field, locale=self.locale)
 
     def spoken_clock(self, time: datetime.time) -> str:
-        """two thirty p.m."""
+        """Return a clock time in words, such as "two thirty p.m."."""
         minutes = "oh " * (0 < time.minute < 10) + self.cardinal(time.minute) if time.minute else ""
         return clean(f"{self._hour(time.hour)} {minutes} {'a.m.' if time.hour < 12 else 'p.m.'}")
 
     def colloquial_clock(self, time: datetime.time) -> str:
-        """Half past two in the afternoon."""
+        """Return a clock time in colloquial words, such as "half past two in the afternoon"."""
         if not time.minute and time.hour % 12 == 0:
             return "noon" if time.hour else "midnight"
         return f"{self._colloquial_minutes(time)} {_part_of_day(time.hour)}"
@@ -205,14 +211,14 @@ class English(Language):
         return self.cardinal((hour - 1) % 12 + 1)
 
     def spoken_money(self, money: Money) -> str:
-        """Twelve dollars and fifty cents."""
+        """Return an amount in words, such as "twelve dollars and fifty cents"."""
         if not money.hundredths % 100:
             return super().spoken_money(money)
         return clean(self.converter.to_currency(money.amount, currency=money.currency, separator=" and"))
 
 
 def _part_of_day(hour: int) -> str:
-    """The part of the day, which tells apart the two hours of each name."""
+    """Return the part of the day, which distinguishes, for example, 2:00 from 14:00."""
     if hour == 0 or hour >= 21:
         return "at night"
     if hour < 12:
@@ -221,7 +227,7 @@ def _part_of_day(hour: int) -> str:
 
 
 def load(code: str) -> Language:
-    """The language of a code such as `fr` or `pt_BR`."""
+    """Return the language with a code such as `fr` or `pt_BR`."""
     if code == "de":
         return German()
     spoken = package("num2words").CONVERTER_CLASSES
@@ -239,7 +245,10 @@ def load(code: str) -> Language:
 
 
 def _without_giants(converter: Any) -> Any:
-    """A copy without names above a million, for speed: num2words tries every name from 10^600 downwards."""
+    """Return a copy of the converter without number names above a million.
+
+    The copy is faster, because num2words tries every number name from 10^600 downwards.
+    """
     converter = copy(converter)
     if hasattr(converter, "cards"):
         cards = converter.cards
@@ -248,12 +257,12 @@ def _without_giants(converter: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """Replace every sequence of white space, of which CLDR uses many kinds, by one space."""
+    """Replace every sequence of white space by one space; CLDR uses many kinds of space."""
     return " ".join(text.split())
 
 
 def package(name: str) -> ModuleType:
-    """A module of the extra `demo`."""
+    """Import and return a module that the optional extra `demo` installs."""
     try:
         return import_module(name)
     except ImportError:

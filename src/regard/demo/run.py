@@ -24,7 +24,7 @@ from regard.runs.trained_model import TrainedModel
 PAIRS, VALIDATION = 100_000, 200
 STEPS = 1800
 SUBWORDS = 800
-SHOWN = 8  # translations that are printed
+SHOWN = 8  # number of translations that are printed
 NEXT = """
 Next:
 
@@ -36,13 +36,16 @@ Next:
 
 
 def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
-    """The recipe of the demo: 2 + 2 layers, rotary positions, no dropout, as the text is too large to memorise."""
+    """Return the recipe of the demo: 2 + 2 layers with rotary positions.
+
+    There is no dropout, because the training text is too large to memorise.
+    """
     return {
         "model": {
             "preset": "transformer_tiny",
             "variants": ["pre_norm", "rotary"],
             "dropout": 0.0,
-            "head": {"label_smoothing": 0.0},  # there is one right answer
+            "head": {"label_smoothing": 0.0},  # every source has exactly one correct translation
             "encoder": {"depth": 2},
             "decoder": {"depth": 2},
         },
@@ -67,7 +70,10 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
 
 
 def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bool) -> dict[str, Any]:
-    """Generate the corpus, train, translate held-out values, draw the attention; return the scores and the paths."""
+    """Run the demo and return its scores and the paths of its files.
+
+    It generates the corpus, trains a model, translates held-out values and draws the attention of one example.
+    """
     console = Console(quiet=quiet, emoji=False, highlight=False)
     folder = out or _free(Path("runs") / "demo")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):  # before anything is written into it
@@ -112,7 +118,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
 
 
 def _free(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that does not exist."""
+    """Return the first of path, path-2, path-3, ... that does not exist."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())
 
@@ -125,7 +131,7 @@ def _write(folder: Path, train: Sequence[Example], test: Sequence[Example]) -> N
 
 
 def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example, str]]:
-    """A few pairs of every kind."""
+    """Return at most `SHOWN` random pairs, taken from every kind in turn."""
     by_kind: dict[str, list[tuple[Example, str]]] = {}
     for pair in random.Random(seed).sample(pairs, len(pairs)):
         by_kind.setdefault(pair[0].kind, []).append(pair)
@@ -134,7 +140,7 @@ def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example,
 
 
 def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Sequence[str], console: Console) -> Path:
-    """Print the cross-attention of one example on the terminal, and save it as a picture in the run."""
+    """Print the cross-attention of one example on the terminal, and return the picture's path in the run folder."""
     right = [example for example, text in zip(test, outputs, strict=True) if text == example.target] or list(test)
     spoken = [example for example in right if example.kind == "money" and "-" in example.source] or right
     example = min(spoken, key=lambda e: (abs(len(e.source) - 40), e.source))
@@ -151,7 +157,10 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
 
 
 def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
-    """Cross-attention weights (T, S) of the last layer, mean of the heads, and the subwords of either side."""
+    """Return the cross-attention weights (T, S) and the subwords of the target and of the source.
+
+    The weights are from the last layer, averaged over the heads.
+    """
     weights = attention(trained.model, trained.batch([(source, target)]))["decoder.cross"][-1][0].mean(0)
     (rows, columns) = (
         [*tokenizer.tokens(tokenizer.encode(text)), "end"]

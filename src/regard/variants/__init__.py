@@ -1,8 +1,9 @@
 """Variants: modifications of a model, as functions from a model spec to a model spec.
 
-They include the 52 rows of Narang et al. 2021 as published there (docs/decisions/008-rows-of-the-table.md lists the
-exceptions), the form of the original paper as a second entry if it differs, and later methods. There is one file per
-group; a new variant is one entry.
+They include the 52 rows from the table of Narang et al. 2021, as published there
+(docs/decisions/008-rows-of-the-table.md lists the exceptions), and later methods. If a method's original paper differs
+from Narang et al., a second variant follows the original paper. There is one file per group, and a new variant is one
+new entry in it.
 """
 
 import inspect
@@ -36,7 +37,10 @@ EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
 def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
-    """Return a variant by name; `module:function` is a user's own function from a model spec to a model spec."""
+    """Return the variant called `name`.
+
+    A name of the form `module:function` is a user's own function from a model spec to a model spec.
+    """
     if ":" not in name:
         if name not in VARIANTS:
             raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
@@ -51,7 +55,7 @@ def variant(name: str, trust_code: bool = False, path: str = "variants") -> Vari
 
 
 def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
-    """Call a user's function, and report any exception that it raises in one sentence."""
+    """Return a spec edited by a user's function. Any exception from the function is reported in one sentence."""
     try:
         changed = edit(spec)
     except SpecError:
@@ -64,7 +68,7 @@ def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
 
 
 def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `spec` with a modification; a modification without effect is refused."""
+    """Return `spec` with the modification `name`. A modification without effect raises an error."""
     entry = variant(name, trust_code)
     if name == "vanilla":
         return spec
@@ -79,7 +83,7 @@ def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
 
 
 def _suggestion(unused: Variant, spec: ModelSpec) -> str:
-    """Return the end of an error message about a variant without effect: the reason, and what to do."""
+    """Return the end of the error message about a variant without effect: the reason, and what to do."""
     for name in EXAMPLES:
         example = preset(name)
         try:
@@ -91,7 +95,10 @@ def _suggestion(unused: Variant, spec: ModelSpec) -> str:
 
 
 def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Apply several modifications in order; a pair that cannot be combined is refused by name."""
+    """Return `base` with several modifications, applied in order.
+
+    If two modifications cannot be combined, an error names both.
+    """
     spec = base
     before = {part.kind for part in walk(spec)}
     added: dict[str, set[str]] = {}
@@ -115,19 +122,19 @@ def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> 
                 raise SpecError(
                     "variants", f"{name!r} removes a part that {other!r} added ({gone}); choose one of the two"
                 )
-        added[name] = kinds - before - {AtHeads.kind}  # these follow the attention that they belong to
+        added[name] = kinds - before - {AtHeads.kind}  # an AtHeads part follows the attention that it belongs to
         before = kinds
     return spec
 
 
 def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
-    """Return True if `spec` is the same without the modification `name`: another one undoes it."""
+    """Return whether `spec` would be the same without the modification `name`, because another one undoes it."""
     without = base
     try:
         for other in names:
             if other != name:
                 without = apply(other, without, trust_code)
-    except SpecError:  # the others require it
+    except SpecError:  # the other modifications require this one
         return False
     return without == spec
 
@@ -153,10 +160,11 @@ def _after(earlier: Sequence[str], name: str, spec: ModelSpec, trust_code: bool)
 
 
 def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
-    """Return variants by name, first the rows of Narang et al. 2021 in their order, then the others by name.
+    """Return the names of the selected variants.
 
-    `all`, `table` (the 52 rows) and the name of a group select all of their variants, and `group` filters the result.
-    Names of the form `module:function` come last.
+    `names` may contain names of variants, names of groups, `all`, and `table` (the 52 rows of Narang et al. 2021). If
+    `group` is given, only the variants in this group are returned. The 52 rows come first, in the order of the table;
+    the other variants are sorted by name, and names of the form `module:function` come last.
     """
     groups = {variant.group for variant in VARIANTS.values()}
     if group is not None and group not in groups:
@@ -186,7 +194,7 @@ def _number(name: str) -> int:
 
 
 def described(name: str, base: ModelSpec, trust_code: bool = False) -> dict[str, Any]:
-    """Return the description of a variant and its changes to `base` as JSON values."""
+    """Return a variant's description and the changes that the variant makes to `base`, as a JSON object."""
     entry = variant(name, trust_code)
     facts: dict[str, Any] = {
         "name": name,

@@ -1,4 +1,4 @@
-"""Rows 2 to 12: activation functions and gates of the feed-forward layers."""
+"""Rows 2 to 12: activation functions and gates for the feed-forward layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,10 @@ GATED = (223_067_904, 223_460_352)
 
 
 def activation(phi: Activation) -> Edit:
-    """Replace the activation function; a gate is removed, and the hidden width becomes 3/2 as large."""
+    """Return an edit that replaces the activation function.
+
+    If the feed-forward layer has a gate, the gate is removed and the hidden width is multiplied by 3/2.
+    """
 
     def edit(m: Any) -> Any:
         def widened(f: FeedForward) -> FeedForward:
@@ -26,7 +29,7 @@ def activation(phi: Activation) -> Edit:
 
 
 def gated(phi: Activation) -> Edit:
-    """Shazeer 2020: add a gate at equal cost, with 2/3 of the hidden width."""
+    """Return an edit that adds a gate (Shazeer 2020), with 2/3 of the hidden width so that the cost stays equal."""
 
     def edit(m: Any) -> Any:
         def narrowed(f: FeedForward) -> FeedForward:

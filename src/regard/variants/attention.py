@@ -1,4 +1,7 @@
-"""Attention variants outside the table: shared keys and values, windows, query-key norms, parallel branches."""
+"""Attention variants that are not in the table of Narang et al. 2021.
+
+They are shared keys and values, windows, query-key norms and parallel branches.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +20,7 @@ from regard.variants.base import Variant
 
 
 def parallel(m: Any) -> Any:
-    """Parallel block: x + attention(norm(x)) + feed_forward(norm(x)), one residual branch per block."""
+    """Use parallel blocks, each with one residual branch: x + attention(norm(x)) + feed_forward(norm(x))."""
 
     def side_by_side(block: Block) -> Block:
         if len(block.branches) == 1:
@@ -33,10 +36,10 @@ def parallel(m: Any) -> Any:
 
 
 def grouped_query(m: Any) -> Any:
-    """Ainslie et al. 2023: in a decoder, groups of four heads share one key and one value.
+    """Share one key and one value in every group of four decoder heads (Ainslie et al. 2023).
 
-    The encoder is unchanged, as in the paper. If four does not divide the heads, the number of groups is the divisor of
-    the heads that is closest to a quarter of them.
+    The encoder is unchanged, as in the paper. If the number of heads is not a multiple of four, the number of groups
+    is the divisor of the number of heads that is closest to a quarter of it.
     """
     if getattr(m, "decoder", None) is None:
         return m
@@ -46,14 +49,14 @@ def grouped_query(m: Any) -> Any:
         heads = attention.heads or m.heads
         divisors = [
             groups for groups in range(heads, 0, -1) if heads % groups == 0
-        ]  # of equally close ones, the larger
+        ]  # of two equally close divisors, the larger is chosen
         return _with_groups(attention, heads, min(divisors, key=lambda groups: abs(groups - heads / 4)))
 
     return replace(m, decoder=swap(swap(m.decoder, SelfAttention, grouped), CrossAttention, grouped))
 
 
 def multi_query(m: Any) -> Any:
-    """Shazeer 2019: all heads of every attention share one key and one value."""
+    """Share one key and one value among all heads of every attention layer (Shazeer 2019)."""
     _check_attention(m)
 
     def single(attention: Any) -> Any:
@@ -63,7 +66,7 @@ def multi_query(m: Any) -> Any:
 
 
 def _check_attention(m: Any) -> None:
-    """Refuse branches that mix tokens without queries and keys: the model would be changed only in part."""
+    """Raise an error if a branch mixes tokens without queries and keys, because it would remain unchanged."""
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no queries and keys to change")
@@ -74,7 +77,10 @@ def _with_groups(attention: Any, heads: int, groups: int) -> Any:
 
 
 def sliding_window(m: Any) -> Any:
-    """Beltagy et al. 2020: a token attends to itself and 255 tokens on either side; in a decoder, to the left only."""
+    """Limit self-attention to a window (Beltagy et al. 2020).
+
+    A token attends to itself and to 255 tokens on either side, or in a decoder to 255 tokens on the left only.
+    """
 
     def narrowed(stack: Any) -> Any:
         attends = any(isinstance(part, SelfAttention) for part in walk(stack))
@@ -85,9 +91,10 @@ def sliding_window(m: Any) -> Any:
 
 
 def query_key_norm(m: Any) -> Any:
-    """Henry et al. 2020, in its current form: RMS norms with a gain on the queries and keys of every head.
+    """Apply an RMS norm with a gain to the queries and keys of every head, a later form of Henry et al. 2020.
 
-    Scores of normalised vectors need the factor 1 / sqrt(d_head), which T5 includes in the initialisation of queries.
+    Scores of normalised vectors need the factor 1 / sqrt(d_head). T5 has this factor only in the initialisation of its
+    query weights, so the scores are scaled here.
     """
     _check_attention(m)
 

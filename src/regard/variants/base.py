@@ -1,4 +1,4 @@
-"""Variant: a named function from model spec to model spec; and the edits that several groups share."""
+"""`Variant`, a named function from model spec to model spec, and the edits that several groups of variants use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,11 +33,11 @@ Group = Literal[
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of Narang et al. 2021: its number and the exact parameter counts of the published runs."""
+    """A table row in Narang et al. 2021: its number and the exact parameter counts of the published runs."""
 
     number: int
-    parameters: int  # at narang_base
-    learned: int  # the same with learned positions instead of the bucketed bias
+    parameters: int  # with the base narang_base
+    learned: int  # with learned positions instead of the bucketed bias
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Variant:
     about: str
     paper: str = ""
     row: Row | None = None
-    bends: Mapping[str, str] = field(default_factory=dict)  # laws of `regard check` that do not hold, with the reason
+    bends: Mapping[str, str] = field(default_factory=dict)  # law of `regard check` that does not hold -> reason
 
 
 def own_softmax(m: Any) -> Any:
-    """Untie the softmax matrix from the embeddings, and remove T5's factor d_model^-1/2 of a tied matrix."""
+    """Untie the softmax matrix from the embeddings, and remove the factor d_model^-1/2 that T5 uses if it is tied."""
     if isinstance(m, EncoderDecoder):
         m = replace(m, sharing=replace(m.sharing, input_output=False))
     elif isinstance(m, DecoderOnly):

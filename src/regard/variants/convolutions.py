@@ -1,4 +1,4 @@
-"""Rows 37 to 39: convolutions instead of self-attention or combined with it."""
+"""Rows 37 to 39: convolutions that replace self-attention or are combined with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,21 +20,25 @@ from regard.nn.stacks.plain import Plain
 from regard.tree import hints, swap, walk
 from regard.variants.base import Edit, Row, Variant
 
-WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019: kernel sizes from the first layer on; all further layers have the last
+WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019: kernel sizes of the first four layers; all further layers use the last one
 
 
 def attends(part: Any) -> bool:
-    """Return True if the part contains self-attention."""
+    """Return whether the part contains self-attention."""
     return any(isinstance(inner, SelfAttention) for inner in walk(part))
 
 
 def light_conv(m: Any) -> Any:
-    """Replace every self-attention by a lightweight convolution, and remove the positions of attention."""
+    """Replace every self-attention layer by a lightweight convolution, and remove the position schemes of attention."""
     return swap(swap(m, StackSpec, _without_positions), SelfAttention, lambda _: LightConv())
 
 
 def dynamic_conv(m: Any) -> Any:
-    """Use dynamic convolutions, and compensate their parameters with a sixth of the hidden width: 512 for 3072."""
+    """Replace self-attention by dynamic convolutions.
+
+    The hidden width of feed-forward layers is divided by six (3072 becomes 512), to compensate for the additional
+    parameters of the convolutions.
+    """
     if not attends(m):
         return m
     m = swap(swap(m, StackSpec, _without_positions), SelfAttention, lambda _: DynamicConv())
@@ -48,7 +52,10 @@ def _without_positions(stack: Any) -> Any:
 
 
 def widening(make: Callable[[int], BranchSpec]) -> Edit:
-    """Wu et al. 2019: replace self-attention by convolutions whose kernel sizes grow from layer to layer."""
+    """Return an edit that replaces self-attention by convolutions with growing kernel sizes (Wu et al. 2019).
+
+    `make` returns the convolution for a kernel size.
+    """
 
     def layer(block: Block, width: int) -> Block:
         return swap(block, SelfAttention, lambda _: make(width))
@@ -68,10 +75,11 @@ def widening(make: Callable[[int], BranchSpec]) -> Edit:
 
 
 def evolved(m: Any) -> Any:
-    """The Evolved Transformer of So et al. 2019 as in Narang et al. 2021: one evolved block for every two layers.
+    """Use the Evolved Transformer (So et al. 2019) as in Narang et al. 2021: one evolved block for every two layers.
 
-    The attention that is parallel to cross-attention has twice the heads of the same width; position schemes with
-    parameters per head get a second table for it. The decoder's activation is Swish, the encoder's that of the base.
+    The self-attention that runs in parallel with cross-attention has twice as many heads, each as wide as before. A
+    position scheme with parameters per head gets a second set of parameters for these heads. The decoder uses Swish
+    as its activation function; the encoder keeps the base's activation function.
     """
 
     def doubled(attention: SelfAttention) -> SelfAttention:
@@ -87,7 +95,11 @@ def evolved(m: Any) -> Any:
 
 
 def evolved_so(m: Any) -> Any:
-    """So et al. 2019: 3 and 4 evolved blocks for 6 layers; twice the heads (at most 16) of the same total width."""
+    """Use the Evolved Transformer as in So et al. 2019: for 6 layers each, 3 encoder blocks and 4 decoder blocks.
+
+    The self-attention that runs in parallel with cross-attention has twice as many heads (at most 16), with the same
+    total width.
+    """
 
     def doubled(attention: SelfAttention) -> SelfAttention:
         heads = attention.heads or m.heads
@@ -131,7 +143,7 @@ def _evolved(
 
 
 def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention | None, FeedForward]:
-    """Return the attention, cross-attention and feed-forward layer of a block, from which an evolved block is built."""
+    """Return a block's attention, cross-attention and feed-forward layer, from which an evolved block is built."""
     if len(set(block.rules())) > 1:
         raise SpecError("variants", f"the branches of the {side} have different residual rules; use one rule for all")
     match block.branches:
@@ -144,13 +156,19 @@ def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention |
 
 
 def _norm(block: Block) -> Norm:
-    """Return the norm of the block's residual branches, or LayerNorm: evolved convolutions always need a norm."""
+    """Return the norm of the block's residual branches, or LayerNorm if they have none.
+
+    Evolved convolutions always need a norm.
+    """
     norm = getattr(block.rules()[0], "norm", None)
     return norm if isinstance(norm, Norm) and not isinstance(norm, NoNorm) else LayerNorm(eps=1e-6)
 
 
 def _with_position(wide: SelfAttention, stack: Plain) -> tuple[SelfAttention, Plain]:
-    """Adapt the position scheme to attention with more heads: a second table in the stack, or a scheme of its own."""
+    """Return attention and stack with the position scheme adapted to attention with more heads.
+
+    Either the stack gets a second position scheme for these heads, or the attention gets its own scheme.
+    """
     position = stack.position
     if position is None or wide.position is not None or wide.heads is None:
         return wide, stack

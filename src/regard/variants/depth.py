@@ -1,4 +1,4 @@
-"""Rows 18 to 21: deeper and narrower, or shallower and wider, with about the same number of parameters."""
+"""Rows 18 to 21: deeper and narrower, or shallower and wider models with about the same number of parameters."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -14,7 +14,10 @@ from regard.variants.base import Edit, Row, Variant
 
 
 def deeper(factor: Fraction) -> Edit:
-    """Multiply the layers by `factor`, and divide the heads (of the same width) and the hidden width by it."""
+    """Return an edit that multiplies the number of layers by `factor`.
+
+    The number of heads and the hidden width are divided by `factor`. The width of a head does not change.
+    """
 
     def times(value: int, by: Fraction, what: str) -> int:
         product = value * by

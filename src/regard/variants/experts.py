@@ -20,10 +20,10 @@ EVERY = 4
 
 
 def mixture_of_experts(m: Any) -> Any:
-    """Replace every fourth feed-forward layer by 32 experts of half its hidden width, two of them per token.
+    """Replace every fourth feed-forward layer by 32 experts with half the hidden width. Two of them process each token.
 
-    As published, experts have ReLU and no biases, whatever the base has. The lower capacity of the decoder comes from a
-    misspelt line of the published configuration.
+    As published, experts have ReLU and no biases, independently of the base. The decoder has a lower capacity than the
+    encoder because of a misspelt line in the published configuration.
     """
 
     def make(capacity: float) -> Make:
@@ -33,7 +33,7 @@ def mixture_of_experts(m: Any) -> Any:
 
 
 def switch(m: Any) -> Any:
-    """Replace every fourth feed-forward layer by 32 experts of its hidden width, one of them per token."""
+    """Replace every fourth feed-forward layer by 32 experts with the same hidden width. One processes each token."""
 
     def make(capacity: float) -> Make:
         return lambda f: Switch(d_hidden=_hidden(f, m), capacity=capacity)
@@ -42,10 +42,11 @@ def switch(m: Any) -> Any:
 
 
 def product_key_memory(m: Any) -> Any:
-    """Replace the feed-forward layer of the second to last decoder layer by a product-key memory.
+    """Replace the feed-forward layer of the second-to-last decoder layer by a product-key memory.
 
-    An encoder-only model has it in its encoder. The paper has 512 * 512 values for 12 layers of width 768; here their
-    number is proportional to depth * d_model. Keys have d_model / 6 dimensions, at least 8.
+    In an encoder-only model, the memory is in the second-to-last encoder layer. The paper uses 512 * 512 values for 12
+    layers of width 768; here the number of values is proportional to depth * d_model. Keys have d_model / 6
+    dimensions, but at least 8.
     """
     side = "decoder" if getattr(m, "decoder", None) is not None else "encoder"
     stack = _plain(m, side)
@@ -67,7 +68,7 @@ def _plain(m: Any, side: str) -> Plain:
 
 
 def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any:
-    """Replace the feed-forward of layers 4, 8, 12, ...; of the last layer if a stack has fewer than four."""
+    """Replace the feed-forward layers in layers 4, 8, 12, ..., or in the last layer if a stack has fewer than four."""
     changes = {}
     for side, make in makes.items():
         if getattr(m, side, None) is None:
@@ -80,7 +81,10 @@ def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any
 
 
 def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
-    """Replace the feed-forward of some layers by `make` of it; the new pattern has `length` blocks."""
+    """Return the stack with the feed-forward layers f of some layers replaced by `make(f)`.
+
+    The new stack's pattern has `length` blocks.
+    """
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]

@@ -1,4 +1,4 @@
-"""Decoder-only translation: the layers of an encoder-decoder as one stack over source and target."""
+"""Decoder-only translation: the layers of an encoder-decoder, joined into one stack that reads source and target."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from regard.variants.base import Edit, Variant
 
 
 def joined(visibility: Literal["causal", "prefix"]) -> Edit:
-    """Join encoder and decoder into one stack of encoder blocks, without cross-attention."""
+    """Return an edit that joins encoder and decoder into one stack of encoder blocks, without cross-attention."""
 
     def edit(m: Any) -> Any:
         if isinstance(m, DecoderOnlyTranslator):
@@ -54,7 +54,7 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
 
 
 def _blocks(stack: Plain) -> tuple[Any, ...]:
-    """Return the settings of a stack without its depth and its cross-attention."""
+    """Return the settings of a stack except its depth and its cross-attention."""
     blocks = []
     for block in stack.pattern:
         pairs = zip(block.branches, block.rules(), strict=True)

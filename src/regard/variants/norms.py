@@ -1,4 +1,4 @@
-"""Row 13: RMS norm; and the placement of norms."""
+"""Row 13, RMS norm, and variants that move the norms to other places in a block."""
 
 from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm

@@ -1,4 +1,4 @@
-"""Position schemes outside the table."""
+"""Position schemes that are not in the table of Narang et al. 2021."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ from regard.variants.base import Edit, Variant
 
 
 def at_input(position: Any) -> Edit:
-    """Add positions to the embeddings, and remove those in attention."""
+    """Return an edit that adds a position scheme to the embeddings and removes position schemes from attention."""
 
     def edit(m: Any) -> Any:
         cleared = swap(swap(m, SelfAttention, _remove_position), StackSpec, _without_position)
@@ -29,7 +29,10 @@ def at_input(position: Any) -> Edit:
 
 
 def in_attention(make: Callable[[], Position]) -> Edit:
-    """Use positions in self-attention, shared by the layers of a stack, and remove those at the input."""
+    """Return an edit that uses a position scheme in self-attention and removes the one at the input.
+
+    All layers of a stack share the position scheme.
+    """
 
     def with_position(stack: Any) -> Any:
         if not any(isinstance(part, BranchSpec) and part.attends for part in walk(stack)):

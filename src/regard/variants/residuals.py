@@ -1,4 +1,4 @@
-"""Rows 14 to 17: ReZero and Fixup, residual networks initialised as the identity."""
+"""Rows 14 to 17: ReZero and Fixup, whose residual blocks compute the identity at initialisation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from regard.variants.base import Edit, Row, Variant
 
 
 def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
-    """Replace the residual rule of every branch; the new rule gets the norm of the old one."""
+    """Replace the residual rule of every branch. `to` returns the new rule, given the norm of the old one."""
 
     def joined(rule: Residual) -> Residual:
         if isinstance(rule, NoResidual):
@@ -31,7 +31,7 @@ def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
 
 
 def scaled_attention(m: Any) -> Any:
-    """Divide attention scores by sqrt(d_head) wherever they are not scaled."""
+    """Divide attention scores by sqrt(d_head) in every branch that does not scale scores."""
 
     def scaled(branch: Any) -> Any:
         return replace(branch, scale="sqrt") if getattr(branch, "scale", None) == "none" else branch
@@ -40,7 +40,11 @@ def scaled_attention(m: Any) -> Any:
 
 
 def rezero(norm: Callable[[Norm], Norm]) -> Edit:
-    """x + alpha f(norm(x)). T5's initialisation, which replaces the scaling of attention scores, is replaced too."""
+    """Return an edit that uses ReZero's residual rule, x + alpha f(norm(x)).
+
+    In a model with T5's initialisation, attention scores become scaled, and the initialisation becomes `FanIn`. (T5
+    does not scale scores but initialises its query weights with smaller values instead.)
+    """
 
     def edit(m: Any) -> Any:
         m = rejoined(m, lambda old: ReZero(norm(old)))
@@ -51,7 +55,7 @@ def rezero(norm: Callable[[Norm], Norm]) -> Edit:
 
 
 def fixup(m: Any) -> Any:
-    """Use Fixup's residual rule, scalars and initialisation, and remove all norms."""
+    """Use the residual rule, the scalars and the initialisation of Fixup, and remove all norms."""
     if not isinstance(m.linear, Dense | FixupLinear):
         raise SpecError("linear", f"is {m.linear.kind!r}, but fixup has projections of its own; use dense")
     m = rejoined(scaled_attention(m), lambda _: Fixup())

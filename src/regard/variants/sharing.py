@@ -11,7 +11,10 @@ from regard.variants.base import Edit, Row, Variant, own_softmax, unscaled
 
 
 def shared(*sides: str) -> Edit:
-    """Lan et al. 2020: share one block among all layers of a stack, and untie the softmax as in Narang et al."""
+    """Return an edit that shares one block among all layers of a stack (Lan et al. 2020).
+
+    `sides` are the stacks, `encoder`, `decoder` or both. The softmax matrix is untied, as in Narang et al. 2021.
+    """
 
     def edit(m: Any) -> Any:
         changes: dict[str, Any] = {}
@@ -29,7 +32,7 @@ def shared(*sides: str) -> Edit:
 
 
 def sharing(source_target: bool, input_output: bool) -> Edit:
-    """Set which of the source, target and softmax tables are shared."""
+    """Return an edit that sets which of the source, target and softmax matrices are shared."""
 
     def edit(m: Any) -> Any:
         if not isinstance(m, EncoderDecoder):
@@ -41,7 +44,7 @@ def sharing(source_target: bool, input_output: bool) -> Edit:
 
 
 def _rescaled(m: Any) -> Any:
-    """Add T5's factor d_model^-1/2, since it initialises a tied table with unit variance."""
+    """Add T5's factor d_model^-1/2 before the softmax, because T5 initialises a tied matrix with unit variance."""
     if not isinstance(m.init, T5Init | FanIn) or not hasattr(m.head, "scaled"):
         return m
     return replace(m, head=replace(m.head, scaled=True))

@@ -1,4 +1,4 @@
-"""Rows 40 to 46: Synthesizers, attention scores that replace q.k or are added to it."""
+"""Rows 40 to 46: Synthesizers, whose attention scores replace q.k or are added to it."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,9 +28,10 @@ TAY = "Tay et al. 2021"
 
 
 def as_run(scores: Scores, mix: Mix) -> Edit:
-    """Use 2/3 of the heads, twice as wide, as in the code of Narang et al.: 8 x 128 instead of 12 x 64.
+    """Return an edit that uses a Synthesizer as in the code of Narang et al. 2021.
 
-    Position biases of the stack get the same number of heads.
+    It has 2/3 as many heads, each twice as wide: 8 x 128 instead of 12 x 64. The stack's position biases get the same
+    number of heads.
     """
 
     def edit(m: Any) -> Any:
@@ -57,12 +58,12 @@ def as_run(scores: Scores, mix: Mix) -> Edit:
 
 
 def fewer(heads: int) -> int:
-    """Return two thirds of the heads, at least one."""
+    """Return two thirds of the number of heads, rounded, but at least one."""
     return max(1, round(heads * 2 / 3))
 
 
 def of_paper(scores: Scores) -> Edit:
-    """Use the heads of the base, as in the paper."""
+    """Return an edit that uses a Synthesizer with as many heads as in the base, as in the original paper."""
     return lambda m: swap(m, SelfAttention, lambda attention: _synthesizer(attention, scores, "alone"))
 
 

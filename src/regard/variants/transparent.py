@@ -13,14 +13,14 @@ from regard.variants.base import Row, Variant
 
 
 def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
-    """Replace the bridge between encoder and decoder."""
+    """Return the model with another bridge between encoder and decoder."""
     if not isinstance(m, EncoderDecoder):
         raise SpecError("", "only an encoder-decoder has a bridge between encoder and decoder")
     return replace(m, bridge=bridge)
 
 
 def _norm(m: Any) -> Norm:
-    """Return the first norm of the residual branches, or LayerNorm."""
+    """Return the first norm of the model's residual branches, or LayerNorm if there is none."""
     rules = [part for part in walk(m) if isinstance(part, Residual)]
     norms = [part for rule in rules for part in walk(rule) if isinstance(part, Norm) and part != NoNorm()]
     return norms[0] if norms else LayerNorm()

@@ -1,4 +1,4 @@
-"""Rows 23, 24, 27, 28 and 32 to 35: factorised and adaptive embeddings, and other softmax layers."""
+"""Rows 23, 24, 27, 28 and 32 to 35: factorised embeddings, adaptive embeddings, and other softmax layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,14 +19,14 @@ from regard.variants.sharing import shared
 
 
 def factorised(m: Any) -> Any:
-    """Lan et al. 2020: project embeddings of width d_model / 6; the softmax has its own full matrix."""
+    """Project embeddings from width d_model / 6 to d_model (Lan et al. 2020). The softmax has its own full matrix."""
     if isinstance(m, EncoderOnly):
         raise SpecError("table", "an encoder-only model has one table for input and output; use factorised_shared")
     return replace(own_softmax(m), table=_narrow(m), output_table=Embeddings())
 
 
 def factorised_shared(m: Any) -> Any:
-    """Use one factorised table for the inputs and the softmax."""
+    """Use one factorised embedding table for the inputs and the softmax."""
     own = "the softmax matrix is not tied; tie it, or use factorised"
     if isinstance(m, EncoderDecoder) and not m.sharing.input_output:
         raise SpecError("sharing.input_output", own)
@@ -42,7 +42,7 @@ def _narrow(m: Any) -> TableSpec:
 
 
 def with_shared_blocks(edit: Edit) -> Edit:
-    """Share one block among all layers of a stack, and apply `edit` to the vocabulary."""
+    """Return an edit that shares one block among all layers of a stack and applies `edit` to the embedding tables."""
 
     def both(m: Any) -> Any:
         blocks = shared("encoder", "decoder")(m)
@@ -53,12 +53,12 @@ def with_shared_blocks(edit: Edit) -> Edit:
 
 
 def in_clusters(table: AdaptiveTable) -> Edit:
-    """Use adaptive vocabulary tables: clusters of ids, with narrow vectors for rare ids."""
+    """Return an edit that uses an adaptive embedding table: clusters of ids, with narrower vectors for rarer ids."""
     return lambda m: replace(m, table=table, **({"output_table": None} if hasattr(m, "output_table") else {}))
 
 
 def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
-    """Replace the plain softmax by `make` of it, a head of this kind."""
+    """Return an edit that replaces the plain softmax head s by `make(s)`, a head of class `kind`."""
 
     def edit(m: Any) -> Any:
         where = "task.head" if isinstance(m, EncoderOnly) else "head"
@@ -78,7 +78,10 @@ def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
 
 
 def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
-    """Grave et al. 2017: a head of the most frequent ids and three tails; the last has the size of T5's sentinels."""
+    """Return an edit that uses adaptive softmax (Grave et al. 2017).
+
+    It has one cluster of the most frequent ids and three tails. The last tail is as large as T5's set of sentinel ids.
+    """
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1
     edit = head(
@@ -88,7 +91,10 @@ def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
 
 
 def mixture_of_softmaxes(components: int) -> Edit:
-    """Yang et al. 2018. There is no z-loss, which is 0 for normalised outputs; Narang et al. had it without effect."""
+    """Return an edit that uses a mixture of softmaxes (Yang et al. 2018).
+
+    There is no z-loss, because it is 0 for normalised outputs. Narang et al. 2021 set it, but it had no effect.
+    """
     return head(MixtureOfSoftmaxes, lambda plain: MixtureOfSoftmaxes(components, plain.scaled, plain.label_smoothing))
 
 

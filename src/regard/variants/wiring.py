@@ -1,4 +1,4 @@
-"""Rows 47 and 50: Universal Transformer and Funnel."""
+"""Rows 47 and 50: the Universal Transformer and the Funnel Transformer."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,10 @@ from regard.variants.residuals import rejoined
 
 
 def universal(kind: type[Universal] | type[UniversalACT]) -> Edit:
-    """Share one gated block among all layers of a stack, 28 for 12 layers, and untie the softmax."""
+    """Return an edit that shares one gated block among all layers of a stack and unties the softmax matrix.
+
+    A stack of 12 layers becomes 28 applications of the block.
+    """
 
     def edit(m: Any) -> Any:
         sides = [side for side in ("encoder", "decoder") if hasattr(m, side)]
@@ -40,7 +43,7 @@ def _universal(side: str, stack: Any, kind: type[Universal] | type[UniversalACT]
 
 
 def funnel(m: Any) -> Any:
-    """Pool the sequence to half its length after each of three groups of encoder layers; use RMS norms."""
+    """Pool the encoder's sequence to half its length after each of three groups of layers, and use RMS norms."""
     stack = getattr(m, "encoder", None)
     if stack is None:
         raise SpecError("", "a funnel needs a model with an encoder")

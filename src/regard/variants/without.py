@@ -1,4 +1,4 @@
-"""The Transformer without one of its parts, to measure the contribution of each."""
+"""The Transformer without one of its parts, to measure how much each part contributes."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,9 +17,9 @@ from regard.variants.base import Variant
 
 
 def no_scaling(m: Any) -> Any:
-    """softmax(q k') instead of softmax(q k' / sqrt(d_head)).
+    """Use softmax(q k') instead of softmax(q k' / sqrt(d_head)).
 
-    It is refused for T5, which has no divisor and initialises its queries with smaller values instead.
+    For T5 this has no effect and raises an error: T5 has no divisor and uses smaller initial query weights instead.
     """
 
     def plain(branch: Any) -> Any:
@@ -29,7 +29,7 @@ def no_scaling(m: Any) -> Any:
 
 
 def one_head(m: Any) -> Any:
-    """Use one head as wide as all heads together, so that the projections keep their sizes."""
+    """Use one head that is as wide as all heads together, so that the projections have the same sizes as before."""
 
     def single(attention: Any) -> Any:
         heads = attention.heads or m.heads
@@ -52,7 +52,7 @@ def one_head(m: Any) -> Any:
 
 
 def no_residual(m: Any) -> Any:
-    """f(norm(x)) instead of x + f(norm(x)); post-norm models become f(norm(x)) too."""
+    """Use f(norm(x)) instead of x + f(norm(x)), also in post-norm models."""
 
     def replaced(rule: Residual) -> Residual:
         return rule if isinstance(rule, NoResidual) else NoResidual(getattr(rule, "norm", NoNorm()))
@@ -61,7 +61,7 @@ def no_residual(m: Any) -> Any:
 
 
 def no_norm(m: Any) -> Any:
-    """x + f(x); all other norms are removed, too."""
+    """Remove all norms, so that a residual branch computes x + f(x)."""
     return swap(m, Norm, lambda _: NoNorm())
 
 

@@ -1,4 +1,4 @@
-"""The libraries that regard is raced against, and whether they are installed."""
+"""The libraries ("peers") that regard is benchmarked against, and whether they are installed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from regard.errors import nearest
 
 @dataclass(frozen=True)
 class Peer:
-    """A library. Its module in this package has `training_model` or `decoding_models`, according to its tasks."""
+    """Another library. Its adapter module defines `training_model` or `decoding_models`, according to `tasks`."""
 
     name: str
     title: str
@@ -22,11 +22,11 @@ class Peer:
     tasks: tuple[str, ...]  # train, decode
 
     def installed(self) -> bool:
-        """True if its package can be found; nothing is imported."""
+        """Return whether the library's package can be found. Nothing is imported."""
         return find_spec(self.package) is not None
 
     def code(self) -> ModuleType:
-        """Its module in this package."""
+        """Return the module in this package that adapts the library."""
         return import_module(f"regard.bench.peers.{self.module}")
 
 
@@ -44,7 +44,10 @@ PEERS = (
 
 
 def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Peer]]:
-    """The peers of a race, and those that are left out because they are not installed; named ones must be installed."""
+    """Return the peers of a benchmark, and the peers that are left out because they are not installed.
+
+    Peers in `names` must be installed. If `names` is None, all peers that support `task` are chosen.
+    """
     able = {peer.name: peer for peer in PEERS if task in peer.tasks}
     if names is None:
         present = [peer for peer in able.values() if peer.installed()]

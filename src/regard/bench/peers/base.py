@@ -1,4 +1,4 @@
-"""The interface of a peer's code to a race."""
+"""The interface between a benchmark and the code of a peer, that is, another library."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ IGNORED = -100
 
 
 class PeerError(RegardError):
-    """A peer is unknown, not installed, or takes no part in this task."""
+    """The error for a peer that is unknown, not installed, or does not support the task."""
 
 
 def library(name: str) -> Any:
-    """Import a module of a peer, untyped: few users have all of them installed."""
+    """Import a module of a peer. The result is untyped, because few users have all peers installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -29,19 +29,19 @@ def library(name: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainingModel:
-    """A model to be trained, and its loss."""
+    """A peer's model to be trained, and its loss."""
 
     title: str
     model: nn.Module
-    prepare: Callable[[Batch], Any]  # the input of its loss; made before anything is timed
-    loss: Callable[[Any], Tensor]  # the mean over real tokens, with label smoothing
-    copied: bool = False  # it has our weights, so its loss must equal ours
-    pure_half: bool = False  # on a GPU also raced with all weights in bfloat16
+    prepare: Callable[[Batch], Any]  # returns the input of `loss`; called before anything is timed
+    loss: Callable[[Any], Tensor]  # the mean over tokens without padding, with label smoothing
+    copied: bool = False  # the model has regard's weights, so its loss must equal regard's
+    pure_half: bool = False  # on a GPU, also benchmark it with all weights in bfloat16
 
 
 @dataclass(frozen=True)
 class DecodingModel:
-    """A model that translates: `search(sources, beams, length)` returns exactly `length` ids for each source."""
+    """A peer's model for decoding: `search(sources, beams, length)` returns exactly `length` ids for each source."""
 
     title: str
     parameters: int
@@ -49,12 +49,15 @@ class DecodingModel:
 
 
 def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """torch's cross-entropy with label smoothing; labels of padding are IGNORED."""
+    """Return torch's cross-entropy with label smoothing. Padding has the label IGNORED and does not count."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The source, its mask of real tokens, the input of the decoder, and labels in which padding is IGNORED."""
+    """Return the source ids, the mask of source tokens that are not padding, the decoder input, and the labels.
+
+    Padding has the label IGNORED.
+    """
     assert batch.source is not None
     assert batch.source_seg is not None
     assert batch.labels is not None
@@ -63,5 +66,5 @@ def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def count(model: nn.Module) -> int:
-    """The number of trained parameters; shared ones count once."""
+    """Return the number of trainable parameters. A shared parameter counts once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

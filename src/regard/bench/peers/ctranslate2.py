@@ -1,4 +1,4 @@
-"""CTranslate2 with our weights, in float32 and int8: its own `translate_batch`, and the engine of regard."""
+"""CTranslate2 with regard's weights, in float32 and int8: its `translate_batch`, and regard's engine built on it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ UNKNOWN = FIRST - 1
 
 
 def vocabulary(shape: Shape) -> list[str]:
-    """A token for every id."""
+    """Return a token string for every id."""
     return [f"w{n}" for n in range(shape.vocab)]
 
 
 @contextmanager
 def exported(shape: Shape, ours: Model, stored: str) -> Iterator[Path]:
-    """A temporary folder with our weights in CTranslate2's format."""
+    """Yield a temporary folder that contains the weights of `ours` in CTranslate2's format."""
     tokens = Vocabulary(vocabulary(shape), BOS, EOS, UNKNOWN)
     spec = written(ours, tokens, tokens, max(LONGEST))
     spec.optimize(quantization=stored)
@@ -37,7 +37,7 @@ def exported(shape: Shape, ours: Model, stored: str) -> Iterator[Path]:
 
 
 def decoding_models(shape: Shape, ours: Model, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:  # noqa: ARG001
-    """Its translator, on a CPU only: GPUs compare PyTorch models."""
+    """Return CTranslate2's translators on a CPU, and none on a GPU, where only PyTorch models are compared."""
     return [_raw(shape, ours, stored) for stored in STORED] if device.type == "cpu" else []
 
 
@@ -60,7 +60,10 @@ def _raw(shape: Shape, ours: Model, stored: str) -> DecodingModel:
 
 
 def engine(shape: Shape, ours: Model, stored: str) -> DecodingModel:
-    """The engine of `regard translate`, from ids to ids. It forces no length: the weights must never choose the end."""
+    """Return the CTranslate2 engine of `regard translate` as a search from ids to ids.
+
+    The engine cannot force an output length, so the weights must never choose the end token.
+    """
     tokens = vocabulary(shape)
     with exported(shape, ours, stored) as folder:
         translator = CTranslate2(

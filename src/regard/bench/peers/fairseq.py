@@ -1,4 +1,4 @@
-"""fairseq's Transformer and its criterion."""
+"""fairseq's Transformer and loss."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from regard.bench.shapes import BOS, PAD, Shape
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
-    """The model of fairseq's recipes with its label_smoothed_nll_loss."""
+    """Return fairseq's Transformer with fairseq's `label_smoothed_nll_loss`."""
     transformer = library("fairseq.models.transformer")
     criterion = library("fairseq.criterions.label_smoothed_cross_entropy")
     dictionary = library("fairseq.data.dictionary")

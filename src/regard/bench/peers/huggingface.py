@@ -1,4 +1,4 @@
-"""Hugging Face Marian with our weights, eager, with SDPA attention."""
+"""Hugging Face's Marian with regard's weights, in eager mode, with SDPA attention."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from regard.bench.shapes import BOS, EOS, PAD, Shape
 
 
 def marian(shape: Shape, ours: nn.Module) -> Any:
-    """A MarianMTModel with the weights of our model."""
+    """Return a MarianMTModel with the weights of `ours`."""
     hub = library("transformers")
     sides: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
@@ -34,7 +34,7 @@ def marian(shape: Shape, ours: nn.Module) -> Any:
         attn_implementation="sdpa",
     )
     theirs = hub.MarianMTModel(config)
-    # Not strict: Marian also stores its sinusoids, a zero bias of the logits, and the tied table a second time.
+    # Not strict, because Marian also stores its sinusoids, a zero bias for the logits, and a copy of the tied table.
     _, unknown = theirs.load_state_dict(renamed(ours.state_dict(), shape.depth), strict=False)
     if unknown or count(theirs) != count(ours):
         raise UnfairError(f"transformers {hub.__version__} has a Marian with unexpected parameters")
@@ -42,7 +42,7 @@ def marian(shape: Shape, ours: nn.Module) -> Any:
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:
-    """Marian with torch's cross-entropy."""
+    """Return Marian with torch's cross-entropy as its loss."""
     theirs = marian(shape, ours)
 
     def prepare(batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
@@ -57,7 +57,7 @@ def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingM
 
 
 def decoding_models(shape: Shape, ours: nn.Module, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:
-    """Beam search by Marian's `generate`."""
+    """Return Marian with its `generate` as beam search."""
     theirs = marian(shape, ours).to(device, dtype).eval()
     parameters = count(theirs)
 
@@ -73,7 +73,7 @@ def decoding_models(shape: Shape, ours: nn.Module, device: torch.device, dtype: 
 
 
 def renamed(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Our weights under Marian's names."""
+    """Return regard's weights `state` under Marian's names."""
     theirs = {"model.shared.weight": state["tables.tables.source.weight"]}
 
     def copy(our: str, *names: str) -> None:

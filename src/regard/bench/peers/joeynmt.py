@@ -1,4 +1,4 @@
-"""Joey NMT's Transformer and its loss."""
+"""Joey NMT's Transformer and loss."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,10 @@ SPECIALS = {"unk": 0, "pad": 1, "bos": 2, "eos": 3}
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
-    """The model of a Joey NMT configuration with its XentLoss."""
+    """Return the model from a Joey NMT configuration, with Joey NMT's `XentLoss`."""
     model = library("joeynmt.model").build_model(_config(shape), *[_words(shape.vocab)] * 2)
     model.loss_function = ("crossentropy", smoothing)
-    # Residual dropout only, as in the other models: Joey NMT has one rate for all dropout.
+    # Only residual dropout, as in the other models. Joey NMT's configuration has one rate for all kinds of dropout.
     for layer in (*model.encoder.layers, *model.decoder.layers):
         for name, part in layer.named_children():
             if name.endswith("_att"):
@@ -26,7 +26,7 @@ def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingM
     theirs = {PAD: SPECIALS["pad"], BOS: SPECIALS["bos"], EOS: SPECIALS["eos"]}
 
     def converted(ids: Tensor) -> Tensor:
-        """Ids with Joey NMT's special tokens."""
+        """Return ids with regard's special tokens replaced by Joey NMT's."""
         result = ids.clone()
         for our, their in theirs.items():
             result[ids == our] = their
@@ -56,7 +56,7 @@ def _words(vocab: int) -> Any:
     tags |= {f"{name}_id": number for name, number in SPECIALS.items()}
     settings = SimpleNamespace(**tags, sep_token=None, sep_id=None, lang_tags=[])
     words = library("joeynmt.vocabulary").Vocabulary([], settings)
-    # Not by add_tokens, which takes quadratic time.
+    # add_tokens would take quadratic time.
     for n in range(len(words), vocab):
         words._stoi[f"w{n}"] = n
         words._itos.append(f"w{n}")

@@ -1,4 +1,4 @@
-"""torch.nn.Transformer: its encoder and decoder layers, with an embedding table and sinusoidal positions."""
+"""The encoder and decoder layers of torch.nn.Transformer, with an embedding table and sinusoidal positions."""
 
 import math
 
@@ -13,7 +13,10 @@ from regard.nn.embedding import Sinusoidal
 
 
 class Translator(nn.Module):
-    """Embeddings, sinusoids, encoder, decoder, tied output. Its layers are post-norm, so no norm follows the stacks."""
+    """A translator of torch's layers with embeddings, sinusoidal positions and a tied output layer.
+
+    The layers are post-norm, so no norm follows the stacks.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -26,7 +29,7 @@ class Translator(nn.Module):
         self.encoder = nn.TransformerEncoder(encoder, shape.depth, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(decoder, shape.depth)
         for layer in (*self.encoder.layers, *self.decoder.layers):
-            # Residual dropout only, as in the other models.
+            # Only residual dropout, as in the other models.
             layer.dropout.p = layer.self_attn.dropout = 0.0  # type: ignore[reportAttributeAccessIssue]
         for layer in self.decoder.layers:
             layer.multihead_attn.dropout = 0.0  # type: ignore[reportAttributeAccessIssue]
@@ -38,13 +41,13 @@ class Translator(nn.Module):
         return x @ self.table.T
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Scaled embeddings and positions."""
+        """Return the sum of scaled embeddings and positions, with dropout."""
         x = F.embedding(ids, self.table) * self.factor + self.get_buffer("waves")[: ids.shape[1]]
         return F.dropout(x, self.dropout, self.training)
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
-    """The translator with torch's cross-entropy."""
+    """Return the translator with torch's cross-entropy as its loss."""
     model = Translator(shape)
 
     def prepare(batch: Batch) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""x-transformers: an encoder and a decoder, post-norm, with its flash attention."""
+"""A post-norm encoder-decoder from x-transformers, with the library's flash attention."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from regard.bench.shapes import LONGEST, Shape
 
 
 class Translator(nn.Module):
-    """Its XTransformer with a tied output and attention by SDPA, which XTransformer itself cannot be given.
+    """An encoder-decoder like XTransformer, with two options that XTransformer lacks: a tied output layer and SDPA.
 
-    Its attention has no biases, and the sinusoids of each side have one learned scale: 0.1 % fewer parameters.
+    Its attention has no biases, and the sinusoids of encoder and decoder have a learned scale each. It has 0.1 % fewer
+    parameters than the other models.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -49,7 +50,7 @@ class Translator(nn.Module):
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
-    """The translator with torch's cross-entropy."""
+    """Return the translator with torch's cross-entropy as its loss."""
     model = Translator(shape)
 
     def loss(inputs: tuple[Tensor, ...]) -> Tensor:
