@@ -1,4 +1,4 @@
-"""The command line. Everything heavy is imported inside the command that needs it: `--help` must not wait for torch."""
+"""The command line. Each command imports torch and other slow packages itself, so that `--help` is fast."""
 
 # The help lists its panels and commands in this order.
 # isort: off

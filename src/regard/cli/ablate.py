@@ -1,4 +1,4 @@
-"""regard ablate: compare modifications of a model."""
+"""The command `ablate`: compare modifications of a model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +25,8 @@ def ablate(
         typer.Option(
             "--rows",
             metavar="ROWS",
-            help="all, table (52 rows), a group such as activation, or names: a,b,c; module:function is your own.",
+            help="Which variants: all, table (52 rows), a group such as activation, or names separated by commas. "
+            "Give your own as module:function.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = "all",
@@ -34,14 +35,16 @@ def ablate(
         typer.Option(
             "--variant",
             metavar="NAME",
-            help="A modification of the base itself. Repeatable.",
+            help="Apply this variant to the base model. Repeatable.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None,
     seeds: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Runs of every row; the base has three times as many.", rich_help_panel=EXPERIMENT
+            metavar="N",
+            help="Number of runs per variant; the base model has three times as many.",
+            rich_help_panel=EXPERIMENT,
         ),
     ] = 3,
     time: Annotated[
@@ -49,14 +52,16 @@ def ablate(
         typer.Option(
             "--time",
             metavar="TIME",
-            help="Instead of --steps: training time of the base, such as 20s or 5m; all rows get its steps.",
+            help="Instead of --steps: train the base model for this time, such as 20s or 5m, and every variant for the "
+            "same number of steps.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None,
     match: Annotated[
         str,
         typer.Option(
-            help="Resize the hidden width of every row to the base's parameters or compute; or none.",
+            help="Adjust the hidden width of every variant so that its parameters or compute equal those of the "
+            "base model; none leaves it unchanged.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = "none",
@@ -68,10 +73,10 @@ def ablate(
 ) -> None:
     """Measure what each modification is worth on your text: better, worse, or no measurable difference.
 
-    Every row is the base with one modification (see regard variants), trained in the same way over several seeds.
-    Without a text, a demo corpus of English numbers and dates with German translations is used. Finished runs are not
-    repeated: to continue after an interruption, run the same command again. The folder receives table.html, table.md,
-    table.json and results.jsonl.
+    Every variant is the base model with one modification (see `regard variants`), trained in the same way with several
+    seeds. Without training text, a demo corpus of English numbers and dates with German translations is used. Finished
+    runs are not repeated: to continue after an interruption, run the same command again. The results are written to
+    table.html, table.md, table.json and results.jsonl in the folder.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")

@@ -42,7 +42,7 @@ TrustCode = Annotated[
     bool,
     typer.Option(
         "--trust-code",
-        help="Import parts named module:Class, also from the current folder.",
+        help="Allow parts named module:Class to be imported, also from the current folder.",
         rich_help_panel=COMPUTE,
     ),
 ]
@@ -50,7 +50,7 @@ Plain = Annotated[
     bool,
     typer.Option(
         "--plain",
-        help="Use the readable form of the model, without fused kernels: slower.",
+        help="Use the readable form of the model, without fused kernels. It is slower.",
         rich_help_panel=COMPUTE,
     ),
 ]
@@ -60,13 +60,15 @@ Source = Annotated[
     str | None, typer.Option(metavar="FILE", help="Source text, one sentence per line.", rich_help_panel=DATA)
 ]
 Target = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Its translation, line by line.", rich_help_panel=DATA)
+    str | None, typer.Option(metavar="FILE", help="The translation of the source, line by line.", rich_help_panel=DATA)
 ]
 ValidSource = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Validation source; split off if not given.", rich_help_panel=DATA),
+    typer.Option(metavar="FILE", help="Validation source. Default: a part of the training text.", rich_help_panel=DATA),
 ]
-ValidTarget = Annotated[str | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=DATA)]
+ValidTarget = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The translation of the validation source.", rich_help_panel=DATA)
+]
 Pairs = Annotated[
     list[str] | None,
     typer.Option(metavar="FILE", help="Tab-separated source and target. Repeatable.", rich_help_panel=DATA),
@@ -94,7 +96,7 @@ Quantize = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE",
-        help="Store weights as int8 (fastest) or float16 (half the size), not float32.",
+        help="Store weights as int8 (fastest) or float16 (half the size) instead of float32.",
         rich_help_panel=COMPUTE,
     ),
 ]
@@ -102,28 +104,30 @@ Threads = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="CPU threads; measured for this machine if not given, or 1 for a small model.",
+        help="Number of CPU threads. Default: 1 for a small model, otherwise the fastest number measured on this "
+        "machine.",
         rich_help_panel=COMPUTE,
     ),
 ]
 
 
 class Interrupted(BaseException):
-    """Ctrl-C. Not KeyboardInterrupt, which typer turns into an exit code that depends on its version."""
+    """Raised on Ctrl-C instead of KeyboardInterrupt, whose exit code depends on the version of typer."""
 
 
 def main() -> None:
     """Run the command line.
 
-    What a user can put right is one sentence on stderr and exit code 2, and so is a full disk or memory; Ctrl-C is 130.
-    A closed output (`| head`) ends the command without a message and with 141, as the shell reports SIGPIPE.
+    An error that the user can correct prints one sentence on stderr and gives exit code 2. So does a full disk or a
+    lack of memory. Ctrl-C gives exit code 130. If the reader of the output closes it (`| head`), the command ends
+    without a message and with exit code 141, as the shell reports SIGPIPE.
     """
     signal.signal(signal.SIGINT, _interrupt)
     _write_utf8()
     code = _attempt()
     _warnings.close()
     try:
-        if sys.stdout is not None:  # it is None where it is closed
+        if sys.stdout is not None:  # None if standard output is closed
             sys.stdout.flush()
     except OSError as error:
         code = code or _system_error(error)
@@ -137,7 +141,7 @@ def _attempt() -> int:
         _check_arguments(sys.argv[1:])
         app()
     except SystemExit as left:
-        if isinstance(left.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
+        if isinstance(left.__context__, BrokenPipeError):  # typer and rich turn this error into exit code 1
             return _system_error(left.__context__)
         if left.code is None or isinstance(left.code, int):
             return left.code or 0
@@ -165,7 +169,10 @@ def _interrupt(*_: object) -> None:
 
 
 def _check_arguments(words: list[str]) -> None:
-    """Refuse an argument that is not UTF-8, such as a file name in another encoding: JSON could not store it."""
+    """Raise an error for an argument that is not UTF-8, such as a file name in another encoding.
+
+    JSON could not store such an argument.
+    """
     for word in words:
         try:
             word.encode("utf-8")
@@ -174,7 +181,7 @@ def _check_arguments(words: list[str]) -> None:
 
 
 def _write_utf8() -> None:
-    """Write text into files and pipes as UTF-8, whatever the locale; a terminal gets what it can show."""
+    """Make output to files and pipes UTF-8, independent of the locale. A terminal keeps its own encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             encoding = stream.encoding if stream.isatty() else "utf-8"
@@ -182,7 +189,7 @@ def _write_utf8() -> None:
 
 
 def _system_error(error: OSError) -> int:
-    """One sentence about what the system refused, and the exit code."""
+    """Print one sentence about an error of the operating system, and return the exit code."""
     if error.errno == errno.EPIPE:
         _discard_output()
         return 141
@@ -193,14 +200,14 @@ def _system_error(error: OSError) -> int:
 
 
 def _discard_output() -> None:
-    """Discard buffered output: Python would fail once more to write it at exit."""
-    with suppress(OSError, ValueError):  # where stdout is no file
+    """Discard buffered output, because Python would try to write it at exit and fail again."""
+    with suppress(OSError, ValueError):  # if stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(sentence: str) -> None:
-    """One sentence on stderr."""
-    with suppress(OSError):  # nobody reads it
+    """Print one sentence on stderr."""
+    with suppress(OSError):  # stderr is closed
         print(f"regard: {sentence}", file=sys.stderr)
 
 
@@ -208,19 +215,22 @@ _warnings = CountedWarnings(lambda sentence: complain(f"warning: {sentence}"))
 
 
 def warn(sentence: str) -> None:
-    """A warning on stderr; of many that are alike the first, and at the end of the command their number."""
+    """Print a warning on stderr.
+
+    Of similar warnings only the first is printed, and the number of the others when the command ends.
+    """
     _warnings(sentence)
 
 
 def console(stderr: bool = False, width: int | None = None) -> "Console":
-    """A console of rich for text that is not ours: `:cat:` in it stays `:cat:`."""
+    """Return a rich console that prints text from users unchanged: `:cat:` does not become an emoji."""
     from rich.console import Console
 
     return Console(stderr=stderr, width=width, emoji=False, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """The one document that --json promises."""
+    """Print a value as the single JSON document of `--json`."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -231,9 +241,10 @@ def set_threads(
     run: Path | None = None,
     parameters: int | None = None,
 ) -> None:
-    """Set the number of CPU threads: as given, else as the run was trained with, else the best of this machine.
+    """Set the number of CPU threads: `threads`, the number with which `run` was trained, or the best for this machine.
 
-    Only training is long enough to find that out first. `parameters` is the size of the model that decodes.
+    The best number is measured only before training, which takes long enough to be worth it. `parameters` is the size
+    of the model that decodes. An environment variable for the number of threads has priority over an automatic choice.
     """
     from regard.planner.threads import for_decoding, for_training, recorded, said
 
@@ -248,7 +259,7 @@ def set_threads(
 
 
 def _on_cpu(device: str) -> bool:
-    """Whether `device` will be the CPU; a wrong name is complained about where it is used."""
+    """Return whether `device` selects the CPU. An invalid name raises an error later, when the device is used."""
     if device != "auto":
         return device == "cpu"
     import torch
@@ -268,6 +279,6 @@ def _version(wanted: bool) -> bool:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...

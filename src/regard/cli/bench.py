@@ -1,4 +1,4 @@
-"""The command bench: races against other libraries."""
+"""The command `bench`: benchmarks against other libraries."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -19,28 +19,30 @@ ENOUGH_ROUNDS = 10
 def bench(
     task: Annotated[str, typer.Argument(metavar="TASK", help="train or decode.")],
     shape: Annotated[
-        str, typer.Option(metavar="NAME", help="Size of the model: small, base or big; tiny to try the command.")
+        str, typer.Option(metavar="NAME", help="Size of the model: small, base or big, or tiny to try the command.")
     ] = "small",
     against: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Peers: hf,ctranslate2,joeynmt,fairseq,xtransformers,torch; all that are installed by default.",
+            help="Libraries, separated by commas: hf, ctranslate2, joeynmt, fairseq, xtransformers, torch. "
+            "Default: all that are installed.",
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, metavar="N", help=f"Rounds of the race; a verdict needs at least {ENOUGH_ROUNDS}.")
+        int, typer.Option(min=1, metavar="N", help=f"Number of rounds; a verdict needs at least {ENOUGH_ROUNDS}.")
     ] = ENOUGH_ROUNDS,
     smoothing: Annotated[float, typer.Option(metavar="X", help="Label smoothing of the training loss.")] = 0.1,
     device: Device = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of every contestant.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Number of CPU threads per library.")] = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the speed with other libraries: the same model and sentences, short turns, many rounds.
+    """Compare the speed of regard with that of other libraries, on the same model and sentences.
 
-    Speed is real tokens, without padding, per CPU second on a CPU or per second on a GPU. The ratio to the fastest
-    peer is computed round by round; its median and 95 % interval are printed.
+    The libraries take short turns in many rounds. Speed is the number of tokens, without padding, per CPU second on a
+    CPU or per second on a GPU. The ratio to the fastest other library is computed in every round, and its median and
+    95 % interval are printed.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")

@@ -1,4 +1,4 @@
-"""The command that checks a part against the laws."""
+"""The command `check`: test a part of a model against the laws."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=STUDY)
 def check(
     part: Annotated[
-        str, typer.Argument(metavar="MODULE:PART", help="Spec class or instance, or the kind of a built-in part.")
+        str, typer.Argument(metavar="MODULE:PART", help="A spec class or instance, or the kind of a built-in part.")
     ],
-    law: Annotated[list[str] | None, typer.Option("--law", help="Try only this law; may be repeated.")] = None,
+    law: Annotated[list[str] | None, typer.Option("--law", help="Test only this law. Repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Test a part in tiny models; each law is reported as kept or broken.
+    """Test a part in tiny models, and report for each law whether the part keeps or breaks it.
 
-    Exit code 1 if a law is broken. MODULE is imported, also from the current folder, so check only code that you trust.
+    The exit code is 1 if a law is broken. MODULE is imported, also from the current folder, so check only code that
+    you trust.
 
     \b
     causality   no output depends on a later token
@@ -34,13 +35,13 @@ def check(
     batch       the output of a row does not depend on the other rows
     positions   order matters if and only if a part depends on it
     inspection  a trace changes no output; attention weights sum to one
-    records     a saved record builds the same model; misspelt keys are refused
+    records     a model saved as JSON loads as the same model; wrong keys fail
     parameters  every parameter gets a gradient; counts are exact
     storage     no tensor is stored twice; saving and loading are exact
     kernels     every attention kernel equals the reference, or refuses
     fast        the fast form of a model equals the readable one
-    compile     torch.compile traces the loss as one graph; it does not change
-    build       other depths, widths and heads build, or are refused with a path
+    compile     torch.compile traces the loss as one graph with an equal value
+    build       other depths, widths and heads work, or the error names a field
     """  # noqa: D301  # click wants the character itself
     from regard.testing import LAWS
     from regard.testing import check as try_laws

@@ -1,4 +1,4 @@
-"""The command that puts runs side by side: compare."""
+"""The command `compare`: show several runs side by side."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def compare(
 ) -> None:
     """Compare runs: recipes (only what differs), sizes, validation curves, best scores, speed and time.
 
-    Runs that are still training are compared by what they have logged so far.
+    Runs that are still training are compared with the values logged so far.
     """
     from regard.runs.compare import compare as compare_runs
 

@@ -1,4 +1,4 @@
-"""The command export: a run in the format of another engine."""
+"""The command `export`: convert a run to the format of another engine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def export(
     to: Annotated[str, typer.Option(help="Format: ctranslate2.")] = "ctranslate2",
     quantize: Quantize = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Output folder; RUN/exports/ctranslate2-TYPE by default.")
+        Path | None, typer.Option(metavar="DIR", help="Output folder. Default: RUN/exports/ctranslate2-TYPE.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     average: Average = None,
@@ -24,9 +24,9 @@ def export(
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Convert a run for another engine, and verify the outputs of the result.
+    """Convert a run to the format of another engine, and verify its outputs.
 
-    Both engines translate texts of the validation set. The number of equal outputs and the largest difference of
+    Both engines translate texts from the validation set. The number of equal outputs and the largest difference between
     log-probabilities are printed and stored in regard.json. A float export that differs by more than rounding fails
     (exit code 2) and leaves no files. Parts that the engine does not support are refused by name.
     """

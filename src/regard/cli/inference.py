@@ -1,4 +1,4 @@
-"""Commands that use a run: translate, generate, classify, score, evaluate."""
+"""The commands that use a run: `translate`, `generate`, `classify`, `score` and `evaluate`."""
 
 import errno
 import json
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from regard.inference.text import Output
     from regard.runs.trained_model import TrainedModel
 
-LINES, AHEAD = 32, 32  # lines of a batch, and batches that are read together to be sorted by length
+LINES, AHEAD = 32, 32  # lines per batch, and batches that are read together and sorted by length
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 RunsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="RUN... [FILE]", help="One run, or several as an ensemble; then a file to read."),
+    typer.Argument(metavar="RUN... [FILE]", help="One run, or several as an ensemble, and the file to read."),
 ]
 Stream = Annotated[
     bool, typer.Option("--stream", help="Print each token as it is generated; needs beam size 1 or sampling.")
@@ -41,7 +41,7 @@ def translate(
     engine: Annotated[
         str,
         typer.Option(
-            help="native, or ctranslate2, which exports the run on first use, into RUN/exports.",
+            help="native or ctranslate2. The latter exports the run to RUN/exports on first use.",
             rich_help_panel=COMPUTE,
         ),
     ] = "native",
@@ -51,7 +51,7 @@ def translate(
         typer.Option(
             min=1,
             metavar="N",
-            help="Worker processes with one CPU thread each, for large files.",
+            help="Number of worker processes with one CPU thread each, for large files.",
             rich_help_panel=COMPUTE,
         ),
     ] = None,
@@ -60,8 +60,8 @@ def translate(
 ) -> None:
     """Translate a file or standard input, line by line.
 
-    With --n-best N, every line has N lines of output. The default search is that of the recipe (decode). An input
-    longer than the training texts is truncated, with a warning.
+    With --n-best N, there are N lines of output for every line. By default, the search of the recipe (decode) is used.
+    An input that is longer than the training texts is truncated, with a warning.
     """
     from regard.runs.decode import text_decoder
     from regard.runs.workers import Task, Workers
@@ -117,7 +117,7 @@ def translate(
 
 
 def _check_workers(stream: bool, threads: int | None) -> None:
-    """Refuse options that --workers would ignore."""
+    """Raise an error for options that `--workers` would ignore."""
     if stream:
         raise SpecError("--stream", "prints one text as it grows, and --workers compute many at once; choose one")
     if threads is not None:
@@ -125,7 +125,7 @@ def _check_workers(stream: bool, threads: int | None) -> None:
 
 
 def _check_stream(batch_size: int | None, as_json: bool) -> None:
-    """Refuse options that --stream would ignore."""
+    """Raise an error for options that `--stream` would ignore."""
     if as_json:
         raise SpecError("--stream", "prints text as it grows, and --json one document; choose one of them")
     if batch_size is not None:
@@ -133,7 +133,7 @@ def _check_stream(batch_size: int | None, as_json: bool) -> None:
 
 
 def _print_outputs(outputs: "Iterable[list[Output]]", as_json: bool, whole: bool = False) -> None:
-    """Print outputs as they come, a line each; `whole` keeps the line feeds inside them."""
+    """Print each output on a line as soon as it is available; `whole` keeps the line feeds inside outputs."""
     if as_json:
         print_json([[_output_record(output) for output in best] for best in outputs])
         return
@@ -152,10 +152,10 @@ def generate(
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    r"""Continue prompts with a language model: of --prompt, or of a file or standard input (-), line by line.
+    r"""Continue prompts with a language model: from --prompt, or from a file or standard input (-), line by line.
 
-    Samples, unless --beam or the recipe (decode) selects beam search. Write \n for a line feed in --prompt. A prompt
-    that is too long is truncated at its beginning, with a warning.
+    Continuations are sampled, unless --beam or the recipe (decode) selects beam search. Write \n for a line
+    feed in --prompt. A prompt that is too long is truncated at its beginning, with a warning.
     """
     from regard.runs.decode import text_decoder
 
@@ -184,7 +184,7 @@ def classify(
     run: RunArgument,
     loading: Loading,
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="One text per line; standard input if not given.")
+        str | None, typer.Argument(metavar="[FILE]", help="One text per line. Default: standard input.")
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
@@ -210,19 +210,22 @@ def score(
     target: Annotated[str | None, typer.Option(metavar="FILE", help="Text to score.")] = None,
     outputs: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Output of translate --json or generate --json, scored token by token."),
+        typer.Option(
+            metavar="FILE", help="Outputs to score token by token, from `regard translate --json` or `generate --json`."
+        ),
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the log-probability of each line: of a target given its source, of a text, or of an output.
 
-    A text is scored as the tokenizer splits it, with its end; an output (--outputs) token by token as it was generated.
-    A language model trained on one stream of text scores each line as it would follow a line feed.
+    A text is scored as the tokenizer splits it, including the end-of-text token. An output (--outputs) is scored with
+    the tokens that were generated. A language model trained on one stream of text scores each line as if it followed a
+    line feed.
     """
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
-    if loaded.command == "classify":  # before text is waited for
+    if loaded.command == "classify":  # before waiting for text
         loaded.check_command("score")
     pieces: Iterable[tuple[int, Sequence[Any]]]
     if outputs is not None:
@@ -254,7 +257,7 @@ def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a file of its outputs.")],
     loading: Loading,
     source: Annotated[str | None, typer.Option(metavar="FILE", help="Test text to translate.")] = None,
-    reference: Annotated[str | None, typer.Option(metavar="FILE", help="Its human translation.")] = None,
+    reference: Annotated[str | None, typer.Option(metavar="FILE", help="The human translation of the source.")] = None,
     tsv: Annotated[str | None, typer.Option(metavar="FILE", help="Tab-separated source and reference.")] = None,
     text: Annotated[str | None, typer.Option(metavar="FILE", help="Test text for a language model.")] = None,
     labelled: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled test text for a classifier.")] = None,
@@ -264,21 +267,28 @@ def evaluate(
     metrics: Annotated[
         list[str] | None,
         typer.Option(
-            "--metric", metavar="NAME", help="Measure this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
+            "--metric", metavar="NAME", help="Compute this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=100, help="Resamples of the paired bootstrap (1000).")] = None,
-    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, none, intl, zh, char, ...")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=100, help="Number of resamples in the paired bootstrap. Default: 1000.")
+    ] = None,
+    tokenize: Annotated[str | None, typer.Option(help="Tokenizer of sacreBLEU: 13a, none, intl, zh, char, ...")] = None,
     beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.")] = None,
     changes: Change = None,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens between windows of a language model (half a window)."),
+        typer.Option(
+            min=1, metavar="N", help="For a language model, tokens from one window to the next. Default: half a window."
+        ),
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run on test text: BLEU, chrF, TER with signatures, and perplexity; accuracy; or bits per byte.
+    """Measure the quality of a run on test text.
+
+    The default metrics are BLEU, chrF and TER (with signatures), exact match and perplexity for a translator, accuracy
+    and the Matthews correlation for a classifier, and loss, perplexity and bits per byte for a language model.
 
     With --against, a paired bootstrap tests whether two runs differ by more than chance.
     """
@@ -326,7 +336,7 @@ def _print_fact(name: str, value: Any, indent: str = "") -> None:
 
 
 def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Runs are folders; the last argument may be a file."""
+    """Return the folders of runs and the input file; the last argument is a file if it is not a folder."""
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None
@@ -341,7 +351,7 @@ def _pairs(source: str | None, target: str | None) -> list[tuple[str, ...]]:
 
 
 def _outputs(file: str) -> "list[Output]":
-    """All outputs of a document that `translate --json` or `generate --json` printed."""
+    """Return all outputs in a document that `translate --json` or `generate --json` printed."""
     from regard.inference.text import Output
 
     try:
@@ -387,12 +397,12 @@ def _output_record(output: "Output") -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """A number as JSON has it: null stands for infinity."""
+    """Return a number for JSON; infinity and NaN become None."""
     return value if math.isfinite(value) else None
 
 
 def _one_line(text: str) -> str:
-    """A text on one line: a line feed inside it would shift all lines after it."""
+    """Return a text without line feeds, so that every output takes exactly one line."""
     return text.replace("\n", " ")
 
 
@@ -401,15 +411,15 @@ def _print_line(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to standard output at once."""
-    if sys.stdout is None:  # it is closed
+    """Write to standard output without buffering."""
+    if sys.stdout is None:  # standard output is closed
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def _stream(texts: Iterable[Iterator[str]], whole: bool = False) -> None:
-    """Print texts as they grow; `whole` keeps the line feeds inside them."""
+    """Print each text while it is generated; `whole` keeps the line feeds inside texts."""
     for pieces in texts:
         for piece in pieces:
             _write(piece if whole else _one_line(piece))

@@ -1,4 +1,4 @@
-"""Read lines from a file or standard input, in batches that do not wait for a slow writer."""
+"""Read lines from a file or standard input, in batches that are smaller if the writer is slow."""
 
 import os
 import queue
@@ -12,30 +12,30 @@ from typing import BinaryIO
 
 from regard.errors import DataError
 
-PAUSE = 0.1  # seconds without a new line after which a partial batch is processed
-PATIENCE = 1.0  # seconds after which it is processed even if more lines keep coming
+PAUSE = 0.1  # seconds without a new line, after which a partial batch is processed
+PATIENCE = 1.0  # seconds after which a partial batch is processed even if more lines arrive
 
 
 def lines_of(file: str | None) -> Iterator[str]:
-    """The lines of a file, or of standard input."""
+    """Return an iterator over the lines of a file, or of standard input if `file` is None or `-`."""
     from regard.data.text import decoded_lines, lines
 
     if file is not None and file != "-":
         return lines(file)
-    if sys.stdin is None:  # Python's way to say that it is closed
+    if sys.stdin is None:  # Python sets it to None if it is closed
         raise DataError("standard input is closed; name a file, or give it text")
     stream: BinaryIO = sys.stdin.buffer
-    with suppress(OSError):  # io.UnsupportedOperation, where it is no file
-        # A buffer of our own: a thread may be waiting in it when we leave, and in its own Python would not allow that.
+    with suppress(OSError):  # io.UnsupportedOperation, if it is not a file
+        # A separate buffer: Python could not exit while a thread waits for input in the buffer of sys.stdin.
         stream = open(stream.fileno(), "rb", closefd=False)  # noqa: SIM115
     return decoded_lines(stream, "standard input")
 
 
 def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines): `size` of them, or fewer where their writer pauses.
+    """Yield batches of lines as pairs (index of the first line, lines), with at most `size` lines each.
 
-    A file on disk never pauses. From a terminal or a pipe, a batch ends at a pause, so that each typed line is answered
-    at once. An error in a line is raised after the lines before it.
+    If the input is a terminal or a pipe, a batch also ends when no new line arrives, so that each typed line is
+    answered at once. An error in a line is raised after all lines before it have been yielded.
     """
     from regard.data.token_store import chunks
 
@@ -50,24 +50,24 @@ def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[str]:
-    """The lines before the first that cannot be read; why it cannot is appended to `failed`."""
+    """Yield the lines up to the first that cannot be read, and append its error to `failed`."""
     try:
         yield from lines
-    except Exception as error:  # raised again once the lines before it are worked on
+    except Exception as error:  # raised again after the lines before it are processed
         failed.append(error)
 
 
 def _pauses(file: str | None) -> bool:
-    """Return True for a stream that can pause: a terminal, a pipe, a socket."""
+    """Return whether the input is a terminal, a pipe or a socket, whose writer can pause."""
     try:
         status = os.fstat(sys.stdin.fileno()) if file in {None, "-"} else os.stat(file or "")
-    except (OSError, ValueError):  # no file at all, or none that can be opened: reading says which
+    except (OSError, ValueError):  # missing or unreadable: reading it raises a precise error
         return False
     return not stat.S_ISREG(status.st_mode)
 
 
 def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Lists of at most `size` lines: those that came before a pause."""
+    """Yield lists of at most `size` lines; a list also ends when the writer pauses."""
     arrived: queue.Queue[str | None] = queue.Queue(size)
 
     def read() -> None:
@@ -79,7 +79,7 @@ def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
     over = False
     while not over:
         piece: list[str] = []
-        until = None  # nobody waits for an answer before the first line
+        until = None  # no time limit before the first line
         while len(piece) < size:
             try:
                 line = arrived.get(timeout=None if until is None else max(0.0, min(PAUSE, until - time.monotonic())))

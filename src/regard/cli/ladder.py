@@ -1,4 +1,4 @@
-"""regard ladder: compare the Transformer with its predecessors and with incomplete Transformers."""
+"""The command `ladder`: compare the Transformer with its predecessors and with incomplete Transformers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,7 @@ def ladder(
         bool,
         typer.Option(
             "--quick",
-            help="25 seconds and 2 seeds per rung: under 10 minutes on 2 cores.",
+            help="25 seconds per run and 2 runs per model of the ladder: under 10 minutes on 2 cores.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = False,
@@ -33,17 +33,24 @@ def ladder(
         typer.Option(
             "--rungs",
             metavar="RUNGS",
-            help="all, or names: a,b,c; the full Transformer is always included.",
+            help="Which models of the ladder: all, or names separated by commas. The full Transformer is always "
+            "included.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = "all",
     seeds: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Runs of every rung; 3 if not given.", rich_help_panel=EXPERIMENT),
+        typer.Option(
+            metavar="N",
+            help="Number of runs per model of the ladder. Default: 3, or 2 with --quick.",
+            rich_help_panel=EXPERIMENT,
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Instead of --steps: training time of every run.", rich_help_panel=EXPERIMENT),
+        typer.Option(
+            metavar="S", help="Instead of --steps: training time of every run, in seconds.", rich_help_panel=EXPERIMENT
+        ),
     ] = None,
     out: Annotated[
         str, typer.Option(metavar="DIR", help="The folder of this ladder, new or existing.")
@@ -53,11 +60,12 @@ def ladder(
 ) -> None:
     """Compare the Transformer with its predecessors, and without each of its parts, on equal budgets.
 
-    The rungs are RNNs, convolutional models, Transformers without one part, and the full Transformer, all with the same
-    number of parameters, batches and training steps or time. For each, the table has translation quality, also by
-    source length, training speed and path length. Without a text, a demo corpus of English numbers and dates with
-    German translations is used. To continue after an interruption, run the same command again. The folder receives
-    ladder.html, ladder.md, ladder.json and results.jsonl.
+    The models of the ladder are RNNs, convolutional models, Transformers without one part, and the full Transformer.
+    All have the same number of parameters, and are trained on the same batches for the same number of steps or the same
+    time. The table shows translation quality, also by source length, training speed and path length for each model.
+    Without training text, a demo corpus of English numbers and dates with German translations is used. To continue
+    after an interruption, run the same command again. The results are written to ladder.html, ladder.md, ladder.json
+    and results.jsonl in the folder.
     """
     from regard.ablation import demo
     from regard.ablation.console import AblationConsole

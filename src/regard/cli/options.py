@@ -1,4 +1,7 @@
-"""Option groups that several commands share: a parameter whose type is one of these classes becomes all its options."""
+"""Groups of options shared by several commands.
+
+A command with a parameter of one of these classes has all options of the class.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -33,7 +36,10 @@ SEARCH, SAMPLING, OUTPUT, EXPERIMENT = "Search", "Sampling", "Constraints on the
 
 
 def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a function to the command line, with every option of the groups among its parameters."""
+    """Return a decorator that adds a function to the command line.
+
+    A parameter whose type is a group of options is replaced by the options of the group.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
@@ -65,7 +71,7 @@ def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _one_line_paragraphs(function: Callable[..., None]) -> str:
-    """The docstring with each paragraph on one line, so that the help is wrapped to the terminal's width."""
+    """Return the docstring with each paragraph on one line, so that the help can be wrapped to the terminal width."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     return "\n\n".join(text if text.startswith("\b") else text.replace("\n", " ") for text in paragraphs)
 
@@ -75,14 +81,16 @@ Average = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Lines computed together (32); affects speed only.", rich_help_panel=COMPUTE),
+    typer.Option(
+        min=1, help="Number of lines computed together; affects speed only. Default: 32.", rich_help_panel=COMPUTE
+    ),
 ]
 Change = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Change a search setting, such as normalise=gnmt, alpha=0.6, coverage=0.2.",
+        help="Change a search setting, such as normalise=gnmt, alpha=0.6 or coverage=0.2. Repeatable.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -90,7 +98,7 @@ Change = Annotated[
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Pairs of texts to train on."""
+    """The options for files of text pairs to train on."""
 
     source: Source = None
     target: Target = None
@@ -101,13 +109,13 @@ class PairFiles:
     valid: HeldOut = None
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `regard.train`: the files that are given."""
+        """Return the given files as keyword arguments for `regard.train`."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
 class TextFiles(PairFiles):
-    """The text to train on."""
+    """The options for files of pairs, plain text or labelled text to train on."""
 
     text: Text = None
     labelled: LabelledText = None
@@ -115,13 +123,13 @@ class TextFiles(PairFiles):
 
 @dataclass(frozen=True)
 class Runs:
-    """The options of `regard.ablate` and of a ladder that concern all of their runs."""
+    """The options of `ablate` and `ladder` that apply to all of their runs."""
 
     base: Annotated[
         str | None,
         typer.Option(
             metavar="PRESET",
-            help="The base model, compared with all others; chosen for the text if not given.",
+            help="The base model, with which all others are compared. Default: chosen to suit the text.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None
@@ -130,18 +138,18 @@ class Runs:
         typer.Option(
             "--set",
             metavar="PATH=VALUE",
-            help="Change the recipe of the base, such as model.d_model=64. Repeatable.",
+            help="Change the recipe of the base model, such as model.d_model=64. Repeatable.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Training steps of every run.", rich_help_panel=EXPERIMENT)
+        int | None, typer.Option(metavar="N", help="Number of training steps per run.", rich_help_panel=EXPERIMENT)
     ] = None
     metric: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Metric in addition to the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
+            help="A metric in addition to the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = None
@@ -149,7 +157,7 @@ class Runs:
         bool,
         typer.Option(
             "--search-rates",
-            help="First search the learning rate of every model, with equal effort.",
+            help="First search for the best learning rate of every model, with equal effort.",
             rich_help_panel=EXPERIMENT,
         ),
     ] = False
@@ -158,7 +166,7 @@ class Runs:
         typer.Option(
             min=1,
             metavar="N",
-            help="Simultaneous runs; one per GPU, or one per CPU core, if not given.",
+            help="Number of simultaneous runs. Default: one per GPU, or one per CPU core.",
             rich_help_panel=COMPUTE,
         ),
     ] = None
@@ -166,27 +174,30 @@ class Runs:
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, help="CPU threads of each run; the cores are divided if not given.", rich_help_panel=COMPUTE
+            min=1,
+            help="Number of CPU threads per run. Default: the CPU cores divided by the number of simultaneous runs.",
+            rich_help_panel=COMPUTE,
         ),
     ] = None
     max_time: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Start no run that would end after 90s, 30m, 2h; run the command again to continue.",
+            help="Start no run that would end after this time, such as 90s, 30m or 2h. To continue, run the command "
+            "again.",
             rich_help_panel=COMPUTE,
         ),
     ] = None
     trust_code: TrustCode = False
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `regard.ablate`."""
+        """Return the options as keyword arguments for `regard.ablate`."""
         return asdict(self) | {"changes": self.changes or ()}
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The options of `regard.runs.options.DecodingOptions`: search, sampling and constraints."""
+    """The options for search, sampling and constraints, as in `regard.runs.options.DecodingOptions`."""
 
     beam: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.", rich_help_panel=SEARCH)
@@ -204,7 +215,9 @@ class Decoding:
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the smallest set of tokens with this probability.", rich_help_panel=SAMPLING),
+        typer.Option(
+            help="Sample from the smallest set of tokens with this total probability.", rich_help_panel=SAMPLING
+        ),
     ] = None
     min_p: Annotated[
         float | None,
@@ -213,7 +226,7 @@ class Decoding:
             rich_help_panel=SAMPLING,
         ),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of sampling.", rich_help_panel=SAMPLING)] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed for sampling.", rich_help_panel=SAMPLING)] = None
     min_len: Annotated[
         int, typer.Option(min=0, metavar="N", help="Minimum length in tokens.", rich_help_panel=OUTPUT)
     ] = 0
@@ -222,31 +235,39 @@ class Decoding:
         typer.Option(
             min=1,
             metavar="N",
-            help="Maximum length in tokens; generate: 200, translate: as in the training text.",
+            help="Maximum length in tokens. Default: 200 for generate; for translate, estimated from the training "
+            "text.",
             rich_help_panel=OUTPUT,
         ),
     ] = None
     prefix: Annotated[str, typer.Option(help="Begin every output with this text.", rich_help_panel=OUTPUT)] = ""
     required: Annotated[
         list[str] | None,
-        typer.Option("--require", metavar="WORD", help="Require a word. Repeatable.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--require",
+            metavar="WORD",
+            help="A word that every output must contain. Repeatable.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None
     banned: Annotated[
         list[str] | None,
-        typer.Option("--ban", metavar="WORD", help="Forbid a word. Repeatable.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--ban", metavar="WORD", help="A word that no output may contain. Repeatable.", rich_help_panel=OUTPUT
+        ),
     ] = None
     no_repeat: Annotated[
         int,
         typer.Option(
             min=0,
             metavar="N",
-            help="Forbid any sequence of N tokens to occur twice; 0 allows it.",
+            help="Forbid repeated sequences of N tokens. 0 allows them.",
             rich_help_panel=OUTPUT,
         ),
     ] = 0
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `regard.translate` and `regard.generate`."""
+        """Return the options as keyword arguments for `regard.translate` and `regard.generate`."""
         return {name: () if value is None and name in _LISTS else value for name, value in asdict(self).items()}
 
 
@@ -255,7 +276,7 @@ _LISTS = {"changes", "required", "banned"}
 
 @dataclass(frozen=True)
 class Loading:
-    """How to load a run, and what computes with it: the options of `regard.runs.options.LoadOptions`."""
+    """The options for loading a run, as in `regard.runs.options.LoadOptions`, and the number of CPU threads."""
 
     average: Average = None
     device: Device = "auto"
@@ -264,16 +285,16 @@ class Loading:
     trust_code: TrustCode = False
 
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments of `regard.load`."""
+        """Return the options as keyword arguments for `regard.load`."""
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
     def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
-        """Load a run, on another device than the option's if one is given."""
+        """Return the trained model in the folder `path`, on `device`, or on that of `--device` if `device` is None."""
         from regard.runs.trained_model import load
 
         options: dict[str, Any] = self.keywords() | {"device": device or self.device}
         return load(path, **options, mapped=mapped)
 
     def set_threads(self, parameters: int | None = None, device: str | None = None) -> None:
-        """Set the number of CPU threads, for a model with this number of parameters that decodes."""
+        """Set the number of CPU threads for decoding with a model of this number of parameters."""
         set_threads(self.threads, device=device or self.device, parameters=parameters)

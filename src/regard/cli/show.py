@@ -1,4 +1,4 @@
-"""The command show: a model or a run in detail."""
+"""The command `show`: print a model or a run in detail."""
 
 import json
 from dataclasses import asdict
@@ -23,15 +23,15 @@ def show(
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as decoder.depth=3. May be repeated."),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as decoder.depth=3. Repeatable."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Length of source and target, in tokens, for the FLOPs.")] = 128,
+    length: Annotated[int, typer.Option(min=1, help="Length of source and target in tokens, for the FLOPs.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Print a model as a tree, its changes, and the parameters and FLOPs per token of every part.
+    """Print a model as a tree, with its changes and the parameters and FLOPs per token of every part.
 
-    Without an argument, list the presets. For a run, print its recipe, scores and the digest of its weights.
+    Without an argument, list the presets. For a run, print the recipe, the scores and the SHA-256 of the weights.
     """
     if model is None:
         _list_presets(as_json)
@@ -67,7 +67,7 @@ def show(
 
 
 def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) -> None:
-    """Print the recipe, parameters, step, scores and the digest of the weights of a run."""
+    """Print the recipe of a run, its number of parameters, step and scores, and the SHA-256 of its weights."""
     if changes:
         raise SpecError("--set", "does not apply to a finished run; train another run with the change")
     from regard.evaluation import baselines
@@ -162,7 +162,7 @@ def _grow(tree: "Tree", record: dict[str, Any]) -> None:
                 label = f"{key}[{i}]" if isinstance(value, list) else key
                 _grow(
                     tree.add(Text.assemble(label, "  ", (item["kind"], "bold"))), item
-                )  # not markup: `[/x]` is a path
+                )  # as Text, because markup would interpret `[/x]`
 
 
 def _is_leaf(key: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Commands that train: demo, train, resume; and the cache that they use."""
+"""The commands `demo`, `train` and `resume`, and `cache` for the cache that they use."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,7 +34,7 @@ MaxTime = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Save and stop after 90s, 30m, 2h; continue with regard resume.",
+        help="Save and stop after this time, such as 90s, 30m or 2h; continue with `regard resume`.",
         rich_help_panel=BUDGET,
     ),
 ]
@@ -42,17 +42,19 @@ MaxTime = Annotated[
 
 @command(TRAIN)
 def demo(
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this new folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Save the run in this new folder.")] = None,
     language: Annotated[str, typer.Option(help="Target language: de, fr, es, it, nl, ...")] = "de",
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer are faster and worse.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of training steps. Fewer steps are faster but give a worse model.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small Transformer in front of you, on this machine, in about two minutes.
+    """Train a small Transformer on this machine in about two minutes, and show its progress.
 
-    It learns to translate English numbers, dates, times and amounts of money into German, is tested on values that it
-    has not seen in any form, and shows its attention weights.
+    The model learns to translate English numbers, dates, times and amounts of money into German. It is then tested on
+    values that do not occur in the training text in any form, and its attention weights are shown.
     """
     from regard.demo.run import run
 
@@ -73,7 +75,9 @@ def train(
     preset: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="A model of regard show; chosen for the text if not given.", rich_help_panel=MODEL
+            metavar="NAME",
+            help="A model listed by `regard show`. Default: chosen to suit the text.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     variants: Annotated[
@@ -81,7 +85,8 @@ def train(
         typer.Option(
             "--variant",
             metavar="NAME",
-            help="A modification of regard variants, or your own as module:function with --trust-code. Repeatable.",
+            help="A modification listed by `regard variants`, or your own as module:function with --trust-code. "
+            "Repeatable.",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -95,14 +100,14 @@ def train(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Training steps (train.steps).", rich_help_panel=BUDGET)
+        int | None, typer.Option(metavar="N", help="Number of training steps (train.steps).", rich_help_panel=BUDGET)
     ] = None,
     time: Annotated[
         str | None,
         typer.Option(
             "--time",
             metavar="TIME",
-            help="Time budget, such as 5m or 2h: model, passes and learning-rate schedule are planned for it.",
+            help="Time budget, such as 5m or 2h, to which the model, epochs and learning-rate schedule are fitted.",
             rich_help_panel=BUDGET,
         ),
     ] = None,
@@ -112,7 +117,9 @@ def train(
     plain: Plain = False,
     no_cache: Annotated[
         bool,
-        typer.Option("--no-cache", help="Neither read prepared text from regard cache nor store it there."),
+        typer.Option(
+            "--no-cache", help="Do not read prepared text from the cache or store it there (see `regard cache`)."
+        ),
     ] = False,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
@@ -120,8 +127,9 @@ def train(
 ) -> None:
     """Train a model on your own text files, with its tokenizer, in one command.
 
-    Settings that you do not give are chosen for the text and printed with their reasons. Everything is written to one
-    folder, for regard translate, generate, classify and evaluate; regard resume continues a training that was stopped.
+    Settings that you do not give are chosen to suit the text, and printed with their reasons. Everything is written to
+    one folder, which `regard translate`, `generate`, `classify` and `evaluate` use. `regard resume` continues a run
+    that was stopped.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
@@ -170,16 +178,16 @@ def resume(
 
 @command(TRAIN)
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it; runs keep their data.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the cache; existing runs keep their data.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print where prepared text is cached and how large it is, or clear the cache.
 
-    regard train reads a text that it has prepared before from this cache, whatever the file is called: entries are
-    identified by their content. The folder is REGARD_CACHE, or regard in the system's cache folder (XDG_CACHE_HOME,
-    ~/.cache). Its size limit is REGARD_CACHE_SIZE (20GB if not set; 0 stores nothing); the least recently used entry is
-    removed first. Measurements of this machine, such as its best number of threads, and compiled code are stored there
-    too.
+    `regard train` stores prepared text in the cache and does not prepare the same text again, even if the file has
+    another name. The folder of the cache is REGARD_CACHE, or by default the folder regard in the cache folder of the
+    system (XDG_CACHE_HOME, ~/.cache). The size limit is REGARD_CACHE_SIZE (default: 20GB; 0 stores nothing). The least
+    recently used entry is removed first. The cache also contains compiled code and measurements of this machine, such
+    as the best number of threads.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 
@@ -215,7 +223,7 @@ def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool)
 
 
 def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:
-    """The scores, size and digest of a run, with warnings about a model that generates degenerate text."""
+    """Return the JSON summary of a run: outcome, scores, size, SHA-256, and warnings about degenerate output."""
     from regard.evaluation.baselines import stored
     from regard.training import degenerate
     from regard.training.checkpoint import RunFolder

@@ -1,4 +1,4 @@
-"""The command that lists the modifications."""
+"""The command `variants`: list the modifications of a model."""
 
 from typing import Annotated
 
@@ -10,7 +10,8 @@ from regard.cli.base import STUDY, AsJson, TrustCode, app, console, print_json
 @app.command(rich_help_panel=STUDY)
 def variants(
     name: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="List only these, with every change.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="List only the named variants, with every field that each one changes."),
     ] = None,
     group: Annotated[
         str | None, typer.Option("--group", metavar="GROUP", help="List only this group, such as activation.")
@@ -19,9 +20,10 @@ def variants(
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """List the modifications: the 52 of Narang et al. 2021, those of earlier papers, and later ones.
+    """List the modifications: the 52 from Narang et al. 2021, and others from earlier and later papers.
 
-    Columns: row in the table of Narang et al., group, number of parameters of the modified base, and paper.
+    The columns are the row in the table of Narang et al., the name, the group, the number of parameters of the modified
+    base model, and a description with the paper.
     """
     from regard.presets import preset
     from regard.variants import described, select
