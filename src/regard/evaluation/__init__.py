@@ -1,1 +1,1 @@
-"""How good an output is, and whether one is better than another."""
+"""Metrics of model outputs, and tests of whether one output is better than another."""

@@ -1,4 +1,4 @@
-"""A bag of words: TF-IDF of words and word bigrams, and multinomial logistic regression; a baseline for classifiers."""
+"""A baseline for classifiers: multinomial logistic regression on the TF-IDF values of words and word bigrams."""
 
 import re
 from collections.abc import Sequence
@@ -12,35 +12,35 @@ from torch import Tensor
 
 from regard.data.scripts import HAN, KANA, OTHERS
 
-# A word, or one character in a script without spaces between words, so that bigrams are pairs of characters there.
+# In a script without spaces between words, each character is a word, so a bigram is a pair of characters.
 WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")
-PENALTY = 0.1  # of half the squared weights, where the losses of all texts are summed
+PENALTY = 0.1  # the factor of half the squared weights; the losses of all texts are summed, not averaged
 ITERATIONS = 60
-WEIGHTS = 5_000_000  # features x classes at most; the rarest features are left out
+WEIGHTS = 5_000_000  # the largest features x classes; the rarest features are dropped
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-cased words of a text, punctuation left out."""
+    """Return the lower-cased words of a text, without punctuation."""
     return WORD.findall(text.lower())
 
 
 @dataclass(frozen=True)
 class _Sparse:
-    """A sparse matrix by rows: the columns and values of the entries of each row."""
+    """A sparse matrix in compressed row format: row i has the entries from `starts[i]` to `starts[i + 1]`."""
 
     columns: Tensor  # (entries,)
     values: Tensor  # (entries,)
     starts: Tensor  # (rows + 1,)
 
     def times(self, dense: Tensor) -> Tensor:
-        """Return the product with a dense matrix."""
+        """Return the product of this matrix and a dense matrix."""
         return F.embedding_bag(
             self.columns, dense, self.starts, mode="sum", per_sample_weights=self.values, include_last_offset=True
         )
 
 
 def _sparse(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> _Sparse:
-    """Make a sparse matrix of `count` rows from entries in any order."""
+    """Return a sparse matrix with `count` rows; its entries may be given in any order."""
     order = np.argsort(rows, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
     return _Sparse(
@@ -51,9 +51,10 @@ def _sparse(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: in
 class BagOfWords:
     """Logistic regression on TF-IDF features of lower-cased words and pairs of neighbouring words.
 
-    A feature t of a text has the value tf(t) (1 + ln((1 + n) / (1 + df(t)))), where tf counts it in the text and df the
-    texts of n that have it; the values of a text are divided by their Euclidean norm. The weights W minimise the summed
-    cross-entropy + PENALTY/2 |W|^2 (the bias is free) by L-BFGS.
+    The value of feature t in a text is tf(t) (1 + ln((1 + n) / (1 + df(t)))), where tf(t) is the number of times that t
+    occurs in the text, n is the number of texts, and df(t) is the number of texts that contain t. The values of each
+    text are divided by their Euclidean norm. L-BFGS finds the weights W that minimise the summed cross-entropy +
+    PENALTY/2 |W|^2; the bias is not penalised.
     """
 
     def __init__(self, texts: Sequence[str], labels: np.ndarray, classes: int) -> None:
@@ -74,17 +75,17 @@ class BagOfWords:
         return scores.argmax(1).numpy()
 
     def _grams(self, texts: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the text and the key of each known word, and of each pair of neighbours that are both known."""
+        """Return the text indices and the keys of all known words, then those of all pairs of known neighbours."""
         unknown, size = len(self._words), len(self._words) + 1
         numbers = np.fromiter((self._words.get(word, unknown) for word in chain.from_iterable(texts)), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
         known = numbers != unknown
         pairs = (rows[1:] == rows[:-1]) & known[1:] & known[:-1]
-        keys = (numbers[:-1] + 1) * size + numbers[1:]  # above those of single words
+        keys = (numbers[:-1] + 1) * size + numbers[1:]  # greater than the keys of single words
         return np.concatenate([rows[known], rows[1:][pairs]]), np.concatenate([numbers[known], keys[pairs]])
 
     def _features(self, rows: np.ndarray, keys: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows, columns and TF-IDF values of all known features."""
+        """Return the row indices, the column indices and the TF-IDF values of all known features."""
         columns = np.searchsorted(self._keys, keys)
         known = np.append(self._keys, -1)[columns] == keys
         rows, columns, counts = _counted(rows[known], columns[known], len(self._keys))
@@ -95,7 +96,7 @@ class BagOfWords:
     def _trained(
         self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, labels: np.ndarray, classes: int
     ) -> Tensor:
-        """Return the weights of every feature, and after them the biases."""
+        """Return the trained weights: one row for each feature, then a row of biases."""
         x = _sparse(rows, columns, values, len(labels))
         transposed = _sparse(columns, rows, values, len(self._keys))
         y = torch.from_numpy(np.eye(classes, dtype=np.float32)[labels])
@@ -117,13 +118,13 @@ class BagOfWords:
 
 
 def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the different entries of a matrix in order, and how often each occurs."""
+    """Return the distinct (row, column) pairs in sorted order, as two arrays, and the number of times each occurs."""
     places, counts = np.unique(rows * width + columns, return_counts=True)
     return places // width, places % width, counts
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Return the places of the highest counts, at most as many as given, in order."""
+    """Return the indices of the `most` highest counts, in ascending order of index."""
     if len(counts) <= most:
         return np.arange(len(counts))
     return np.sort(np.argsort(-counts, kind="stable")[:most])

@@ -1,7 +1,7 @@
-"""Trivial baselines: the scores of models that take seconds on the validation text of a run.
+"""Trivial baselines: scores on the validation text of a run, from models that train in seconds.
 
-They are computed from the prepared data of the run, so from the text that its model is trained and measured on, and
-stored in its folder as baselines.json.
+The baselines use the same prepared training and validation text as the run's model. They are stored in the run folder
+as `baselines.json`.
 """
 
 import math
@@ -29,14 +29,14 @@ from regard.training.checkpoint import RunFolder, read_json, write_json
 from regard.training.spec import TrainSpec
 
 ORDER = 4  # of the n-gram model
-# Sizes of samples with which the baselines of a large text take seconds on one core.
+# The largest samples of the text: with these sizes, the baselines take seconds on one core.
 NGRAM_TOKENS = 3_000_000
 BAG_TOKENS = 1_500_000
 BAG_WORK = 20_000_000  # tokens x classes
 TARGET_TOKENS = 10_000_000
-BLOCKS = 64  # of text in a sample of a stream
+BLOCKS = 64  # the number of blocks in a sample of a stream
 
-PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # where the criterion of a run was not measured
+PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion of the run was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Baseline:
 
     name: str
     metrics: dict[str, float]
-    share: float = 1.0  # of the training text that it was computed from
+    share: float = 1.0  # the share of the training text that was used
 
     @classmethod
     def of(cls, record: Any) -> "Baseline":
-        """Return a baseline from its JSON record."""
+        """Return the baseline that a JSON record describes."""
         found = cls(**record)
         numbers = (*found.metrics.values(), found.share)
         if not isinstance(found.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
@@ -60,7 +60,10 @@ class Baseline:
 
 
 def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
-    """Return the baselines that fit the objective; none without validation text, or where nothing is decoded."""
+    """Return the baselines that fit the objective.
+
+    The list is empty if there is no validation text, or if validation of a translator decodes nothing.
+    """
     if data.valid is None or not data.valid.rows:
         return []
     if data.objective.model == "sequence_to_sequence":
@@ -69,7 +72,7 @@ def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[
 
 
 def _classification(data: Prepared) -> list[Baseline]:
-    """Return the most frequent class, and logistic regression on a bag of words."""
+    """Return two baselines: the most frequent class, and logistic regression on a bag of words."""
     assert data.valid is not None
     classes = len(data.objective.labels)
     labels = np.concatenate([np.asarray(table["label"].ids[:]) for table in data.train])
@@ -90,7 +93,7 @@ def _classification(data: Prepared) -> list[Baseline]:
 
 
 def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
-    """Return a copy of the source and the most frequent target, on the records that validation decodes."""
+    """Return two baselines, a copy of the source and the most frequent target, on the examples to decode."""
     pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
     if not pairs:
         return []
@@ -109,7 +112,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return the most frequent target of the training text, the first of equals, and the share that was counted."""
+    """Return the most frequent target of the training text (the first in a tie), and the share of the text counted."""
     read, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(read.ids).astype("<u4").tobytes(), (4 * read.offsets).tolist()
     counted = Counter(raw[first:last] for first, last in pairwise(ends))
@@ -118,7 +121,7 @@ def _most_frequent(data: Prepared) -> tuple[str, float]:
 
 
 def _language_model(data: Prepared) -> list[Baseline]:
-    """Return an n-gram model of the run's tokens; as in validation, all tokens of a row but the first are predicted."""
+    """Return one baseline, an n-gram model; as in validation, it predicts all tokens of a row except the first."""
     assert data.valid is not None
     stream, size = data.objective.stream, data.tokenizers["target"].size
     read, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
@@ -136,9 +139,10 @@ def _language_model(data: Prepared) -> list[Baseline]:
 
 
 def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
-    """Return rows of about `most` tokens, their numbers through all columns, and their share of all tokens.
+    """Return a sample of rows with about `most` tokens in total, the row numbers, and the share of all tokens.
 
-    Rows are drawn at random, the same ones each time; from a stream, which is one row, blocks at even distances.
+    Rows are numbered consecutively through all columns. They are sampled at random with a fixed seed. A stream is one
+    long row, so its sample is a number of evenly spaced blocks.
     """
     total = sum(len(column.ids) for column in columns)
     share = min(1.0, most / max(1, total))
@@ -171,7 +175,7 @@ def report(
     tell: Callable[..., None],
     say: Callable[[str], None],
 ) -> None:
-    """Measure the baselines of a run, unless its folder has them; store them, log them and print one sentence."""
+    """Measure, store, log and print the baselines of a run, unless the run folder already contains baselines."""
     if _intact(folder):
         return
     began = time.perf_counter()
@@ -206,7 +210,7 @@ def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, s
 
 
 def stored(folder: RunFolder) -> list[Baseline]:
-    """Return the baselines in a run folder; none, if it has no such file."""
+    """Return the baselines stored in a run folder, or an empty list if the folder has no baselines file."""
     if not folder.baselines.exists():
         return []
     record = read_json(folder.baselines)
@@ -217,7 +221,7 @@ def stored(folder: RunFolder) -> list[Baseline]:
 
 
 def _intact(folder: RunFolder) -> list[Baseline]:
-    """Return the stored baselines; none if the file is damaged, because training can go on without them."""
+    """Return the stored baselines, or an empty list if the file is damaged: training does not need them."""
     try:
         return stored(folder)
     except DataError:
@@ -225,7 +229,7 @@ def _intact(folder: RunFolder) -> list[Baseline]:
 
 
 def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
-    """Return the baselines in words: `majority class 22.1 %, bag of words 88.4 % accuracy`."""
+    """Return the baselines in words, for example `majority class 22.1 %, bag of words 88.4 % accuracy`."""
     parts, samples = [], []
     for baseline in baselines:
         name = _metric(baseline, criterion)
@@ -238,5 +242,5 @@ def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
 
 
 def _metric(baseline: Baseline, criterion: str) -> str:
-    """Return the metric of a baseline that a run is compared by: its criterion, if that was measured."""
+    """Return the metric to compare a baseline by: `criterion` if it was measured, else the first of `PREFERRED`."""
     return criterion if criterion in baseline.metrics else next(n for n in PREFERRED if n in baseline.metrics)

@@ -28,8 +28,9 @@ class Accuracy(Metric):
 class Matthews(Metric):
     """Correlation of predicted and true classes, from -1 to 1 (Matthews, 1975; for K classes Gorodkin, 2004).
 
-    (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2) (s^2 - sum_k t_k^2)) with c of s right, p_k predicted and t_k
-    true members of class k; 0 where all predictions or all labels are one class.
+    (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2) (s^2 - sum_k t_k^2)), where c of the s predictions are right, class
+    k is predicted p_k times, and t_k examples have the label k. The value is 0 if all predictions or all labels are
+    one class.
     """
 
     name = "matthews"
@@ -38,7 +39,10 @@ class Matthews(Metric):
     digits = 3
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return for every example whether it is right, 1, and its predicted and its true class as one-hot vectors."""
+        """Return one row per example: whether it is right, the number 1, and one-hot vectors of both classes.
+
+        The first one-hot vector is the predicted class, the second is the true class.
+        """
         pairs = [(output, label) for output, (label,) in self.pairs(outputs, references)]
         classes = {name: number for number, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
         one_hot = np.eye(len(classes))

@@ -1,4 +1,4 @@
-"""Buckets of held-out lines by source length, to measure how quality falls with length."""
+"""Buckets of held-out lines, grouped by source length, to measure how quality depends on length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """`5-9`, or `5` alone."""
+        """The range of lengths, such as `5-9`, or one length, such as `5`."""
         return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
 
 
 def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
-    """Return lines in at most `count` buckets of similar size by length; lines of one length stay together."""
+    """Return at most `count` buckets of similar size; lines of equal length are in the same bucket."""
     if count < 1:
         raise SpecError("buckets", f"must be at least 1, not {count}")
     values, many = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)
     before = np.concatenate(([0], np.cumsum(many)))[:-1]
-    # The bucket of a length is that of the median of its lines among all lines sorted by length.
+    # Sort all lines by length: the rank of the middle line of each length determines the bucket of that length.
     which = ((before + many / 2) * count / max(1, len(lengths))).astype(np.int64)
     found = []
     for bucket in np.unique(which):

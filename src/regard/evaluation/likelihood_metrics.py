@@ -9,7 +9,7 @@ from jaxtyping import Float
 from regard.errors import DataError
 from regard.evaluation.metric import Likelihood, Metric
 
-LARGEST_EXPONENT = 709  # exp(710) is no float64
+LARGEST_EXPONENT = 709  # exp(710) overflows float64
 
 
 class Loss(Metric):
@@ -45,7 +45,7 @@ class Perplexity(Loss):
 
 
 class BitsPerByte(Loss):
-    """nll / (bytes ln 2), which compares models of different vocabularies."""
+    """nll / (bytes ln 2), which is comparable between models with different vocabularies."""
 
     name = "bits_per_byte"
     title = "bits per byte"

@@ -1,4 +1,4 @@
-"""The plain negative log-likelihood of held-out text: without smoothing, dropout or auxiliary terms."""
+"""The negative log-likelihood of held-out text, without label smoothing, dropout or auxiliary losses."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from regard.models.base import Model
 
 @torch.no_grad()
 def likelihood(model: Model, table: Table, objective: Objective, batching: Batching) -> Likelihood:
-    """Return the likelihood of all labels of a table."""
+    """Return the likelihood of all labels in a table of examples."""
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
     for item in BatchLoader(Examples([table], [1.0], objective), batching, seed=0).once():
@@ -32,9 +32,9 @@ def stream_likelihood(
 ) -> Likelihood:
     """Return the likelihood of a stream, read in windows of `length` tokens that begin `stride` tokens apart.
 
-    Each token is counted once, in the first window that holds it. With `stride` = `length` windows do not overlap, and
-    the first token of each is predicted from one token. With a shorter stride every token, but for those of the first
-    window, is predicted from at least `length` - `stride` + 1 tokens.
+    Each token is counted once, in the first window that contains it. With `stride` = `length`, windows do not overlap,
+    and the first token of each window is predicted from one token. With a shorter stride, every token after the first
+    window is predicted from at least `length` - `stride` + 1 tokens.
     """
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
@@ -46,7 +46,7 @@ def stream_likelihood(
 
 
 def _overlapping(text: Column, objective: Objective, length: int, stride: int, rows: int) -> Iterator[Batch]:
-    """Yield windows in batches of `rows`; labels that an earlier window contains have the weight 0."""
+    """Yield batches of `rows` windows; a label that an earlier window contains has the weight 0."""
     labels = len(text.ids) - 1
     starts = np.arange(0, max(1, labels - length + stride), stride)
     for first in range(0, len(starts), rows):

@@ -1,4 +1,4 @@
-"""Metric slot: a score of outputs against references. `regard.evaluation.metrics` has the table of them."""
+"""The metric slot: scores of outputs against references. `regard.evaluation.metrics` lists all metrics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a corpus; the signature records how it was computed (empty if the name is enough)."""
+    """The score of a corpus; the signature records how it was computed, and is empty if the name says enough."""
 
     value: float
     signature: str
@@ -24,7 +24,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Negative log-likelihood of a text in nats; tokens include the end of every line where the model predicts it."""
+    """The negative log-likelihood of a text, in nats; if the model predicts the ends of lines, they count as tokens."""
 
     nll: float
     tokens: int
@@ -32,25 +32,26 @@ class Likelihood:
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """The mean negative log-likelihood, in nats per token."""
         return self.nll / self.tokens
 
 
 class Metric(ABC):
-    """Slot: the score of a corpus as a function of sums over its segments.
+    """The metric slot: the score of a corpus as a function of sums over its segments.
 
-    A segment is one line, one example or one text. `segment` returns K statistics of each, and the score is `value` of
-    their sums; a resample of the bootstrap is scored from the sums over its segments.
+    A segment is one line, one example or one text. `segment` returns K statistics for each segment, and the score is
+    `value` of the summed statistics. A bootstrap resample is scored in the same way from the segments in the resample.
     """
 
     name: ClassVar[str]  # in recipes, options and JSON
     title: ClassVar[str]  # in sentences
-    heading: ClassVar[str]  # in tables and on the console; the title if not given
+    heading: ClassVar[str]  # in tables and on the console; by default the title
     higher_is_better: ClassVar[bool] = True
     # What a segment is: an output text with its references, a predicted label with the true one, or a Likelihood.
     needs: ClassVar[Literal["text", "labels", "likelihood"]] = "text"
-    proportion: ClassVar[bool] = False  # the percentage of segments that are right; statistics are (1 or 0, 1)
-    companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores beside it: ROUGE is reported as three
+    # Whether the score is the percentage of segments that are right; then the statistics of a segment are (1 or 0, 1).
+    proportion: ClassVar[bool] = False
+    companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores with this one: ROUGE has three
     digits: ClassVar[int] = 1  # after the decimal point
     unit: ClassVar[str] = ""
 
@@ -60,36 +61,39 @@ class Metric(ABC):
 
     @property
     def full_title(self) -> str:
-        """The title with the settings that belong to it, as sacreBLEU writes it: `chrF2++`."""
+        """The title with the settings that sacreBLEU includes in it, such as `chrF2++`."""
         return self.title
 
     def segment(self, output: Any, references: Sequence[Any]) -> Sequence[float | int]:
-        """Return the statistics of one output and its references (one for each list of references)."""
+        """Return the statistics of one output; `references` has one reference from each reference list."""
         raise NotImplementedError
 
     @abstractmethod
     def value(self, total: Float[np.ndarray, " K"]) -> float:
-        """Return the score of segments whose statistics have these sums."""
+        """Return the score for `total`, the sums of the statistics of all segments."""
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return the statistics of every segment."""
+        """Return the statistics of every segment, one row per segment."""
         return np.array([self.segment(*pair) for pair in self.pairs(outputs, references)], dtype=np.float64)
 
     def score(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Score:
-        """Return the score of a corpus. References are one for each output, or several such lists."""
+        """Return the score of a corpus; `references` is one list as long as `outputs`, or several such lists."""
         total = self.statistics(outputs, references).sum(0)
         return Score(float(self.value(total)), self.signature(reference_lists(references)), self.full_title)
 
     def signature(self, references: int, **bootstrap: int) -> str:  # noqa: ARG002
-        """Return a record of how the score is computed from `references` lists, and the settings of a bootstrap."""
+        """Return a description of how the score is computed; `references` is the number of reference lists.
+
+        `bootstrap` holds the settings of a bootstrap, if there is one.
+        """
         return ""
 
     def with_tokenizer(self, tokenize: str) -> "Metric":  # noqa: ARG002
-        """Return the metric with this tokenizer of sacreBLEU, if it uses one."""
+        """Return the metric with the sacreBLEU tokenizer `tokenize`, or unchanged if the metric does not tokenize."""
         return self
 
     def pairs(self, outputs: Sequence[Any], references: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Yield every output with its references; refuse lists that are not aligned."""
+        """Yield every output with its references; refuse lists of different lengths."""
         if self.needs == "text":
             yield from zip(outputs, zip(*reference_streams(outputs, references), strict=True), strict=True)
         elif self.needs == "labels":
@@ -99,7 +103,7 @@ class Metric(ABC):
             yield from ((output, ()) for output in outputs)
 
     def text(self, value: float) -> str:
-        """Return a value of this metric with its usual digits: `31.2`, `88.4 %`."""
+        """Return a value as text with the digits and unit of this metric, such as `31.2` or `88.4 %`."""
         return f"{value:.{self.digits}f}{self.unit}"
 
 
@@ -109,7 +113,7 @@ def reference_lists(references: Sequence[Any]) -> int:
 
 
 def reference_streams(outputs: Sequence[str], references: References) -> list[list[str]]:
-    """Return references as lists that are each as long as the outputs; refuse others."""
+    """Return the references as a list of reference lists; refuse a list that is not as long as `outputs`."""
     if isinstance(outputs, str) or isinstance(references, str):
         raise DataError("hypotheses and references are lists of lines, not one text; split it into lines")
     single = not references or isinstance(references[0], str)
@@ -120,7 +124,7 @@ def reference_streams(outputs: Sequence[str], references: References) -> list[li
 
 
 def check_lines(name: str, lines: Sequence[Any], other: str, others: Sequence[Any]) -> None:
-    """Refuse lists of different lengths, and empty ones."""
+    """Refuse lists of different lengths, and empty lists."""
     if len(lines) != len(others):
         raise DataError(f"{name}: {len(lines)} lines, but {other} has {len(others)}; every line needs its partner")
     if not len(lines):

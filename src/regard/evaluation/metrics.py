@@ -1,4 +1,4 @@
-"""Metrics by name, ours and those of a user (`module:Class`); and the usual ones as functions."""
+"""Metrics by name, from this package or from a user (`module:Class`), and functions for the common metrics."""
 
 import inspect
 from collections.abc import Hashable, Sequence
@@ -32,7 +32,7 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> type[Metric]:
-    """Return the class of a metric: one of `METRICS`, or a user's, named `module:Class`."""
+    """Return a metric class by name: one of `METRICS`, or a user's class named `module:Class`."""
     if ":" not in name:
         if name not in METRICS:
             raise SpecError(path, f"unknown metric {name!r}; {nearest(name, METRICS)}")
@@ -51,7 +51,7 @@ def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> t
 
 
 def metric(name: str, trust_code: bool = False, path: str = "metric", **settings: Any) -> Metric:
-    """Return a metric by name with these settings; refuse a setting that it does not have."""
+    """Return the metric `name` with the given settings; refuse a setting that the metric does not have."""
     found = metric_class(name, trust_code, path)
     known = inspect.signature(found).parameters
     for setting in settings:
@@ -62,30 +62,30 @@ def metric(name: str, trust_code: bool = False, path: str = "metric", **settings
 
 
 def metric_heading(name: str) -> str:
-    """Return the heading of a metric in a table; that of a user's metric is its name."""
+    """Return the table heading of a metric; for a user's metric, the heading is the name."""
     return METRICS[name].heading if name in METRICS else name
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False) -> Score:
-    """BLEU of a corpus (Papineni et al., 2002) in percent, as sacreBLEU computes it.
+    """Return the BLEU of a corpus (Papineni et al., 2002) in percent, as sacreBLEU computes it.
 
-    References are one line for each hypothesis, or several such lists (each as long as the hypotheses).
+    `references` is a list with one line for each hypothesis, or several such lists.
     """
     return Bleu(tokenize, lowercase).score(hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: References, word_order: int = 0, lowercase: bool = False) -> Score:
-    """The character n-gram F-score (Popovic, 2015) in percent; `word_order=2` is chrF++."""
+    """Return chrF, the character n-gram F-score (Popovic, 2015), in percent; `word_order=2` gives chrF++."""
     return Chrf(word_order, lowercase).score(hypotheses, references)
 
 
 def ter(hypotheses: Sequence[str], references: References, case_sensitive: bool = False) -> Score:
-    """The translation edit rate (Snover et al., 2006) in percent of the reference's words; lower is better."""
+    """Return the translation edit rate (Snover et al., 2006) in percent of the reference's words; lower is better."""
     return Ter(case_sensitive).score(hypotheses, references)
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> Score:
-    """Percentage of lines that equal one of their references, apart from white space at the ends."""
+    """Return the percentage of lines that equal one of their references, apart from white space at the ends."""
     return ExactMatch().score(hypotheses, references)
 
 
@@ -95,26 +95,38 @@ def rouge(
     tokenize: Literal["english", "unicode"] = "english",
     stem: bool = False,
 ) -> tuple[Score, Score, Score]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004): mean F-scores of the lines in percent, best reference of each."""
+    """Return ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004) in percent.
+
+    Each is the mean F-score of the lines; a line with several references has the F-score of the best one.
+    """
     first, second, longest = (kind(tokenize, stem).score(hypotheses, references) for kind in (Rouge1, Rouge2, RougeL))
     return first, second, longest
 
 
 def accuracy(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Score:
-    """Percentage of predictions that equal the label."""
+    """Return the percentage of predictions that equal the label."""
     return Accuracy().score(predictions, labels)
 
 
 def matthews(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Score:
-    """The correlation of predicted and true classes, from -1 to 1 (Matthews, 1975; for K classes Gorodkin, 2004)."""
+    """Return the correlation of predicted and true classes, from -1 to 1.
+
+    Matthews (1975) defined it for two classes, Gorodkin (2004) for K classes.
+    """
     return Matthews().score(predictions, labels)
 
 
 def perplexity(nll_sum: float, tokens: int) -> Score:
-    """exp(nll / tokens): the number of equally likely tokens with the same uncertainty; `nll_sum` is in nats."""
+    """Return exp(nll_sum / tokens), the number of equally likely tokens with the same uncertainty.
+
+    `nll_sum` is in nats.
+    """
     return Perplexity().score([Likelihood(nll_sum, tokens)])
 
 
 def bits_per_byte(nll_sum: float, byte_count: int) -> Score:
-    """nll / (bytes ln 2), which compares models of different vocabularies; `nll_sum` is in nats."""
+    """Return nll_sum / (byte_count ln 2), which is comparable between models with different vocabularies.
+
+    `nll_sum` is in nats.
+    """
     return BitsPerByte().score([Likelihood(nll_sum, 1, byte_count)])

@@ -6,12 +6,12 @@ import numpy as np
 
 from regard.data.token_store import Column
 
-FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts where a text is too small or too regular to estimate them
+FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts if a text is too small or too regular to estimate them from
 
 
 @dataclass(frozen=True)
 class _Order:
-    """The counts of one order n: of n-grams, and of their contexts, which are the (n - 1)-grams."""
+    """The discounted counts of n-grams for one order n, and the totals of their contexts, the (n - 1)-grams."""
 
     keys: np.ndarray  # (n-grams,) sorted: number of the context x (vocabulary + 1) + last token
     discounted: np.ndarray  # (n-grams,) c(hw) - D(c(hw))
@@ -20,21 +20,21 @@ class _Order:
 
 
 class KneserNey:
-    """Interpolated modified Kneser-Ney model (Kneser and Ney, 1995; Chen and Goodman, 1999) of rows of token ids.
+    """An interpolated modified Kneser-Ney model (Kneser and Ney, 1995; Chen and Goodman, 1999) of rows of token ids.
 
     p_n(w | h) = (c(hw) - D(c(hw))) / c(h .)  +  [sum_v D(c(hv)) / c(h .)]  p_{n-1}(w | h'),      p_0 = 1 / vocabulary,
 
-    where h' is h without its first token, and an unseen h leaves p_{n-1} as it is. c counts occurrences at the highest
-    order, and below it the different tokens that precede an n-gram. D has one value each for counts of 1, 2 and more.
-    The first token of a row is read and not predicted, as by the language models of this package; the places before it
-    hold a padding symbol.
+    where h' is h without its first token. If h does not occur, p_n = p_{n-1}. At the highest order, c counts
+    occurrences; at lower orders, c counts the distinct tokens that precede an n-gram. D has three values: for a count
+    of 1, of 2, and of 3 or more. As in the language models of this package, the first token of a row is read but not
+    predicted. The positions before it contain a padding symbol.
     """
 
     def __init__(self, rows: Column, vocabulary: int, order: int) -> None:
         self.vocabulary, self.order = vocabulary, order
         self._orders: list[_Order] = []
         tokens, predicted = self._laid(rows)
-        grams = [np.zeros(len(tokens), np.int64)]  # of each length, the number of the n-gram that ends at each token
+        grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the number of the n-gram that ends at token i
         keys = []
         for _ in range(order):
             found, numbers = np.unique(self._keys(grams[-1], tokens), return_inverse=True)
@@ -43,15 +43,15 @@ class KneserNey:
         places = predicted
         for n in range(order, 0, -1):
             numbers = grams[n][places]
-            found = np.full(len(keys[n - 1]), -1, np.int64)  # one place of each n-gram
+            found = np.full(len(keys[n - 1]), -1, np.int64)  # one position at which each n-gram ends
             found[numbers] = places
             contexts = np.where(found < 0, 0, grams[n - 1][found - 1])
             counts = np.bincount(numbers, minlength=len(found))
             self._orders.insert(0, _order(keys[n - 1], counts, contexts, 1 if n == 1 else len(keys[n - 2])))
-            places = found[found >= 0]  # from here on, types of n-grams are counted, not occurrences
+            places = found[found >= 0]  # lower orders count distinct n-grams, not occurrences
 
     def log_probs(self, rows: Column) -> np.ndarray:
-        """Return the natural logarithm of the probability of each token of each row but the first, in order."""
+        """Return the natural log-probabilities of all tokens in order, except the first token of each row."""
         tokens, predicted = self._laid(rows)
         gram = np.zeros(len(tokens), np.int64)
         p = np.full(len(predicted), 1 / self.vocabulary)
@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return all tokens with padding before every row, and the places of those that are predicted."""
+        """Return all tokens, with padding before every row, and the positions of the predicted tokens."""
         before = (self.vocabulary,) * (self.order - 1)
         laid = rows.between(before, ())
         tokens = np.asarray(laid.ids).astype(np.int64)
@@ -77,7 +77,10 @@ class KneserNey:
         return tokens, np.flatnonzero(~read)
 
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return a key for every n-gram: the number of the (n - 1)-gram before its last token, and that; -1: unseen."""
+        """Return a key for the n-gram that ends at each token, or -1 if its context was not seen.
+
+        The key combines the number of the context, which is the (n - 1)-gram before the last token, and the last token.
+        """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
 
@@ -89,9 +92,10 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 
 
 def discounts(counts: np.ndarray) -> np.ndarray:
-    """Return the discounts of counts 0, 1, 2 and at least 3, estimated from the numbers of counts 1, 2, 3 and 4.
+    """Return the discounts for the counts 0, 1, 2 and at least 3.
 
-    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2) (Chen and Goodman, 1999).
+    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is how many entries of `counts`
+    equal i (Chen and Goodman, 1999).
     """
     n = [float((counts == i).sum()) for i in range(5)]
     if not all(n[1:4]):

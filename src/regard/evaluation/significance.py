@@ -1,4 +1,4 @@
-"""Significance of the difference of two systems by the paired bootstrap (Koehn, 2004), and intervals of scores."""
+"""The paired bootstrap test of the difference between two systems (Koehn, 2004), and confidence intervals of scores."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from regard.errors import DataError, SpecError
 from regard.evaluation.metric import Metric, reference_lists
 from regard.evaluation.metrics import metric as by_name
 
-# sacreBLEU's defaults, with which both draw the same lines.
+# sacreBLEU's defaults: with them, this package and sacreBLEU resample the same lines.
 RESAMPLES = 1000
 SEED = 12345
 
-CHUNK = 4_000_000  # drawn lines in memory at once: 32 MB
+CHUNK = 4_000_000  # resampled lines in memory at once: 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The scores of two outputs for the same lines, and the variation of their difference over resampled lines.
+    """The scores of two outputs for the same lines, and the variation of the difference over resampled lines.
 
-    `difference` is second minus first; `low` to `high` is its 95 % interval over the resamples. `p_value` is Koehn's:
-    the share of resamples in which the output that is better on the whole set is not better, (c + 1) / (resamples + 1).
-    It is one-sided, so the interval leaves out 0 where it falls below 0.025.
+    `difference` is `second` - `first`; `low` and `high` are the ends of its 95 % interval over the resamples. `p_value`
+    is Koehn's: (c + 1) / (resamples + 1), where c is the number of resamples in which the output that is better on the
+    whole set is not better. The test is one-sided, so the interval excludes 0 when `p_value` is below 0.025.
     """
 
     metric: str
@@ -50,9 +50,10 @@ def paired_bootstrap(
     seed: int = SEED,
     **settings: Any,
 ) -> Comparison:
-    """Compare two outputs by a metric, or by the name of one and its settings.
+    """Return a comparison of two outputs for the same lines by the paired bootstrap.
 
-    The score of every resample is exact: it is computed from the sums of the metric's statistics.
+    `metric` is a metric, or the name of a metric with the given `settings`. The score of every resample is exact: it is
+    computed from the sums of the metric's statistics.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(first, references), metric.statistics(second, references)
@@ -61,9 +62,9 @@ def paired_bootstrap(
 
 
 def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> str:
-    """Return in one sentence whether the second system is better than the first.
+    """Return a sentence that says whether the second system is better than the first.
 
-    A difference is beyond chance if the 95 % interval leaves out 0.
+    `first` and `second` are the names of the systems. A difference is beyond chance if its 95 % interval excludes 0.
     """
 
     def number(value: float) -> str:
@@ -80,7 +81,7 @@ def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> 
 
 
 def as_metric(metric: str | Metric, settings: Mapping[str, Any]) -> Metric:
-    """Return a metric, which may be given by its name and settings."""
+    """Return `metric` itself, or, if it is a name, the metric of that name with `settings`."""
     return by_name(metric, **settings) if isinstance(metric, str) else metric
 
 
@@ -103,10 +104,12 @@ def intervals(
     seed: int = SEED,
     **settings: Any,
 ) -> list[Interval]:
-    """Return the mean score of several `outputs` for the same lines (a model's seeds), for each group of lines.
+    """Return, for each group of lines, the mean score of several outputs and its 95 % interval.
 
-    Every resample draws lines, the same for all outputs, and outputs, each with replacement: the interval includes
-    the variation of both. Metrics as in `paired_bootstrap`. The score of an empty group is nan.
+    `outputs` are several outputs for the same lines, for example from models trained with different seeds. Every
+    resample samples lines, the same lines for all outputs, and also samples outputs, both with replacement. The
+    interval therefore includes both kinds of variation. `metric` and `settings` are as in `paired_bootstrap`. The score
+    of an empty group is nan.
     """
     metric = as_metric(metric, settings)
     if not outputs:
@@ -140,10 +143,10 @@ def standard_error(
     seed: int = SEED,
     **settings: Any,
 ) -> float:
-    """Return the standard error of a score: how much it would vary with other segments of the same kind.
+    """Return the standard error of a score: how much the score would vary on other samples of segments.
 
-    From the binomial distribution for a proportion, from the bootstrap for other metrics. The variation cannot be
-    estimated from a single segment: 100.
+    The standard error of a proportion comes from the binomial distribution. For other metrics it comes from the
+    bootstrap, or is 100 if there is a single segment, from which the variation cannot be estimated.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(outputs, references)
@@ -156,7 +159,10 @@ def standard_error(
 
 
 def proportion_error(right: int, lines: int) -> float:
-    """Return the standard error of `right` out of `lines` in percent: that of (right + 1) / (lines + 2), above 0."""
+    """Return the standard error, in percent, of the proportion `right` / `lines`.
+
+    The proportion is estimated as (right + 1) / (lines + 2), so the standard error is always above 0.
+    """
     share = (right + 1) / (lines + 2)
     return 100 * math.sqrt(share * (1 - share) / lines)
 
@@ -164,9 +170,10 @@ def proportion_error(right: int, lines: int) -> float:
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Compare two outputs by any score per line (right or wrong, an F-score): the corpus score is 100 times the mean.
+    """Return a comparison of two outputs from one score per line, for example right or wrong, or an F-score.
 
-    For two classifiers the scores are `[p == y for p, y in zip(predictions, labels)]` of each, and the name "accuracy".
+    The corpus score is 100 times the mean of the scores. To compare two classifiers, pass for each of them
+    `[p == y for p, y in zip(predictions, labels)]`, and the name "accuracy".
     """
     if len(first) != len(second):
         raise DataError(f"{name}: {len(first)} lines in the first output and {len(second)} in the second")
@@ -197,7 +204,7 @@ def _compare(
         raise SpecError("seed", f"must be 0 or more, not {seed}")
     whole = score(first.sum(0)), score(second.sum(0))
     difference = whole[1] - whole[0]
-    # Two products instead of one over both outputs, so that equal columns give equal sums to the last bit.
+    # Each output has its own matrix product, so that equal statistics give bit-equal sums.
     drawn = np.array(
         [
             score(b) - score(a)
@@ -205,7 +212,7 @@ def _compare(
             for a, b in zip(times @ first, times @ second, strict=True)
         ]
     )
-    tie = 1e-12 * max(1.0, *map(abs, whole))  # sums of fractions are equal up to rounding only
+    tie = 1e-12 * max(1.0, *map(abs, whole))  # equal scores can differ by rounding
     ahead = np.sign(difference) if abs(difference) > tie else 0.0
     not_better = int((drawn * ahead <= tie).sum())
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
@@ -214,7 +221,7 @@ def _compare(
 
 
 def _draws(lines: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
-    """Yield, for chunks of resamples, how often each line was drawn in `lines` draws with replacement."""
+    """Yield chunks of resamples as the number of times each line was sampled in `lines` draws with replacement."""
     rng = np.random.default_rng(seed)
     chunk = max(1, CHUNK // lines)
     for start in range(0, resamples, chunk):

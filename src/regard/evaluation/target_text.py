@@ -1,4 +1,4 @@
-"""Choose the validation metric and sacreBLEU's tokenizer by the target text."""
+"""The choice of the validation metric and of sacreBLEU's tokenizer, based on the target text."""
 
 import re
 import statistics
@@ -10,15 +10,15 @@ from regard.data.scripts import HAN, KANA, OTHERS
 from regard.evaluation.text_metrics import Bleu
 
 SAMPLE = 1000  # lines in the sample
-ORDER = 4  # BLEU counts n-grams up to this length: a line with fewer tokens has none of the longest
+ORDER = 4  # the length of the longest n-grams that BLEU counts; a line with fewer tokens has none of them
 
-# What sacreBLEU's tokenizers split a text into; the others have their own units.
+# The units into which sacreBLEU's tokenizers split a text; tokenizers not listed have units of their own.
 UNITS = {"13a": "word", "intl": "word", "none": "word", "zh": "character", "char": "character"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A metric to rank checkpoints by, the tokenizer of BLEU, and the reason."""
+    """A metric that ranks checkpoints, the tokenizer for BLEU, and the reason for the choice."""
 
     criterion: Literal["bleu", "chrf"]
     tokenize: str
@@ -26,7 +26,10 @@ class Choice:
 
 
 def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
-    """Choose BLEU where most targets have a 4-gram, else chrF; and BLEU's tokenizer by script, unless it is given."""
+    """Return the choice of metric and tokenizer: BLEU if most targets have at least four tokens, else chrF.
+
+    With `tokenize="auto"`, the tokenizer depends on the script of the targets.
+    """
     given = tokenize != "auto"
     tokenize = tokenize if given else bleu_tokenizer(targets)
     split = Bleu(tokenize).scorer.tokenizer
@@ -40,7 +43,10 @@ def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
 
 
 def bleu_tokenizer(targets: Sequence[str]) -> str:
-    """Choose sacreBLEU's tokenizer by script: zh for Chinese, char for others without spaces, else 13a."""
+    """Return sacreBLEU's tokenizer for the script of the targets.
+
+    The tokenizer is `zh` for Chinese, `char` for other scripts without spaces between words, and otherwise `13a`.
+    """
     text = "".join(_sample(targets))
     letters = sum(character.isalpha() for character in text)
     han, kana, others = (len(re.findall(f"[{script}]", text)) for script in (HAN, KANA, OTHERS))

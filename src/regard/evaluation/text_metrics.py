@@ -16,15 +16,15 @@ from regard.evaluation.metric import Metric, References, Score, reference_stream
 
 
 class SacreBLEU(Metric):
-    """A metric of sacreBLEU, with its statistics and its signature."""
+    """A metric that sacreBLEU computes, with sacreBLEU's statistics and signature."""
 
     @abstractmethod
     def make_scorer(self) -> Any:
-        """Return sacreBLEU's metric with these settings."""
+        """Return the sacreBLEU metric object with the settings of this metric."""
 
     @cached_property
     def scorer(self) -> Any:
-        """sacreBLEU's metric. Its import takes 0.2 s, so it waits for the first score."""
+        """The sacreBLEU metric object, created when first used because the import of sacreBLEU takes 0.2 s."""
         return self.make_scorer()
 
     def statistics(self, outputs: Sequence[str], references: References = ()) -> Float[np.ndarray, "N K"]:
@@ -66,7 +66,7 @@ class Bleu(SacreBLEU):
             hint = nearest(self.tokenize, BLEU.TOKENIZERS)
             raise SpecError("tokenize", f"unknown tokenizer {self.tokenize!r}; {hint}")
         try:
-            # force: no warning at every validation that lines end in a tokenized period.
+            # force=True suppresses the warning about lines that end in a tokenized period.
             return BLEU(tokenize=self.tokenize, lowercase=self.lowercase, force=True)
         except (ImportError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
@@ -136,13 +136,13 @@ class ExactMatch(Metric):
 
 @dataclass(frozen=True)
 class Rouge(Metric):
-    """ROUGE (Lin, 2004): mean F-score of the lines in percent, with the best reference of each.
+    """ROUGE (Lin, 2004): the mean over all lines of the F-score with the best reference, in percent.
 
-    The tokenizer `english` is rouge-score's own, which published numbers use: a to z and 0 to 9 make words, everything
-    else separates them. `unicode` accepts the letters of every script.
+    The tokenizer `english` is rouge-score's own, used for published numbers: words consist of a to z and 0 to 9, and
+    every other character separates words. The tokenizer `unicode` accepts the letters of every script.
     """
 
-    kind: ClassVar[str]  # as rouge-score names it
+    kind: ClassVar[str]  # the name in rouge-score
     companions = ("rouge1", "rouge2", "rougeL")
     tokenize: Literal["english", "unicode"] = "unicode"
     stem: bool = False
@@ -183,14 +183,14 @@ class Rouge(Metric):
 
 
 class Rouge1(Rouge):
-    """ROUGE-1: words."""
+    """ROUGE-1: the overlap of words."""
 
     name = kind = "rouge1"
     title = "ROUGE-1"
 
 
 class Rouge2(Rouge):
-    """ROUGE-2: pairs of words."""
+    """ROUGE-2: the overlap of word bigrams."""
 
     name = kind = "rouge2"
     title = "ROUGE-2"
@@ -204,14 +204,14 @@ class RougeL(Rouge):
 
 
 class _UnicodeWords:
-    """A tokenizer for rouge-score: lower-case words of any script."""
+    """A tokenizer for rouge-score that splits a text in any script into lower-case words."""
 
     def tokenize(self, text: str) -> list[str]:
         return re.findall(r"\w+", text.lower())
 
 
 def _check_english(streams: list[list[str]]) -> None:
-    """Refuse a reference none of whose words this tokenizer reads: it would score 0, whatever the hypothesis."""
+    """Refuse a reference in which the English tokenizer finds no words: every hypothesis would score 0."""
     for stream in streams:
         for number, line in enumerate(stream, start=1):
             if re.search(r"\w", line) and not re.search(r"[a-z0-9]", line.lower()):

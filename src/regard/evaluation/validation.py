@@ -1,4 +1,4 @@
-"""Validation: the likelihood of held-out records, and metrics of what the model outputs for them."""
+"""Validation: the likelihood of held-out examples, and metrics of the model's outputs for the same examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,27 +28,30 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Records that a model has not learned from, as tokens and as text."""
+    """Held-out examples, as tokens and as text, and what is needed to evaluate a model on them."""
 
     objective: Objective
     table: Table
     texts: Sequence[tuple[str, ...]]
     tokenizers: dict[str, Tokenizer]
     batching: Batching
-    bytes: int  # of the text that the model predicts
+    bytes: int  # the size of the text that the model predicts
     max_len: int
-    length_limit: LengthLimit | None = None  # of a translation
+    length_limit: LengthLimit | None = None  # for translations
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures beside the loss: the task's usual ones, and `more`."""
+    """Return the metrics that validation measures in addition to the loss: the task's usual metrics, and `more`."""
     usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics]
     names = {each.name for each in usual} | {"loss"}
     return usual + [each for each in more if each.name not in names]
 
 
 def metric_for(objective: Objective, name: str | None, decode: int, trust_code: bool = False) -> Metric:
-    """Return the metric of an experiment, by name or the usual one; refuse one that the task has no inputs for."""
+    """Return the metric of an experiment; refuse a metric that the task has no inputs for.
+
+    If `name` is None, it is the first usual metric of the task that can be measured.
+    """
     provided = [need for need in objective.provides if decode or need != "text"]
     if name is None:
         name = next(each for each in objective.metrics if METRICS[each].needs in provided)
@@ -60,7 +63,7 @@ def metric_for(objective: Objective, name: str | None, decode: int, trust_code: 
 
 
 def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = False) -> Metric:
-    """Return the metric that ranks checkpoints; refuse one that is not measured."""
+    """Return the metric that ranks checkpoints; refuse a metric that validation does not measure."""
     name = objective.criterion if train.criterion == "auto" else train.criterion
     found = metric(name, trust_code, "train.criterion")
     if name != "loss" and found.needs not in objective.provides:
@@ -79,10 +82,12 @@ def validate(
     criterion: Metric = LOSS,
     outputs: list[str] | None = None,
 ) -> Values:
-    """Return the loss and these metrics by name; metrics of text on the first `decode` records, decoded by `search`.
+    """Return the loss and the values of `metrics`, keyed by name.
 
-    Also the standard error of the criterion, and of decoded text the percentages of degenerate outputs: `repeating`
-    that contain a loop, `unfinished` that reach the length limit without an end. `outputs` receives the decoded text.
+    Metrics of text are measured on the first `decode` examples, which `search` decodes. The result also contains the
+    standard error of `criterion`, if it can be measured, and two percentages of decoded outputs: `repeating` for
+    outputs that contain a loop, and `unfinished` for outputs that reach the length limit without an end token. The
+    decoded texts are appended to `outputs`, unless it is None.
     """
     objective = held_out.objective
     found = likelihood(model, held_out.table, objective, held_out.batching)
@@ -118,7 +123,7 @@ def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequenc
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)
     batch_size = 64 if device.type == "cpu" else 256
     outputs = [best[0] for best in texts.translate(sources, search, batch_size)]
-    beam_search.release()  # its memory is needed for training
+    beam_search.release()  # training needs the memory
     return outputs
 
 

@@ -1,1 +1,1 @@
-"""Use a trained model: text in and text out, by our own search or by another engine (CTranslate2)."""
+"""Inference with a trained model, from text to text, in PyTorch or in another engine (CTranslate2)."""

@@ -1,8 +1,8 @@
-"""The ctranslate2 engine: exported weights in CTranslate2, for the searches that it does exactly as ours.
+"""The `ctranslate2` engine, which runs exported weights in CTranslate2.
 
-It returns what `Beam(stopping="ctranslate2")` returns over the same weights, but no log-probabilities of tokens.
-Each of its workers has one thread (`intra_threads=1`): with two threads
-a worker was 2.5 to 5 times slower where we measured.
+The engine returns what `Beam(stopping="ctranslate2")` returns for the same weights, but without the log-probabilities
+of tokens, and refuses every search that CTranslate2 cannot perform exactly. Each worker has one thread
+(`intra_threads=1`): in our measurements, a worker with two threads was 2.5 to 5 times slower.
 """
 
 import os
@@ -20,12 +20,12 @@ from regard.errors import DataError, SpecError
 from regard.inference.engine import Engine, Sources
 
 NAME = "ctranslate2"
-# Stored -> computed type: float16 only makes the file smaller, because a CPU does not compute in it.
+# Maps the stored type to the type of the computation. float16 only makes the file smaller: CPUs compute in float32.
 COMPUTED = {"float32": "float32", "float16": "float32", "int8": "int8"}
 
 
 def library() -> Any:
-    """Import CTranslate2, which is an extra."""
+    """Return the module `ctranslate2`, which is an optional dependency."""
     try:
         import ctranslate2  # noqa: PLC0415
     except ImportError:
@@ -34,12 +34,12 @@ def library() -> Any:
 
 
 def workers() -> int:
-    """Return the number of processors of this process."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def adapted(search: Search, warn: Callable[[str], None]) -> Search:
-    """Return a search with the stopping rule of this engine, which has no other."""
+    """Return the search with the only stopping rule that this engine has; warn if the rule changes."""
     if not isinstance(search, Beam) or search.stopping == NAME:
         return search
     warn(f"the engine {NAME!r} stops by its own rule (stopping={NAME}), not by {search.stopping!r}")
@@ -50,7 +50,7 @@ def adapted(search: Search, warn: Callable[[str], None]) -> Search:
 
 
 class CTranslate2(Engine):
-    """A folder that was exported, loaded into CTranslate2."""
+    """An exported folder, loaded into CTranslate2."""
 
     name = NAME
 
@@ -63,7 +63,11 @@ class CTranslate2(Engine):
         stored: str = "float32",
         threads: int | None = None,
     ) -> None:
-        """`words` are those of source and target by id; `room` is the greatest length of either."""
+        """Load the export in `folder`.
+
+        `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the greatest length
+        of a source or an output. `stored` is the stored type of the weights.
+        """
         self.ends, self.room = ends, room
         self.source, self.target = words
         self.ids = {word: number for number, word in enumerate(self.target)}
@@ -107,7 +111,8 @@ class CTranslate2(Engine):
         results: dict[int, list[Hypothesis]] = {}
         for limit, places in self._together(most, search):
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
-        # One call has one limit. A search that reached its own, smaller limit is repeated with it.
+        # All sources of one call share a limit. If an output reached the smaller limit of its own source, the search is
+        # repeated with the smaller limit.
         again = [place for place in results if most[place] < max(most) and _longest(results[place]) + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):
             places = [place for place in again if most[place] == limit]
@@ -115,7 +120,7 @@ class CTranslate2(Engine):
         return [results[place][: search.n_best] for place in range(len(sources))]
 
     def _together(self, most: Sequence[int], search: Beam) -> list[tuple[int, list[int]]]:
-        """Return groups of sources that are searched together, as (limit, places)."""
+        """Return groups of sources that are searched together, as pairs (limit, indices of the sources)."""
         if not most:
             return []
         if _waits_for_all(search):
@@ -125,12 +130,15 @@ class CTranslate2(Engine):
     def _search(
         self, sources: Sequence[tuple[int, Sequence[int]]], search: Beam, batch_size: int, limit: int
     ) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses with one limit for all; of all beams, where the search waits for them."""
+        """Return the hypotheses of every source, keyed by source index; all sources have the same limit.
+
+        If the search waits for all beams, the result contains the hypotheses of all beams.
+        """
         texts = [[self.source[token] for token in source] for _, source in sources]
         results = self._translate(texts, search, batch_size, limit)
         hypotheses = [self._hypotheses(result, search) for result in results]
-        # Log-probabilities are the model's own as long as nothing is suppressed, so bos and padding are only
-        # suppressed where they got into a beam, which even a half-trained model avoids.
+        # Suppressing tokens changes the log-probabilities. So bos and padding are suppressed only for sources with a
+        # beam that contains bos or padding, which is rare even for a half-trained model.
         special = [i for i, each in enumerate(hypotheses) if any({*h.ids} & {*self.ends.never} for h in each)]
         if special:
             never = [[self.target[token]] for token in self.ends.never]
@@ -160,7 +168,7 @@ class CTranslate2(Engine):
         )
         if not several:
             return results
-        while not results[-1].done():  # a wait inside the library would not react to Ctrl-C
+        while not results[-1].done():  # waiting inside the library would block Ctrl-C
             time.sleep(0.002)
         return [result.result() for result in results]
 
@@ -175,12 +183,15 @@ class CTranslate2(Engine):
 
 
 def _waits_for_all(search: Beam) -> bool:
-    """Return whether the search ends when as many hypotheses ended as there are beams; all of them cost nothing."""
+    """Return whether the search goes on until as many hypotheses have ended as there are beams.
+
+    In this case, returning all hypotheses costs no extra time.
+    """
     return search.beam_size == 1 or search.scoring.alpha != 0.0
 
 
 def _longest(hypotheses: Sequence[Hypothesis]) -> int:
-    """Return the length of the longest hypothesis; if all beams ended, the search ended with it."""
+    """Return the length of the longest hypothesis; if all beams ended, the search ended at this length."""
     return max((len(each.ids) for each in hypotheses), default=0)
 
 

@@ -1,7 +1,9 @@
-"""Convert our models to CTranslate2: its model specs, filled with our weights.
+"""The conversion of models to CTranslate2: CTranslate2's model specs, filled with our weights.
 
-Shared blocks are written once for every call, factorised tables multiplied out, sinusoids of any convention written as
-a table. What the specs cannot express is refused by name and place.
+A shared block is written once for every call, factorised embedding tables are multiplied out, and sinusoidal positions
+are written as a table. A part that CTranslate2's specs cannot express is refused, and the error contains its path.
+
+In this file, "the library" is CTranslate2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +42,7 @@ from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised
 from regard.tree import Spec
 
-EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # the library's, where its config has none
+EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # the library's values if its config has none
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -53,7 +55,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words of one side by id, and its special tokens."""
+    """The words of the source or target vocabulary, ordered by id, and the ids of its special tokens."""
 
     words: Sequence[str]
     bos: int
@@ -62,12 +64,15 @@ class Vocabulary:
 
 
 def refusal(path: str, what: str) -> SpecError:
-    """Return the error about a part that the library's specs cannot express."""
+    """Return the error for a part that the library's specs cannot express."""
     return SpecError(path, f"CTranslate2 cannot express {what}; use the native engine")
 
 
 def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
-    """Return the library's spec of a model, filled and valid; a position table has `positions` rows."""
+    """Return the library's spec of a model, validated and filled with weights.
+
+    A table of computed positions has `positions` rows.
+    """
     if isinstance(model, EncoderDecoderModel):
         theirs = _Writer(model.spec, positions).encoder_decoder(model)
         theirs.register_source_vocabulary(list(source.words))
@@ -88,20 +93,20 @@ def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int
 
 @dataclass
 class Facts:
-    """Settings that all layers of a stack must share, because the library's spec holds them once."""
+    """Settings that all layers of a stack must share, because the library's spec stores one value for the stack."""
 
     path: str
     values: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     def same(self, name: str, value: Any, path: str) -> Any:
-        """Return `value` if the layers before have the same; refuse another."""
+        """Return `value`; refuse it if an earlier layer has a different value."""
         first, before = self.values.setdefault(name, (path, value))
         if before != value:
             raise refusal(path, f"{_shown(value)} beside {_shown(before)} ({first}) in one stack")
         return value
 
     def get(self, name: str) -> Any:
-        """Return the shared value."""
+        """Return the value of a shared setting."""
         return self.values[name][1]
 
 
@@ -110,7 +115,7 @@ def _shown(value: Any) -> str:
 
 
 class _Writer:
-    """The conversion of one model."""
+    """A converter for one model."""
 
     def __init__(self, spec: Any, positions: int) -> None:
         self.spec, self.positions = spec, positions
@@ -127,7 +132,7 @@ class _Writer:
                 raise refusal(name, repr(table.kind))
 
     def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
-        """Convert an encoder-decoder."""
+        """Return the converted spec of an encoder-decoder."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
 
         spec = model.spec
@@ -144,7 +149,7 @@ class _Writer:
         return theirs
 
     def decoder_only(self, model: DecoderOnlyModel) -> Any:
-        """Convert a language model."""
+        """Return the converted spec of a decoder-only language model."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415
 
         spec = model.spec
@@ -158,14 +163,14 @@ class _Writer:
         theirs.config.layer_norm_epsilon = self.epsilon()
         return theirs
 
-    # Before the first layer, and after the last.
+    # What comes before the first layer and after the last layer.
 
     def begin(self, stack: Any, embeddings: Any, use: Side, tables: Tables, inputs: Inputs) -> None:
-        """Convert embeddings, their scale, positions and norm."""
+        """Convert the embeddings of a stack, and their scale, positions and norm."""
         tokens: Tokens = self.spec.input
         D, module = self.spec.d_model, inputs.get(use)
         words = matrix(tables.get(use))
-        # A position that is appended is added to channels in which the words are zero.
+        # An appended position is expressed as a sum: it is added to channels in which the words are zero.
         embeddings.weight = np.pad(words, ((0, 0), (0, D - words.shape[1])))
         stack.scale_embeddings = np.float32(D**0.5 if tokens.scaled else 1.0)
         if hasattr(stack, "layernorm_embedding"):
@@ -175,7 +180,7 @@ class _Writer:
             stack.position_encodings.encodings = np.pad(place, ((0, 0), (D - place.shape[1], 0)))
 
     def places(self, module: nn.Module, tokens: Tokens) -> np.ndarray:
-        """Return the vectors of positions as a table; zeros where there are none."""
+        """Return the table of position vectors, all zeros if the model adds no positions to its input."""
         if tokens.position is None:
             return np.zeros((self.positions, self.spec.d_model), np.float32)
         width = tokens.position_width or self.spec.d_model
@@ -196,7 +201,7 @@ class _Writer:
     # The stacks.
 
     def stack(self, module: nn.Module, side: str, cross: bool = False) -> Any:
-        """Convert one side of the model."""
+        """Return the converted encoder or decoder stack."""
         spec = getattr(self.spec, side)
         if type(spec) is not Plain:
             raise refusal(side, repr(spec.kind))
@@ -223,7 +228,7 @@ class _Writer:
         return theirs
 
     def check_block(self, block: Block, path: str, facts: Facts, side: str, cross: bool) -> None:
-        """Record what all layers must share; refuse a layer that the library does not have."""
+        """Record the settings that all layers must share; refuse a layer that the library cannot express."""
         expected = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
         for i, branch in enumerate(block.branches):
             if i >= len(expected) or type(branch) is not expected[i]:
@@ -248,7 +253,7 @@ class _Writer:
         facts.same("gated", feedforward.gated, f"{where}.gated")
 
     def check_attention(self, branch: BranchSpec, path: str, facts: Facts, side: str) -> None:
-        """Record what the attentions of a stack must share."""
+        """Record the settings that all attention branches of a stack must share."""
         assert isinstance(branch, SelfAttention | CrossAttention)
         heads, _, d_head = self.sizes(branch)
         facts.same("heads", heads, f"{path}.heads")
@@ -257,7 +262,7 @@ class _Writer:
         if not isinstance(branch.query_key_norm, NoNorm | LayerNorm | RMSNorm):
             raise refusal(f"{path}.query_key_norm", repr(branch.query_key_norm.kind))
         if isinstance(branch, CrossAttention):
-            # The library's specs have a field for it, which its engine ignores.
+            # The library's specs have a field for this norm, but the library ignores the field.
             if not isinstance(branch.query_key_norm, NoNorm):
                 raise refusal(f"{path}.query_key_norm", f"{branch.query_key_norm.kind!r} in cross-attention")
             return
@@ -275,7 +280,7 @@ class _Writer:
         facts.same("position", position, where)
 
     def sizes(self, branch: Any) -> tuple[int, int, int]:
-        """Return heads, key-value heads and the width of a head."""
+        """Return the number of heads, the number of key-value heads and the width of a head."""
         heads = branch.heads or self.spec.heads
         usual = self.spec.d_head or self.spec.d_model // self.spec.heads
         d_head = branch.d_head or (usual if branch.heads is None else self.spec.d_model // heads)
@@ -299,7 +304,7 @@ class _Writer:
             "rms_norm": isinstance(residual.norm, RMSNorm),
             "relative_position": isinstance(position, Shaw),
             "relative_attention_bias": isinstance(position, T5Bias),
-            # Of every attention; `attention` sets its own.
+            # Defaults for every attention branch; `attention` sets the values of each branch.
             "num_heads_kv": facts.get("heads"),
             "head_dim": 1,
             "qk_norm": True,
@@ -335,7 +340,7 @@ class _Writer:
                 self.norm(getattr(holder, last), rule_norm, joined.get_submodule(norm), self.spec.d_model, where)
 
     def attention(self, to: Any, branch: Any, built: nn.Module, stack: nn.Module, path: str) -> None:
-        """Convert the projections of attention, norms of queries and keys, and positions."""
+        """Convert the projections of an attention branch, its norms of queries and keys, and its positions."""
         heads, groups, d_head = self.sizes(branch)
         to.num_heads_kv, to.head_dim = np.int32(groups), np.int32(d_head)
         to.queries_scale = np.float32(factor(branch.scale, d_head))
@@ -371,7 +376,7 @@ class _Writer:
                 self.norm(getattr(to, name), norm, built.get_submodule(ours), width, f"{path}.query_key_norm")
 
     def feedforward(self, to: Any, branch: FeedForward, built: nn.Module) -> None:
-        """Convert a feed-forward branch, with its gate."""
+        """Convert a feed-forward branch, with its gate if there is one."""
         self.linear(to.linear_1, built.get_submodule("down"))
         if not branch.gated:
             self.linear(to.linear_0, built.get_submodule("up"))
@@ -389,7 +394,7 @@ class _Writer:
             to.bias = numbers(built.get_parameter("bias"))
 
     def norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
-        """Convert a norm of a form that both libraries have."""
+        """Convert a layer norm or an RMS norm; refuse a layer norm with eps outside the root."""
         assert isinstance(norm, LayerNorm | RMSNorm)
         if isinstance(norm, LayerNorm) and norm.root == "outside":
             raise refusal(f"{path}.root", "a layer norm with eps outside of the root")
@@ -400,7 +405,7 @@ class _Writer:
             to.beta = _spread(given.get("bias"), 0.0, width)
 
     def epsilon(self) -> float | None:
-        """Return the eps of all norms; None where each kind has the library's default."""
+        """Return the eps of all norms, or None if every norm has the library's default for its kind."""
         values = {eps for _, eps in self.eps}
         if all(EPS[kind] == eps for kind, eps in self.eps):
             return None
@@ -410,7 +415,8 @@ class _Writer:
         return values.pop()
 
 
-# Places of the norms of a residual rule in the library's layers: before the branch or after the sum; after the branch.
+# Names of the norms of each residual rule in the library's layers. The first norm comes before the branch (in PostNorm,
+# after the sum), the second after the branch.
 NORMS: dict[type[Residual], dict[type[BranchSpec], tuple[str, ...]]] = {
     PreNorm: {
         SelfAttention: ("self_attention.layer_norm",),
@@ -427,18 +433,18 @@ NORMS[PostNorm] = NORMS[PreNorm]
 
 
 def matrix(table: Any) -> np.ndarray:
-    """Return a vocabulary table as one matrix."""
+    """Return an embedding table as one matrix, with a factorised table multiplied out."""
     weight = table.weight.detach().double()
     projection = getattr(table, "projection", None)
     return numbers(weight if projection is None else weight @ projection.detach().double().T)
 
 
 def numbers(weight: torch.Tensor) -> np.ndarray:
-    """Return a copy of a weight for the library, which quantises it in place."""
+    """Return a float32 copy of a weight; the library needs a copy because it quantises in place."""
     return np.array(weight.detach().to("cpu", torch.float32).numpy(), order="C")
 
 
 def _spread(weight: torch.Tensor | None, usual: float, width: int) -> np.ndarray:
-    """Return a gain or bias for every channel."""
+    """Return a gain or bias with `width` channels; without a weight, every channel is `usual`."""
     filled = np.full(width, usual, np.float32) if weight is None else numbers(weight)
     return np.broadcast_to(filled, (width,)).copy()

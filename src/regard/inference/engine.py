@@ -1,4 +1,4 @@
-"""Engine slot: what computes the best hypotheses of many sources; `regard.inference.text` converts text."""
+"""The engine slot: engines search for the best hypotheses of encoded sources; `regard.inference.text` converts text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ Sources = Sequence[Sequence[int]]
 
 
 class Engine(ABC):
-    """Abstract: computes the best hypotheses of sources.
+    """An abstract engine, which searches for the best hypotheses of sources.
 
-    Two engines that accept the same search return the same; an engine refuses, by name, what it cannot do exactly.
+    Any two engines that accept a search return equal hypotheses. An engine refuses every option that it cannot
+    implement exactly, and the error names the option.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
-        """Refuse what the engine cannot do exactly, before anything is read."""
+        """Refuse every option that the engine cannot implement exactly, before any input is read."""
 
     @abstractmethod
     def find(
@@ -33,4 +34,7 @@ class Engine(ABC):
         rules: TokenConstraints,
         rows: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every source, best first; `rows` are their numbers, which seed a sample."""
+        """Return the hypotheses of every source, best first.
+
+        `rows` are the numbers of the sources, which seed random sampling.
+        """

@@ -1,10 +1,13 @@
-"""Exports: a run written for another engine, compared with the run before the export counts as complete.
+"""Exports: a trained model written for another engine, and checked against the original model.
 
-    model.bin config.json *vocabulary.json    CTranslate2's own
-    tokenizer*.json                           for the tokenizers library, so that the folder stands alone
-    regard.json                               what it was made of, its digests, and the result of the check
+An export is a folder that contains these files:
 
-The folder is written under another name, checked, and then renamed: it is whole and right, or it is not there.
+    model.bin config.json *vocabulary.json    CTranslate2's own files
+    tokenizer*.json                           for the tokenizers library, so that the folder is self-contained
+    regard.json                               origin of the export, digests of all files, result of the check
+
+The folder is written under a temporary name, checked, and then renamed. An export that exists is therefore complete and
+correct.
 """
 
 import errno
@@ -40,15 +43,15 @@ from regard.training.checkpoint import SaveError, file_digest, read_json, weight
 
 FORMAT = 1
 RECORD = "regard.json"
-TEXTS = 32  # that both engines are compared on
+TEXTS = 32  # the number of texts on which both engines are compared
 BEAMS = 5
 LIMITS = Limits()
-# Of log-probabilities, relative to those below -1: ten to a hundred times the rounding error. int8 is only measured.
+# The greatest accepted `Check.largest`: ten to a hundred times the rounding error. An int8 export is only measured.
 TOLERANCE = {"float32": 1e-3, "float16": 0.1}
-TIE = 1e-4  # of scores: two outputs closer than this may come in either order
-ROOM = 2048  # rows of a computed position table, unless longer texts are allowed
+TIE = 1e-4  # two outputs whose scores differ by less than this may come in either order
+ROOM = 2048  # least number of rows of a computed position table; more if longer texts are allowed
 ENDLESS = 2**30
-ATTEMPTS = 5  # at a name that other processes may take
+ATTEMPTS = 5  # to rename a folder while other processes may use the name
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,13 @@ class Trained:
     model: Model
     source: Tokenizer
     target: Tokenizer
-    max_len: int  # tokens of a source
+    max_len: int  # the greatest number of tokens of a source
     step: int
-    texts: Sequence[tuple[str, ...]] = ()  # (source, target), or one text each, to compare on
+    texts: Sequence[tuple[str, ...]] = ()  # texts for the comparison, each (source, target) or a single text
 
     @property
     def translates(self) -> bool:
-        """Return whether the model generates a target after reading a source."""
+        """Whether the model reads a source and generates a target."""
         return self.model.spec.reads_source
 
     @property
@@ -79,15 +82,15 @@ class Trained:
 
     @property
     def room(self) -> int:
-        """The greatest length of either side of the exported model."""
+        """The greatest length of a source or an output of the exported model."""
         spec: Any = self.model.spec
         if isinstance(spec.input.position, Learned):
             return spec.input.position.max_len
-        # Positions inside attention have no table.
+        # Position schemes inside attention need no table.
         return self.positions if spec.decoder.position is None else ENDLESS
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """The vocabularies of source and target, with a word for each row of the embedding tables."""
+        """Return the vocabularies of source and target, with a word for each row of the embedding tables."""
         spec: Any = self.model.spec
         sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
         return tuple(
@@ -96,7 +99,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """The origin of an export: if any value differs, the export is stale."""
+        """Return the description of the origin of an export; if any value differs, the export is stale."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,
@@ -113,29 +116,30 @@ class Trained:
 class Check:
     """A comparison of both engines on the same inputs."""
 
-    inputs: str  # their description
+    inputs: str  # a description of the inputs
     texts: int
-    agreed: int  # outputs of beam search that are the same, token for token
-    ties: int  # outputs that differ although their scores do not
-    tokens: int  # with compared log-probabilities
-    largest: float  # difference of log-probabilities, relative to those below -1
+    agreed: int  # outputs of beam search with equal tokens
+    ties: int  # outputs with different tokens but equal scores
+    tokens: int  # the number of tokens whose log-probabilities were compared
+    largest: float  # the largest difference of log-probabilities, relative for those below -1
 
     def passed(self, stored: str) -> bool:
-        """Return whether the engines differ only by the rounding of stored weights."""
+        """Return whether the engines differ only by the rounding of the weights to the type `stored`."""
         same = self.agreed + self.ties == self.texts or stored != "float32"
         return same and self.largest <= TOLERANCE.get(stored, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Anything(SpecialTokens):
-    """Special tokens for the comparison, where every id may be generated: CTranslate2 would renormalise without one.
+    """Special tokens for the comparison, in which every id may be generated.
 
-    In use there is no difference, for trained models do not want to say them (see `CTranslate2`).
+    If a token were forbidden, CTranslate2 would renormalise the probabilities. In normal use this makes no difference,
+    because trained models give special tokens very low probabilities (see `CTranslate2`).
     """
 
     @property
     def never(self) -> tuple[int, ...]:
-        """Nothing."""
+        """No tokens: every id may be generated."""
         return ()
 
 
@@ -148,7 +152,7 @@ class Exported:
 
 
 def named(quantize: str | None) -> str:
-    """Return the stored type, by default float32."""
+    """Return the type in which the weights are stored: `quantize`, or float32 if `quantize` is None."""
     stored = quantize or "float32"
     if stored not in COMPUTED:
         raise SpecError("--quantize", f"{stored!r} is not known; {nearest(stored, COMPUTED)}")
@@ -158,9 +162,11 @@ def named(quantize: str | None) -> str:
 def export(
     trained: Trained, out: Path, quantize: str | None = None, own: bool = False, force: bool = False
 ) -> Exported:
-    """Write a model for CTranslate2 into `out`, which must not exist unless it is our `own` or `force` is given.
+    """Write a model for CTranslate2 into the folder `out`, and return the finished export.
 
-    The check comes before the renaming: a float32 export that says anything else than the model itself is an error.
+    An existing folder is refused, unless `own` says that this package manages the folder, or `force` is given and the
+    folder contains an export. The exported model is checked before the folder receives its name. If
+    `Check.passed` rejects it, an error is raised and nothing is written.
     """
     stored = named(quantize)
     version = library().__version__
@@ -211,7 +217,7 @@ def _making(out: Path) -> Iterator[Path]:
 
 
 def _rename(making: Path, out: Path) -> None:
-    """Move the finished folder to its place; a process that opened the old one keeps it."""
+    """Rename the finished folder to `out`; a process that opened the files of the old folder can still read them."""
     old = out.with_name(f".{out.name}-old-{os.getpid()}")
     for attempt in count(1):
         shutil.rmtree(old, ignore_errors=True)
@@ -220,7 +226,7 @@ def _rename(making: Path, out: Path) -> None:
         try:
             making.rename(out)
             break
-        except OSError:  # another process moved its own there
+        except OSError:  # another process renamed its own folder to `out`
             if attempt == ATTEMPTS:
                 raise
     sync(out.parent)
@@ -235,7 +241,7 @@ def _write_tokenizers(trained: Trained, folder: Path) -> None:
 
 
 def fresh(folder: Path, trained: Trained, stored: str) -> dict[str, Any] | None:
-    """Return the record of a complete export of this model; None if there is none."""
+    """Return the JSON record of a complete and current export of this model, or None if there is none."""
     try:
         record = read_json(folder / RECORD)
         whole = all(file_digest(folder / name) == digest for name, digest in record["files"].items())
@@ -252,7 +258,10 @@ def engine(
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CTranslate2:
-    """Return the engine of a translator, from its export in `folder`, made if missing, stale or damaged."""
+    """Return the CTranslate2 engine for a translator.
+
+    The model is exported first if `folder` is missing, stale or damaged.
+    """
     stored = named(quantize)
     library()
     if not trained.translates:
@@ -271,7 +280,7 @@ def _opened(trained: Trained, folder: Path, stored: str, threads: int | None) ->
 
 
 def sentence(check: Check) -> str:
-    """Return the result of the comparison in words."""
+    """Return the result of a check in words."""
     ties = f" ({check.ties} more are ties)" if check.ties else ""
     return (
         f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}, "
@@ -280,7 +289,7 @@ def sentence(check: Check) -> str:
 
 
 def compare(trained: Trained, folder: Path, stored: str) -> Check:
-    """Compare the model with its export on the same inputs."""
+    """Return the result of comparing a model with its export on the same inputs."""
     assert isinstance(trained.model, LanguageModel)
     training = trained.model.training
     trained.model.eval()
@@ -315,7 +324,10 @@ def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
 
 
 def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
-    """Compare a language model with its export: greedy continuations of text beginnings, and log p of the texts."""
+    """Return the result of comparing a language model with its export.
+
+    The comparison covers greedy continuations of the first half of each text, and the log-probabilities of all texts.
+    """
     model, ends = trained.model, Anything(**asdict(trained.ends))
     assert isinstance(model, LanguageModel)
     device = next(model.parameters()).device
@@ -336,7 +348,7 @@ def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
     places = {word: number for number, word in enumerate(words)}
     results = theirs.generate_batch(
         [[words[token] for token in prompt] for prompt in prompts],
-        max_batch_size=1,  # with prompts of unequal lengths, the library counts some of their tokens as generated
+        max_batch_size=1,  # in a batch of prompts of unequal lengths, the library counts some prompt tokens as new
         max_length=steps,
         min_length=0,
         include_prompt_in_result=False,
@@ -375,7 +387,10 @@ def _check(
 
 
 def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
-    """Return ids to compare on: of the validation text, or random ones of many lengths where there is none."""
+    """Return (source, target) pairs of ids for the comparison, and a description of them.
+
+    The ids come from the validation text; if there is none, they are random, with various lengths.
+    """
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:

@@ -1,4 +1,4 @@
-"""Record what a model computes inside: the attention weights and the hidden states of one forward pass."""
+"""The attention weights and the hidden states of one forward pass through a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +14,20 @@ from regard.models.base import Model
 from regard.nn.stacks.base import Stack
 from regard.nn.trace import Trace
 
-LAYER_LISTS = ("blocks", "layers", "cells")  # of the sides of a convolutional or recurrent model
+LAYER_LISTS = (
+    "blocks",
+    "layers",
+    "cells",
+)  # names of the layer lists in the encoder or decoder of a convolutional or recurrent model
 
 
 def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T S"]]]:
-    """The attention weights of every layer, by kind: `encoder.self`, `decoder.self`, `decoder.cross`.
+    """Return the attention weights of every layer, keyed by `encoder.self`, `decoder.self` and `decoder.cross`.
 
-    Row t of a matrix is the distribution of query t over the keys: S tokens of the source in `decoder.cross`, else of
-    the sequence itself. A decoder-only translator has one sequence: the source, then the target. Padded queries have
-    weights too; ignore them. A model without attention returns no entries.
+    Row t of a matrix is the distribution of query t over S keys. In `decoder.cross` the keys are the tokens of the
+    source; otherwise they are the tokens of the sequence itself. A decoder-only translator has one sequence: the
+    source, then the target. The weights of padded queries are meaningless. The result for a model without attention is
+    empty.
     """
     trace = Trace()
     with evaluation(model):
@@ -31,10 +36,10 @@ def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T
 
 
 def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B T D"]]]:
-    """The hidden states of `encoder` and `decoder`: the input of the first layer, then the output of every layer.
+    """Return the hidden states, keyed by `encoder` and `decoder`: the input of the first layer, then all layer outputs.
 
-    The last entry of a Transformer has passed the final norm, if there is one. Layers may differ in width
-    (convolutions, recurrences) and in length (a funnel).
+    In a Transformer with a final norm, the last entry is the output of that norm. Layers may differ in width (in
+    convolutional and recurrent models) and in length (in a funnel Transformer).
     """
     states: dict[str, list[Tensor]] = {}
     hooks: list[Any] = []
@@ -55,13 +60,16 @@ def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B
 
 
 def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Make a stack of blocks return the stream between its layers, and record it."""
+    """Make a stack of blocks return the hidden states between its layers, and record them; yield the hooks."""
     yield stack.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"keep": True}), with_kwargs=True)
     yield stack.register_forward_hook(lambda _, __, out: states.update({side: list(out.layers)}))
 
 
 def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Record the input of the first layer and the output of each; the steps of a recurrence are concatenated."""
+    """Record the input of the first layer and the output of every layer, and yield the hooks.
+
+    The steps of a recurrent layer are concatenated.
+    """
     recorded: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
 
     def record(layer: int, x: Any) -> None:
@@ -74,7 +82,7 @@ def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tens
 
 
 def _record_output(record: Callable[[int, Any], None], layer: int, _module: nn.Module, _inputs: Any, out: Any) -> None:
-    record(layer, out[0] if isinstance(out, tuple) else out)  # a recurrence returns its outputs and its last state
+    record(layer, out[0] if isinstance(out, tuple) else out)  # a recurrent layer returns its outputs and its last state
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Heat maps of attention weights in a terminal or as PNG. Rows are queries (T), columns are keys (S)."""
+"""Heat maps of attention weights for a terminal or as PNG files. Rows are queries (T), columns are keys (S)."""
 
 import os
 import unicodedata
@@ -23,10 +23,11 @@ Weights = Float[Tensor, "T S"] | Float[np.ndarray, "T S"]
 
 
 def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], width: int = 100) -> str:
-    """Return a heat map of shades from 0 (or the lowest weight) to the highest, at most `width` cells wide.
+    """Return a heat map for a terminal, at most `width` cells wide.
 
-    Column labels are above their columns if they fit; otherwise columns are numbered, with a legend, in several panels
-    if necessary.
+    The shades range from 0, or from the lowest weight if it is negative, to the highest weight. If the column labels
+    fit, each is above its column. Otherwise the columns are numbered, a legend maps the numbers to labels, and the
+    columns are divided into several panels if necessary.
     """
     if width < NARROWEST:
         raise SpecError("width", f"must be at least {NARROWEST} cells, not {width}")
@@ -51,14 +52,14 @@ def _shades(matrix: Float[np.ndarray, "T S"], low: float, high: float) -> list[l
 
 
 def _scale(low: float, high: float) -> list[str]:
-    """Return the legend of the shades."""
+    """Return the entries of the legend: the name of each shade and the weight that the shade stands for."""
     steps = len(SHADES) - 1
     named = ("blank", *SHADES[1:])
     return [f"{name} {low + (high - low) * level / steps:.2g}" for level, name in enumerate(named)]
 
 
 def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
-    """Wrap entries to lines of at most `width` cells."""
+    """Yield lines of at most `width` cells that contain all entries."""
     line = ""
     for entry in (_fit(entry, width) for entry in entries):
         if line and cell_len(line) + 3 + cell_len(entry) > width:
@@ -69,7 +70,7 @@ def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
-    """Yield the column labels and a line for each row; cells are at most 3 wide."""
+    """Yield a line of column labels, then a line for each row of shades, at most 3 characters per shade."""
     side, space = max(map(cell_len, sides)), " " * gap
     yield " " * side + "".join(space + _pad(head, cells) for head, cells in zip(heads, wide, strict=True))
     for label, row in zip(sides, shades, strict=True):
@@ -92,9 +93,9 @@ def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width
 def png(
     weights: Weights, rows: Sequence[str], columns: Sequence[str], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """Write a heat map with a colour bar, atomically; needs matplotlib."""
+    """Write a heat map with a colour bar to the PNG file `path`, atomically; this needs matplotlib."""
     try:
-        # An extra. Without pyplot, figures have no global state and no window.
+        # matplotlib is an optional dependency. Without pyplot, figures have no global state and no window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
@@ -126,7 +127,7 @@ def png(
 
 
 def _cell_size(count: int) -> float:
-    """Return the size of a cell in inches, so that no picture is larger than about 40 inches."""
+    """Return the size of a cell in inches, chosen so that no image is larger than about 40 inches."""
     return min(0.3, 40 / count)
 
 
@@ -135,14 +136,14 @@ def _font_size(cell: float) -> float:
 
 
 def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
-    """Return installed font families that cover the characters of a text, and a test for covered characters.
+    """Return installed font families for the characters of a text, and a predicate for the characters they cover.
 
-    Characters without a font are later written as escape codes, because matplotlib warns and draws a box for them.
+    The caller writes uncovered characters as escape codes, because matplotlib would warn and draw a box for each.
     """
     from matplotlib import font_manager, get_data_path  # noqa: PLC0415  # an extra
 
     def characters(family: str) -> set[int]:
-        # Select the file as matplotlib will when it draws: a family can have several.
+        # A family can have several files: select the one that matplotlib will draw with.
         path = font_manager.findfont(font_manager.FontProperties(family=[family]))
         return set(font_manager.get_font(path).get_charmap())
 
@@ -175,7 +176,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
-    """Escape unprintable characters of a label, and put a leading combining mark on a dotted circle."""
+    """Return a label with unprintable and unknown characters escaped.
+
+    A leading combining mark is placed on a dotted circle.
+    """
     text = "".join(
         character if character.isprintable() and known(character) else _code(character) for character in label
     )
@@ -189,7 +193,7 @@ def _code(character: str) -> str:
 
 
 def _fit(text: str, cells: int) -> str:
-    """Truncate to a width, with an ellipsis."""
+    """Return a text, truncated with an ellipsis if it is wider than `cells`."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + ELLIPSIS
 
 
@@ -200,7 +204,7 @@ def _pad(text: str, cells: int) -> str:
 def _matrix(
     weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Float[np.ndarray, "T S"], float, float]:
-    """Check the weights and return them in float64 with the ends of their scale: min(0, lowest) and the highest."""
+    """Return the checked weights in float64, and both ends of the scale: min(0, lowest) and max(0, highest)."""
     tensor = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if tensor.dim() != 2 or not tensor.numel():
         raise DataError(f"weights: needs queries by keys (T, S), not {tuple(tensor.shape)}; choose one head of one row")
