@@ -101,7 +101,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-_FORMER = {"Run": "TrainedModel"}  # names of before, which go on working
+_FORMER = {"Run": "TrainedModel"}  # former names, which still work
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Former names of kinds and keys, so that old recipes and runs keep working.
+"""Former names of kinds and fields, so that old recipes and runs keep working.
 
-`regard.tree` resolves them when it reads a record or edits a path; no other module uses them.
+`regard.tree` replaces a former name by its current name when it reads a record or edits a path.
 """
 
 from collections.abc import Mapping
@@ -42,12 +42,12 @@ def current_kind(kind: str) -> str:
 
 
 def current_field(kind: str, name: str) -> str:
-    """Return the current name of a field of a part."""
+    """Return the current name of a field, given the kind of the part that has the field."""
     return FIELDS.get(kind, {}).get(name, name)
 
 
 def former(record: Any) -> Any:
-    """Return a record with the original names of all kinds and keys, so that its hash does not change."""
+    """Return a copy of a record with the former names of all kinds and fields, so that its hash does not change."""
     if isinstance(record, list):
         return [former(item) for item in record]
     if not isinstance(record, Mapping):

@@ -1,4 +1,4 @@
-"""Batch: rows of token ids or vectors, and the segments that they consist of."""
+"""Batch: rows of token ids or vectors, and the segments of each row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,11 +12,11 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Input of a model: `target` is the sequence that it reads or continues, `labels` are the tokens to predict.
+    """The input of a model: `target` is the sequence to read or continue, and `labels` are the tokens to predict.
 
-    Source and target hold token ids, or vectors for an input that reads vectors. Segment 0 is padding, always at the
-    end of a row. Unpacked rows have one segment, numbered 1; packed rows have segments 1, 2, ... in order, and segment
-    n of the source row belongs to segment n of the target row.
+    `source` and `target` hold token ids, or vectors if the input layer reads vectors. Segment 0 is padding, which is
+    always at the end of a row. An unpacked row has one segment, numbered 1. A packed row has segments 1, 2, ... in
+    order, and segment n of a source row belongs to segment n of the target row.
     """
 
     target: Int[Tensor, "B T"] | Float[Tensor, "B T C"]
@@ -24,14 +24,14 @@ class Batch:
     target_seg: Int[Tensor, "B T"] | None = None  # None: no padding
     source: Int[Tensor, "B S"] | Float[Tensor, "B S C"] | None = None
     source_seg: Int[Tensor, "B S"] | None = None
-    weights: Float[Tensor, "B T"] | None = None  # of each label; None: 1 except for padding
-    target_pos: Int[Tensor, "B T"] | None = None  # within the segment; None: 0, 1, ... along the row
+    weights: Float[Tensor, "B T"] | None = None  # one per label; None: 1 except for padding
+    target_pos: Int[Tensor, "B T"] | None = None  # indices within the segment; None: 0, 1, ... along the row
     source_pos: Int[Tensor, "B S"] | None = None
     prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: tokens that all tokens of their segment attend to
     types: Int[Tensor, "B T"] | None = None  # token types: BERT's sentence A and B
     packed: bool = False
-    segments: int = 1  # maximum number per row
-    longest: int | None = None  # maximum tokens per segment
+    segments: int = 1  # maximum number of segments per row
+    longest: int | None = None  # maximum number of tokens per segment
 
     def __post_init__(self) -> None:
         """Raise DataError for mismatched shapes, and for padding that is not at the end of a row."""
@@ -51,7 +51,7 @@ class Batch:
             self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
 
     def _check_shapes(self) -> None:
-        # Shapes are known on the host, so this needs no synchronisation with a device.
+        # The host knows all shapes, so this check does not synchronise with a device.
         sides = {"target": self.target, "source": self.source}
         for side, values in sides.items():
             if values is not None and (values.dim() != 2 + values.is_floating_point() or not values.numel()):
@@ -96,11 +96,11 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, copy=True))
 
     def pinned(self) -> "Batch":
-        """Return the batch in pinned memory, from which copies to a GPU are asynchronous."""
+        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
     def alike(self, other: "Batch") -> bool:
-        """True if both batches have the same fields, shapes and types, as `fill` requires."""
+        """Return whether both batches have the same fields, shapes and dtypes, as `fill` requires."""
         for field in fields(self):
             a, b = getattr(self, field.name), getattr(other, field.name)
             if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -111,7 +111,7 @@ class Batch:
         return True
 
     def fill(self, other: "Batch") -> None:
-        """Copy the tensors of a batch of the same shapes into this one, in place, as CUDA graphs require."""
+        """Copy the tensors of another batch of the same shapes into this batch in place, as CUDA graphs require."""
         for field in fields(self):
             tensor = getattr(self, field.name)
             if isinstance(tensor, Tensor):
@@ -123,7 +123,7 @@ class Batch:
 
 
 def readable(seg: Tensor) -> bool:
-    """True if values can be read without waiting for a device or breaking a compiled graph."""
+    """Return whether values of the tensor can be read without waiting for a device or breaking a compiled graph."""
     return seg.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -134,13 +134,13 @@ def require_data(condition: bool, message: str) -> None:
 
 
 def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
-    """Raise DataError for padding that is not at the end of its row; skipped for tensors on a GPU."""
+    """Raise DataError for padding that is not at the end of its row. Tensors on a GPU are not checked."""
     if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
         raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return rows of ids, padded on the right with 0, and their segments."""
+    """Return the token ids of the rows, padded on the right with 0, and the segment of each token."""
     width = width or max(len(row) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     seg = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -153,7 +153,7 @@ def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Te
 def pack(
     rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return ids, segments and positions within the segment of rows of several concatenated sequences."""
+    """Return token ids, segments and positions within the segment; each row is a list of sequences to concatenate."""
     width = width or max(sum(len(sequence) for sequence in row) for row in rows)
     ids, seg, pos = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
     for i, row in enumerate(rows):
@@ -176,8 +176,8 @@ def translation(
 ) -> Batch:
     """Return a batch of translation pairs: source `s1 .. sm eos`, target `bos t1 .. tn`, labels `t1 .. tn eos`.
 
-    `source_end` replaces the eos after every source; use `()` for sources that already end with it. `packed` puts all
-    pairs into one row. To convert text, use `TrainedModel.batch`.
+    `source_end` replaces the eos after every source; use `()` for sources that already end with eos. `packed` puts all
+    pairs into one row. To build a batch from text, use `TrainedModel.batch`.
     """
     if not pairs:
         raise DataError("pairs: there are none; a batch needs at least one")

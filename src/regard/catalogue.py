@@ -1,6 +1,6 @@
-"""The parts of every slot, and the only registry: a record names these parts by their kind.
+"""The only registry of specs: it lists the specs that fit each slot. A record refers to a spec by its kind.
 
-To add a part, add one line. Python code can use specs that are not listed.
+To add a spec, add it to its slot in `SLOTS`. Python code can also use specs that are not listed.
 """
 
 from collections.abc import Mapping
@@ -150,18 +150,18 @@ def from_record(expected: type[S], record: Mapping[str, Any], /, *, trust_code: 
 def from_record(*args: Any, trust_code: bool = False) -> Any:
     """Convert a record to a spec: `from_record(record)`, or `from_record(Slot, record)` to require a slot.
 
-    An unknown key or kind, or a wrong type, raises SpecError with its path and the nearest name, and so does a kind
-    `"module:Class"` without `trust_code`, because it would import code.
+    Raises SpecError for an unknown key or kind and for a wrong type; the message has the path and the nearest name.
+    Without `trust_code`, a kind `"module:Class"` raises SpecError too, because it would import code.
     """
     expected, record = args if len(args) == 2 else (Spec, args[0])
     return tree.read(record, expected, "", PARTS, trust_code)
 
 
 def to_record(spec: Spec) -> dict[str, Any]:
-    """Convert a spec to JSON-compatible values; parts that are not in the catalogue have the kind `module:Class`."""
+    """Convert a spec to JSON-compatible values; a spec that is not in the catalogue has the kind `module:Class`."""
     return tree.to_record(spec, PARTS)
 
 
 def edited(spec: S, changes: Mapping[str, Any], trust_code: bool = False) -> S:
-    """Return a copy of `spec` with `changes` (path -> value); values may be records or names of kinds."""
+    """Return a copy of `spec` with `changes` (path -> value) applied; a value may be a record or the name of a kind."""
     return tree.edit(spec, changes, PARTS, trust_code)

@@ -1,4 +1,4 @@
-"""Errors shown to the user: one sentence with what is wrong, where, and what to do."""
+"""Errors shown to the user. A message is one sentence that says what is wrong, where, and what to do."""
 
 import errno
 import re
@@ -11,7 +11,7 @@ class RegardError(Exception):
 
 
 class SpecError(RegardError, ValueError):
-    """Invalid spec or record; `path` is the field concerned, such as `decoder.depth`."""
+    """Invalid spec or record; `path` is the path of the invalid field, such as `decoder.depth`."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -19,28 +19,28 @@ class SpecError(RegardError, ValueError):
         self.message = message
 
     def inside(self, prefix: str) -> "SpecError":
-        """Return the error with `prefix` before its path, for the part that contains this one."""
+        """Return the same error with `prefix` before its path, to raise it for the containing spec."""
         return SpecError(join(prefix, self.path), self.message)
 
 
 class DataError(RegardError, ValueError):
-    """Invalid data; the message has its location."""
+    """Invalid data; the message says where the data are."""
 
 
 class KernelError(RegardError, RuntimeError):
-    """Request that a kernel cannot compute exactly."""
+    """A request for a computation that a kernel cannot do exactly."""
 
 
 class OutOfMemoryError(RegardError, MemoryError):
     """Not enough memory on the CPU or GPU; the message suggests what to reduce."""
 
 
-# In messages of torch's RuntimeErrors for a lack of memory: on the CPU, in cuBLAS, on Apple's GPUs.
+# Parts of the messages of torch's RuntimeErrors when memory runs out: on the CPU, in cuBLAS and on Apple's GPUs.
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "storage size calculation overflowed")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """True if an error of Python, NumPy or torch means that memory is exhausted."""
+    """Return whether an error from Python, NumPy or torch means that memory is exhausted."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     text = str(error).lower()
@@ -48,10 +48,10 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 class CountedWarnings:
-    """Show only the first of several warnings that differ only in numbers, and count the others.
+    """A filter for warnings: of those that differ only in numbers, it shows the first and counts the others.
 
     `with CountedWarnings(print) as warn: run.translate(texts, warn=warn)` prints the first warning of each kind and, at
-    the end, the number of further ones.
+    the end, the number of further warnings of that kind.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -83,7 +83,7 @@ class CountedWarnings:
 
 
 def join(prefix: str, path: str) -> str:
-    """Join two paths: `join("decoder", "depth") == "decoder.depth"`; no dot before an index."""
+    """Return two paths joined by a dot (but not before an index): `join("decoder", "depth") == "decoder.depth"`."""
     if not prefix or not path:
         return prefix or path
     return prefix + path if path.startswith("[") else f"{prefix}.{path}"

@@ -14,24 +14,24 @@ from regard.errors import DataError
 
 try:
     import fcntl
-except ImportError:  # without these locks, concurrent writers are not detected
+except ImportError:  # without `fcntl`, concurrent writers are not detected
     fcntl = None
 
 WINDOWS = os.name == "nt"
 LOCK = ".lock"
-STALE = 24 * 3600  # seconds after which an unfinished temporary file counts as abandoned
+STALE = 24 * 3600  # age in seconds from which an unfinished temporary file counts as abandoned
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 TEMPORARY = re.compile(r"\..+-making-[0-9a-f]{16}")
 FORMER = re.compile(r"\.saving|\..+-making")  # temporary names of earlier versions
 
 
 def temporary(path: Path) -> Path:
-    """Return an unpredictable temporary path next to `path`, to be renamed to it."""
+    """Return an unpredictable temporary path next to `path`; the caller renames it to `path`."""
     return path.with_name(f".{path.name}-making-{secrets.token_hex(8)}")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file and flush it to disk; an existing file or link is replaced, never written through."""
+    """Write a text file and flush it to disk. An existing file or link is replaced; a link is not followed."""
     path.unlink(missing_ok=True)
     with open(path, "x", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -51,7 +51,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a text file; raise OSError if it is a link."""
+    """Append text to a file; raise OSError if the file is a link."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666)
     with open(handle, "a", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -71,7 +71,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with its content, or a link but not its target."""
+    """Remove a file, a folder with its content, or a link (but not the target of the link)."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -79,7 +79,7 @@ def remove(path: Path) -> None:
 
 
 def usual_mode(folder: Path) -> int:
-    """Return the permissions of a new file in a folder, given the umask and the folder."""
+    """Return the permissions that a new file gets in a folder."""
     probe = temporary(folder / "mode")
     try:
         with open(probe, "x") as file:
@@ -89,7 +89,7 @@ def usual_mode(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to disk; folders cannot be opened on Windows, and files only for writing."""
+    """Flush a file or folder to disk. Windows cannot flush folders, and flushes files only if open for writing."""
     if WINDOWS and path.is_dir():
         return
     handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
@@ -116,9 +116,9 @@ def locked(
     """Lock a folder against other processes; create it if it is missing and remove it afterwards if it is empty.
 
     If another process has the lock, raise DataError, or call `wait` and block until it is released. `check` may raise
-    to refuse the locked folder before anything in it changes. `writes` returns True for the names that will be written:
-    links there, at any depth, are refused. The lock ends with its process, and temporary files of killed processes are
-    removed.
+    to refuse the locked folder before anything in it changes. `writes` returns whether the file or folder of a
+    given name may be written; DataError is raised if it is, or contains at any depth, a link. The lock ends with the
+    process that has it. Temporary files of killed processes are removed.
     """
     lock = _acquire(folder, wait)
     try:
@@ -132,7 +132,7 @@ def locked(
 
 
 def _written_paths(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the paths in a folder that may be written, at any depth, or removed."""
+    """Yield the paths in a folder, at any depth, that may be written, and the temporary files that may be removed."""
     for path in sorted(folder.iterdir()):
         if writes(path.name):
             yield path
@@ -142,7 +142,7 @@ def _written_paths(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path
 
 
 def _remove_temporary(folder: Path, exclusive: bool) -> None:
-    """Remove temporary files; without an exclusive lock only those older than `STALE`."""
+    """Remove temporary files; without an exclusive lock, remove only files older than `STALE` seconds."""
     for path in filter(_is_temporary, list(folder.iterdir())):
         with suppress(FileNotFoundError):  # renamed by another process
             if exclusive or time.time() - path.stat().st_mtime > STALE:
@@ -159,28 +159,28 @@ class _Lock:
 
     path: Path
     handle: int
-    exclusive: bool  # False where the system has no locks
+    exclusive: bool  # False if the system or file system has no locks
     created: bool  # True if this lock created the file
     folder_created: bool
 
     def release(self) -> None:
-        """Remove the lock file unless another lock owns it, and the folder if it is empty and this lock created it."""
+        """Release the lock. Remove its file unless another process owns it, and the folder if it is new and empty."""
         with suppress(OSError):
             if not self.exclusive:
-                os.close(self.handle)  # first, because Windows cannot remove an open file
+                os.close(self.handle)  # close first, because Windows cannot remove an open file
                 if self.created:
                     self.path.unlink()
             elif _same_file(self.handle, self.path) and not os.fstat(self.handle).st_size:  # lock files are empty
-                self.path.unlink()  # while locked: a waiting process notices and creates a new file
+                self.path.unlink()  # unlink while locked: a waiting process notices this and creates a new file
         with suppress(OSError):
             if self.folder_created:
-                self.path.parent.rmdir()  # fails if it has content, such as the lock of the next process
+                self.path.parent.rmdir()  # fails if the folder has content, such as the lock of the next process
         if self.exclusive:
             os.close(self.handle)
 
 
 def _acquire(folder: Path, wait: Callable[[], None] | None) -> _Lock:
-    """Acquire the lock of a folder, which is created if it is missing."""
+    """Lock a folder and return the lock; create the folder if it is missing."""
     path = folder / LOCK
     while True:
         folder_created = not folder.exists()
@@ -206,7 +206,7 @@ def _acquire(folder: Path, wait: Callable[[], None] | None) -> _Lock:
 
 
 def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
-    """Lock an open file; return False if the system or file system has no locks."""
+    """Lock an open file and return True; return False if the system or file system has no locks."""
     if fcntl is None:
         return False
     try:
@@ -224,7 +224,7 @@ def _lock(handle: int, folder: Path, wait: Callable[[], None] | None) -> bool:
 
 
 def _same_file(handle: int, path: Path) -> bool:
-    """True if the open file is the one at `path`."""
+    """Return whether the open file is the file at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except OSError:

@@ -37,7 +37,7 @@ from regard.tree import swap
 
 
 def preset(name: str, **overrides: Any) -> ModelSpec:
-    """Return a preset by name, with changed fields: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
+    """Return a preset by name, with some fields changed: `preset("t5_base", vocab=8000, **{"decoder.depth": 3})`."""
     if not isinstance(name, str) or name not in PRESETS:
         raise SpecError("", f"unknown preset {name!r}; {nearest(str(name), PRESETS)}")
     return edited(PRESETS[name](), overrides) if overrides else PRESETS[name]()
@@ -70,12 +70,12 @@ def transformer_big() -> EncoderDecoder:
 
 
 def transformer_small() -> EncoderDecoder:
-    """3 + 3 layers, d 256, 4 heads: for a laptop."""
+    """A small Transformer for a laptop: 3 + 3 layers, d 256, 4 heads."""
     return _transformer(3, 256, 4, None, 10000, 0.1)
 
 
 def transformer_tiny() -> EncoderDecoder:
-    """Wu et al. 2021: 4 + 4 layers, d 128, 4 heads, hidden 256: enough for Multi30k."""
+    """Wu et al. 2021: 4 + 4 layers, d 128, 4 heads, hidden 256; large enough for Multi30k."""
     return _transformer(4, 128, 4, 256, 10000, 0.3)
 
 
@@ -120,7 +120,7 @@ def narang_base() -> EncoderDecoder:
 
 
 def narang_small() -> EncoderDecoder:
-    """A small version for ablations: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
+    """A small version of `narang_base` for ablations: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
     small = edited(narang_base(), {"vocab": 10000, "d_model": 256, "heads": 6, "d_head": 64, "dropout": 0.1})
     small = swap(small, FeedForward, lambda branch: replace(branch, d_hidden=1152))
     return swap(small, Plain, lambda stack: replace(stack, depth=6))
@@ -170,7 +170,7 @@ def sahai() -> EncoderDecoder:
 
 
 def lstm_lm() -> DecoderOnly:
-    """Zaremba et al. 2014, medium: a language model of 2 LSTM layers of 650, nothing tied.
+    """Zaremba et al. 2014, medium: a language model with 2 LSTM layers of width 650 and untied embeddings.
 
     Differs from the paper: every batch begins with an empty state, and the forget bias starts at 1.
     """
@@ -188,7 +188,7 @@ def lstm_lm() -> DecoderOnly:
 
 
 def lstm_classifier() -> EncoderOnly:
-    """A bidirectional LSTM of 2 x 128 that classifies a text from its last states in both directions."""
+    """A bidirectional LSTM, 128 units per direction, that classifies a text from the last state of each direction."""
     return EncoderOnly(
         task=SentenceClassifier(2, pool="ends", pooler=False),
         vocab=10000,
@@ -201,7 +201,7 @@ def lstm_classifier() -> EncoderOnly:
 
 
 def rnn() -> Recurrent:
-    """LSTMs of 2 + 2 layers, d 256, bidirectional encoder; the decoder receives only its last state."""
+    """An LSTM encoder-decoder: 2 + 2 layers, d 256, bidirectional; the decoder sees only the last encoder state."""
     return Recurrent(
         vocab=10000,
         d_model=256,
@@ -212,19 +212,19 @@ def rnn() -> Recurrent:
 
 
 def rnn_attention() -> Recurrent:
-    """The same with attention to the source: Bahdanau et al. 2015, Luong et al. 2015, with general scores."""
+    """`rnn` with attention to the source (Bahdanau et al. 2015, Luong et al. 2015), with general scores."""
     return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScore()))
 
 
 def gnmt() -> Recurrent:
-    """Wu et al. 2016, GNMT: LSTMs of 8 + 8 layers, d 1024, residual from the third, normalised additive attention.
+    """Wu et al. 2016, GNMT: 8 + 8 LSTM layers, d 1024, residual from layer 3, normalised additive attention.
 
     From the paper: sizes, residual connections, a bidirectional first encoder layer, and attention queries from the
-    bottom decoder layer, whose context vector is an input of all layers above. From NVIDIA's code, where it differs or
-    the paper does not specify it: the query is the state after the current token, not before it, so that a layer runs
-    over all tokens at once; dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label smoothing 0.1, one embedding
-    table for both languages, and an untied softmax. Differs from both: one bias per gate instead of two. The paper's
-    beam search has `alpha=0.2, coverage=0.2`.
+    bottom decoder layer. The context vector is an input of all higher decoder layers. From NVIDIA's code, where it
+    differs or the paper is silent: the query is the state after the current token, not before it, so that a layer
+    processes all tokens in one call; dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label smoothing 0.1, one
+    embedding table for both languages, and an untied softmax. Differs from both: one bias per gate instead of two. The
+    paper's beam search has `alpha=0.2, coverage=0.2`.
     """
     cell = LSTM(forget_bias=0.0)
     return Recurrent(
@@ -247,10 +247,11 @@ def gnmt() -> Recurrent:
 
 
 def lstm_attention() -> Recurrent:
-    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: 2 + 2 LSTM layers of 128, additive.
+    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: 2 + 2 LSTM layers, d 128, additive.
 
-    The encoder runs in reverse, and its last states initialise the decoder; the decoder's output is fed to the next
-    step. Differs from Tensor2Tensor: a learned map of these states, and a tanh of the output.
+    The encoder reads the source backwards, and its last states initialise the decoder. The output of each decoder step
+    is an input of the next step. Differs from Tensor2Tensor: a learned map between the last encoder states and the
+    first decoder states, and a tanh of the decoder's output.
     """
     return Recurrent(
         vocab=32768,
@@ -279,7 +280,7 @@ def bytenet() -> ByteNet:
 
 
 def bytenet_small() -> ByteNet:
-    """The same with 10 + 10 blocks of width 256: for a laptop."""
+    """A small version of `bytenet` for a laptop: 10 + 10 blocks of width 256."""
     return ByteNet(d_model=256, encoder_blocks=10, decoder_blocks=10)
 
 

@@ -1,10 +1,11 @@
-"""Worker processes behind the interface of `concurrent.futures`.
+"""A pool of worker processes with the interface of `concurrent.futures`.
 
-`ProcessPool.submit(function, *arguments)` calls a module-level function in another process and returns a Future. It
-differs from `ProcessPoolExecutor` where regard needs it to: a worker that dies fails its own job alone and is replaced;
-each worker has its own environment; leaving the `with` block ends all workers at once; a worker exits when its parent
-is killed; and nothing is imported from the working folder or from the main script. Functions are sent by name, and
-arguments and results as JSON, one object a line: nothing is pickled, and a scheduler can run the same jobs elsewhere.
+`ProcessPool.submit(function, *arguments)` calls a module-level function in another process and returns a Future. The
+pool differs from `ProcessPoolExecutor` as follows: if a worker dies, only its own job fails, and the worker is
+replaced; each worker has its own environment variables; leaving the `with` block ends all workers at once; a worker
+exits when its parent is killed; and nothing is imported from the working folder or from the main script. Functions are
+sent by name, and arguments and results as JSON, one object per line. So nothing is pickled, and a scheduler can run the
+same jobs on other machines.
 """
 
 import importlib
@@ -27,18 +28,18 @@ from regard.errors import RegardError, lacks_memory
 def python(module: str) -> list[str]:
     """Return the command that runs a module of regard in a new process of this Python.
 
-    `-m` alone puts the working folder first on the path, so that a `torch.py` there would be imported in place of
-    torch. `-P` excludes the folder; PYTHONPATH is used as usual.
+    `-m` alone puts the working folder first on the import path, so that a file `torch.py` in it would be imported
+    instead of torch. `-P` excludes the working folder; PYTHONPATH is used as usual.
     """
     return [sys.executable, "-P", "-m", module]
 
 
 class JobError(RegardError):
-    """A job raised an exception; the message is one sentence."""
+    """An exception that a job raised; the message is one sentence."""
 
 
 class WorkerDiedError(JobError):
-    """The process of a job ended before the job did."""
+    """The worker process ended before its job was finished."""
 
     def __init__(self, code: int, output: str) -> None:
         self.code = code
@@ -49,14 +50,14 @@ class WorkerDiedError(JobError):
 
     @property
     def how(self) -> str:
-        """`was killed by signal 9` or `ended with code 1`."""
+        """How the process ended: `was killed by signal 9`, or `ended with code 1`."""
         return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with code {self.code}"
 
 
 class ProcessPool(ThreadPoolExecutor):
-    """At most one worker process per environment, each started by the first job that finds no idle worker.
+    """An executor with at most one worker process per environment; a worker starts with its first job.
 
-    Every worker is served by one thread of the executor, which waits for its answers.
+    One thread of the executor serves each worker and waits for its answers.
     """
 
     command: ClassVar[Sequence[str]] = python("regard.processes")
@@ -73,10 +74,10 @@ class ProcessPool(ThreadPoolExecutor):
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, on_event: Callable[[Any], None] | None = None, **kwargs: Any
     ) -> Future[Any]:
-        """Call `fn(*args, **kwargs)` in a worker; `fn` is a function of a module, the arguments are JSON values.
+        """Call `fn(*args, **kwargs)` in a worker; `fn` is a module-level function, and the arguments are JSON values.
 
-        With `on_event`, `fn` also gets a function `emit`; `on_event` is called in this process, in another thread,
-        with every JSON value that `fn` emits.
+        With `on_event`, `fn` also receives a function `emit`. Every JSON value that `fn` emits is passed to
+        `on_event`, which runs in this process, in another thread.
         """
         job = {"function": f"{fn.__module__}:{fn.__qualname__}", "args": args, "kwargs": kwargs}
         job["emits"] = on_event is not None
@@ -87,7 +88,7 @@ class ProcessPool(ThreadPoolExecutor):
         return worker.run(job, on_event)
 
     def __exit__(self, *_: object) -> None:
-        """End all workers at once, whatever they do; results that are needed have been waited for."""
+        """End all workers at once, including busy ones; wait for all results that are needed before this."""
         self.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()
@@ -97,27 +98,27 @@ class ProcessPool(ThreadPoolExecutor):
 
 
 class Worker:
-    """One process that runs jobs one after the other; one that has died is replaced for the next job."""
+    """One process that runs jobs one after the other; if it has died, the next job starts a new process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.command, self.environment = command, environment
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[str] | None = None  # what the process writes to stderr
         self.closed = False
-        self.changing = threading.Lock()  # of the process
+        self.changing = threading.Lock()  # held while the process is started or ended
 
     def run(self, job: str, on_event: Callable[[Any], None]) -> Any:
         """Send a job and return its result; raise `JobError` if it fails."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # a broken pipe: there will be no answer
+        with suppress(OSError):  # a broken pipe: the worker has died, which reading its answer shows
             process.stdin.write(job + "\n")
             process.stdin.flush()
         while True:
             try:
                 message = json.loads(process.stdout.readline())
-            except (OSError, ValueError):  # the end of the output, or no JSON in it
+            except (OSError, ValueError):  # the output has ended, or is not JSON
                 raise self._died(process) from None
             if "event" in message:
                 on_event(message["event"])
@@ -148,7 +149,7 @@ class Worker:
     def _died(self, process: "subprocess.Popen[str]") -> WorkerDiedError:
         with self.changing:
             if not self.closed:
-                with suppress(subprocess.TimeoutExpired):  # its output may end a moment before it does
+                with suppress(subprocess.TimeoutExpired):  # the output may end a moment before the process
                     process.wait(1)
             process.kill()
             code, last = process.wait(), ""
@@ -159,7 +160,7 @@ class Worker:
         return WorkerDiedError(code, last)
 
     def close(self) -> None:
-        """End the process at once, and start no other."""
+        """End the process at once and allow no new process."""
         with self.changing:
             self.closed = True
             if self.process is not None:
@@ -178,10 +179,10 @@ class Worker:
 
 
 def main() -> None:
-    """Run jobs from standard input until it ends, which it does when the parent is gone; then exit at once."""
+    """Run jobs from standard input; exit at once when standard input ends, as it does when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # libraries print to stderr, not between the answers
+    os.dup2(2, 1)  # what libraries print goes to stderr, not between the answers
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(jobs,), daemon=True).start()
 
@@ -206,10 +207,10 @@ def _receive(jobs: "queue.SimpleQueue[str]") -> None:
 
 
 def sentence(error: Exception) -> str:
-    """Return an exception in one line: the message of an error of regard, the type and first line of any other."""
+    """Return an exception as one line: the message of a RegardError, or the type and first line of any other error."""
     if isinstance(error, RegardError):
         return str(error)
-    if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":  # that of torch
+    if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":  # torch has its own class
         return "out of memory"
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 

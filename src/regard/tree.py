@@ -20,20 +20,20 @@ S = TypeVar("S", bound="Spec")
 N = TypeVar("N", bound="Spec")
 
 Parts = Mapping[str, type["Spec"]]
-MAX_DEPTH = 100  # nested tables and lists: far more than any recipe has, far below Python's recursion limit
+MAX_DEPTH = 100  # levels of nested tables and lists: far more than any recipe has, far below Python's recursion limit
 
 
 class Spec:
-    """Description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
+    """A frozen description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
 
-    Field types are checked on construction, from Python code as from a record.
+    The types of all fields are checked when a spec is constructed, from Python code or from a record.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Check every field against its annotation, then the values against `check`."""
+        """Check every field against its annotation, then call `check`."""
         for name, annotation in hints(type(self)).items():
             value = getattr(self, name)
             fitted = fit(value, annotation, name)
@@ -42,12 +42,12 @@ class Spec:
         self.check()
 
     def check(self) -> None:
-        """Raise `SpecError(field, message)` for invalid values; the default accepts all."""
+        """Raise `SpecError(field, message)` for invalid values; the default accepts all values."""
 
 
 @cache
 def hints(spec: type[Spec]) -> dict[str, Any]:
-    """Return the resolved annotation of every field."""
+    """Return the resolved annotation of every field, by field name."""
     if not is_dataclass(spec):
         return {}
     resolved = typing.get_type_hints(spec)
@@ -57,8 +57,8 @@ def hints(spec: type[Spec]) -> dict[str, Any]:
 def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trust: bool = False) -> Any:
     """Convert a value to the type of an annotation; raise SpecError with `path` if that is impossible.
 
-    With `parts`, mappings and names of kinds become specs, as in a record. Otherwise the only conversions are from int
-    to float and from list to tuple.
+    With `parts`, mappings and names of kinds are converted to specs, as in a record. Without `parts`, the only
+    conversions are from int to float and from list to tuple.
     """
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
@@ -68,7 +68,7 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in options):
             return value
-        if value is None and "none" in options:  # the command line's notation of null
+        if value is None and "none" in options:  # the command line parses none as null
             return "none"
         choices = ", ".join(repr(option) for option in options)
         hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "choose one"
@@ -121,7 +121,7 @@ def _fit_union(value: Any, options: tuple[Any, ...], path: str, parts: Parts | N
             return fit(value, option, path, parts, trust)
         except SpecError as error:
             errors.append((option, error))
-    # An error inside the value, or about a name, is more specific than a list of types.
+    # An error inside the value, or about a name, says more than a list of the expected types.
     for option, error in errors:
         is_record = isinstance(value, Mapping) and isinstance(option, type) and issubclass(option, Spec)
         is_choice = isinstance(value, str) and typing.get_origin(option) is Literal
@@ -152,7 +152,7 @@ def _describe(value: Any) -> str:
 
 
 def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
-    """Replace every part of type `kind` in the tree by `to(part)`, inner parts first."""
+    """Return a copy of the tree in which `to(spec)` replaces every spec of type `kind`, inner specs first."""
     return _swapped(tree, kind, to, "")
 
 
@@ -182,13 +182,13 @@ def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
 
 
 def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None, trust: bool = False) -> S:
-    """Return a copy of `tree` with all `changes` (path -> value); checked together, so dependent sizes may change."""
+    """Return a copy of `tree` with all `changes` (path -> value), checked together: dependent sizes can change."""
     steps = [(_steps(path), value) for path, value in changes.items()]
     return _edited(tree, Any, steps, "", lambda value, annotation, path: fit(value, annotation, path, parts, trust))
 
 
 def get_at(tree: Spec, path: str) -> Any:
-    """Return the value at `path`."""
+    """Return the value at `path`, such as `decoder.pattern[0].residual`."""
     node: Any = tree
     parent_path = ""
     for step in _steps(path):
@@ -224,7 +224,7 @@ def _child(node: Any, step: str | int, parent_path: str) -> Any:
 
 
 def _current(node: Any, step: str | int) -> str | int:
-    """Resolve a former field name or a negative index in a step of a path."""
+    """Return a step of a path with the current name of the field, or with a non-negative index."""
     if isinstance(step, int):
         return step % len(node) if isinstance(node, tuple) and -len(node) <= step < len(node) else step
     return current_field(type(node).kind, step) if isinstance(node, Spec) else step
@@ -247,7 +247,7 @@ def _edited(
         child, where = _child(node, step, parent_path), join(parent_path, _shown(step))
         expected = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
         whole = [value for steps, value in inner if not steps]
-        if len(whole) > 1:  # as pattern[0] and pattern[-1]
+        if len(whole) > 1:  # such as pattern[0] and pattern[-1]
             raise SpecError(where, "is set twice; leave one of the two out")
         for value in whole:
             child = fitted(value, expected, where)
@@ -262,7 +262,7 @@ def _edited(
 
 
 def _item(annotation: Any, index: int) -> Any:
-    """Return the annotation of an entry of a tuple, which may be an option of a union."""
+    """Return the annotation of one entry of a tuple; in a union, use the option that is a tuple."""
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, UnionType):
         return next(_item(option, index) for option in options if typing.get_origin(option) is tuple)
@@ -270,9 +270,10 @@ def _item(annotation: Any, index: int) -> Any:
 
 
 def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
-    """Convert a tree to JSON-compatible values: every part with its kind and all fields, including defaults.
+    """Convert a tree to JSON-compatible values: every spec with its kind and all fields, including defaults.
 
-    A part that is not in `parts`, if given, has the kind `module:Class`, which only `trust_code` reads.
+    If `parts` is given, a spec that it does not contain has the kind `module:Class`, which can only be read with
+    `trust_code`.
     """
     part = type(tree)
     known = parts is None or parts.get(part.kind) is part
@@ -283,7 +284,7 @@ def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
 
 
 def plain(value: Any, parts: Parts | None = None) -> Any:
-    """Convert the value of a field to JSON-compatible values."""
+    """Convert the value of a field to a JSON-compatible value."""
     if isinstance(value, Spec):
         return to_record(value, parts)
     if isinstance(value, tuple):
@@ -292,7 +293,7 @@ def plain(value: Any, parts: Parts | None = None) -> Any:
 
 
 def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = False) -> S:
-    """Convert a record to a spec; unknown keys or kinds and wrong types raise SpecError with their path.
+    """Convert a record to a spec; raise SpecError with the path of an unknown key or kind, or of a wrong type.
 
     `record` is a mapping with a `kind`, or the name of a kind with all defaults.
     """
@@ -301,9 +302,9 @@ def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = 
 
 
 def check_plain(record: Any, path: str = "") -> None:
-    """Raise SpecError for values that JSON or TOML allows and records do not.
+    """Raise SpecError for values that JSON or TOML allows but records do not.
 
-    These are nesting beyond `MAX_DEPTH`, integers beyond 64 bits, and strings with lone surrogates.
+    Records do not allow nesting beyond `MAX_DEPTH`, integers beyond 64 bits, or strings with lone surrogates.
     """
     waiting: list[tuple[Any, str, int]] = [(record, path, 0)]
     while waiting:
@@ -374,7 +375,7 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
 
 
 def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
-    """Import the spec class `module:Class`; only call this if the user trusts its code."""
+    """Import and return the spec class `module:Class`; call this only if the user trusts its code."""
     spec = load(name, path)
     if not (isinstance(spec, type) and issubclass(spec, expected) and is_dataclass(spec)):
         raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
@@ -382,9 +383,9 @@ def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
 
 
 def load(name: str, path: str = "") -> Any:
-    """Import the object `module:name`; raise SpecError if the import fails.
+    """Import and return the object `module:name`; raise SpecError if the import fails.
 
-    The working directory is searched last, so that no file there can replace an installed package.
+    The working directory is searched last, so that no file in it can replace an installed package.
     """
     import importlib  # noqa: PLC0415  # only for trusted code
     import sys  # noqa: PLC0415
@@ -403,7 +404,7 @@ def load(name: str, path: str = "") -> Any:
 
 
 def walk(tree: Spec) -> Iterator[Spec]:
-    """Yield every part of the tree, starting with its root."""
+    """Yield every spec in the tree, starting with its root."""
     yield tree
     for name in hints(type(tree)):
         value = getattr(tree, name)
@@ -413,7 +414,7 @@ def walk(tree: Spec) -> Iterator[Spec]:
 
 
 def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:
-    """Yield every path with its value; for a spec, the path of its `kind`."""
+    """Yield the path and value of every field that is not a spec, and the path and name of every `kind`."""
     yield from _leaves(tree, "")
 
 
@@ -430,7 +431,7 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def diff(a: Spec, b: Spec) -> list[tuple[str, Any, Any]]:
-    """List the differences (path, value in a, value in b) of two trees; for different kinds, the whole parts."""
+    """Return all differences (path, value in a, value in b) between two trees; specs of different kinds are values."""
     return list(_differences(a, b, ""))
 
 

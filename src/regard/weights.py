@@ -1,4 +1,4 @@
-"""Copy weights from another model into one of regard, and out of it; docs/weights.md lists the parameter names."""
+"""Copy weights between models of regard and other models; docs/weights.md lists the parameter names."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from regard.models.embedding import Tables
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor computed from other tensors, which are given by name, as tensors, or as sources in turn."""
+    """A function to be applied to tensors; an input is a name, a tensor or another `Source`."""
 
     inputs: tuple["str | Tensor | Source", ...]
     function: Callable[..., Tensor]
@@ -26,25 +26,25 @@ Input = str | Tensor | Source
 
 
 def cat(*inputs: Input, dim: int = 0) -> Source:
-    """Concatenate tensors, along rows by default: `cat("q_proj", "k_proj", "v_proj")`."""
+    """Return a `Source` that concatenates tensors, by default along rows: `cat("q_proj", "k_proj", "v_proj")`."""
     return Source(inputs, lambda *tensors: torch.cat(tensors, dim))
 
 
 def transpose(source: Input) -> Source:
-    """Transpose a matrix, such as the weight of GPT-2's `Conv1D`; leave a bias as it is."""
+    """Return a `Source` that transposes a matrix, such as the weight of GPT-2's `Conv1D`; a bias is not changed."""
     return Source((source,), lambda tensor: tensor.mT if tensor.dim() > 1 else tensor)
 
 
 def rows(source: Input, start: int, stop: int | None = None) -> Source:
-    """Take the rows from `start` to `stop` of a fused weight or bias: `rows("in_proj_{}", 0, 512)`."""
+    """Return a `Source` for the rows from `start` to `stop` of a fused weight or bias: `rows("in_proj_{}", 0, 512)`."""
     return Source((source,), lambda tensor: tensor[start:stop])
 
 
 def gates(source: Input, order: str, to: str = "ifgo") -> Source:
-    """Reorder the gates of a recurrence, equal blocks of rows: `gates("kernel", "igfo")`.
+    """Return a `Source` that reorders the gates of a recurrent cell, which are equal blocks of rows.
 
-    `order` has one letter for each gate of the source, `to` the same letters in the order of regard: `ifgo` for an
-    LSTM, `rzn` for a GRU.
+    `order` has one letter for each gate in the source. `to` has the same letters in the order that regard uses: `ifgo`
+    for an LSTM, `rzn` for a GRU. For example, `gates("kernel", "igfo")`.
     """
     if sorted(order) != sorted(to) or len(set(order)) < len(order):
         raise DataError(f"gates: {order!r} and {to!r} must hold the same letters, one for each gate")
@@ -59,20 +59,21 @@ def gates(source: Input, order: str, to: str = "ifgo") -> Source:
 
 
 def total(*inputs: Input) -> Source:
-    """Add tensors: an LSTM of torch has two biases, one of regard their sum."""
+    """Return a `Source` that adds tensors: torch's LSTM has two biases, the LSTM of regard has their sum."""
     return Source(inputs, lambda *tensors: torch.stack(tensors).sum(0))
 
 
 def computed(function: Callable[..., Tensor], *inputs: Input) -> Source:
-    """Apply any function: `computed(lambda gain: gain + 1, "norm.gamma")`."""
+    """Return a `Source` that applies any function: `computed(lambda gain: gain + 1, "norm.gamma")`."""
     return Source(inputs, function)
 
 
 def unfused(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights by name, with a name for each part of a fused projection.
 
-    The rows of `branch.qkv.weight` are `branch.query.weight`, `branch.key.weight` and `branch.value.weight`; those of
-    `gate_up` are `gate` and `up`. The tensors share memory with the model, and a tied tensor has one name.
+    For example, `branch.qkv.weight` is returned as `branch.query.weight`, `branch.key.weight` and
+    `branch.value.weight`, and `gate_up` as `gate` and `up`. The tensors share memory with the model. A tied tensor has
+    one name.
     """
     names = _names(model)
     return {name: tensor.detach() for name, (tensor, parts) in names.items() if parts == (name,)}
@@ -84,18 +85,18 @@ def copy_from(
     source: nn.Module | Mapping[str, Tensor] | None = None,
     unused: Collection[str] = (),
 ) -> None:
-    """Copy weights into `model`, which keeps its dtypes and its device.
+    """Copy weights into `model`; its dtypes and its device do not change.
 
-    `mapping` maps parameter names of `model` to names of `source` (a module or a state dict), to tensors, or to what
-    `cat`, `transpose`, `rows`, `gates`, `total` and `computed` return. In names,
+    `mapping` maps parameter names of `model` to parameter names of `source` (a module or a state dict), to tensors, or
+    to a `Source` returned by `cat`, `transpose`, `rows`, `gates`, `total` or `computed`. In names,
 
-    - `query.weight`, `key.weight` and `value.weight` may stand for `qkv.weight`, as in `unfused`;
-    - a module stands for its own parameters: `{"norm": "ln_1"}` copies `ln_1.weight` to `norm.weight` and `ln_1.bias`
-      to `norm.bias`, and `in_proj_{}` stands for `in_proj_weight` and `in_proj_bias`;
+    - `query.weight`, `key.weight` and `value.weight` may be used instead of `qkv.weight`, as in `unfused`;
+    - a module name stands for all parameters of the module: `{"norm": "ln_1"}` copies `ln_1.weight` to `norm.weight`
+      and `ln_1.bias` to `norm.bias`, and `in_proj_{}` stands for `in_proj_weight` and `in_proj_bias`;
     - `*` stands for every number: `{"blocks.*.norm": "layers.*.ln_1"}`.
 
     Every weight of `model` must be mapped, and every weight of `source` used, except buffers of a module and names that
-    match a pattern of `unused`. All of this is checked before anything is copied.
+    match a pattern in `unused`. All of this is checked before anything is copied.
     """
     names = _names(model)
     tensors = source.state_dict(keep_vars=True) if isinstance(source, nn.Module) else source or {}
@@ -124,9 +125,10 @@ Names = dict[str, tuple[Tensor, tuple[str, ...]]]
 
 
 def _names(model: nn.Module) -> Names:
-    """Every name of a weight, with the tensor or the rows that it names, and the names of its parts.
+    """Return, for every name of a weight, its tensor (or rows of a fused tensor) and the names of its parts.
 
-    A whole weight that is not fused has one part, itself. Another name of a tied weight has the parts of the first.
+    A weight that is not fused has one part: itself. All names of a tied weight have the same parts, named after the
+    first name.
     """
     names: Names = {}
     first: dict[int, str] = {}
@@ -149,7 +151,7 @@ def _names(model: nn.Module) -> Names:
 
 
 def _fused(name: str, widths: Mapping[str, object]) -> str:
-    """The nearest module around a parameter that is a projection; "" if there is none."""
+    """Return the name of the innermost projection that contains a parameter; "" if there is none."""
     while name and not widths.get(name):
         name = name.rpartition(".")[0]
     return name
@@ -164,7 +166,7 @@ Rename = Callable[[str], str]
 
 
 def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> Iterator[tuple[str, Input, Rename]]:
-    """The entries of a mapping for single weights: modules and `*` are replaced by the names that they stand for."""
+    """Yield one entry of the mapping per weight: the names that match replace module names and `*`."""
     for key, wanted in mapping.items():
         pattern = re.compile(re.escape(key).replace(r"\*", r"(\d+)"))
         matched = False
@@ -180,7 +182,7 @@ def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> I
 
 
 def _renamed(name: str, numbers: tuple[str, ...], leaf: str, append: bool) -> str:
-    """A name of the source, with the numbers of layers in place of `*` and the last part of our name."""
+    """Return a name in the source: layer numbers replace `*`, and `leaf` replaces `{}` or is appended."""
     for number in numbers:
         name = name.replace("*", number, 1)
     if "{}" in name:
@@ -189,7 +191,7 @@ def _renamed(name: str, numbers: tuple[str, ...], leaf: str, append: bool) -> st
 
 
 def _hint(model: nn.Module, key: str) -> str:
-    """The remedy for an unknown name: the owner of a tied table, or the nearest name."""
+    """Return a hint for an unknown name: the owner of a tied embedding table, or else the nearest name."""
     for name, module in model.named_modules():
         use = key.removeprefix(f"{name}.tables.").partition(".")[0]
         owner = module.owner.get(use) if isinstance(module, Tables) else None
@@ -201,7 +203,7 @@ def _hint(model: nn.Module, key: str) -> str:
 def _value(
     name: str, wanted: Input, rename: Rename, tensors: Mapping[str, Tensor], used: set[tuple[int, int]]
 ) -> Tensor:
-    """The tensor for one weight."""
+    """Return the tensor to copy into one weight, and add the source tensors that it needs to `used`."""
     if isinstance(wanted, Tensor):
         return wanted.detach()
     if isinstance(wanted, Source):
@@ -252,5 +254,5 @@ def _check_used(
 
 
 def _identity(tensor: Tensor) -> tuple[int, int]:
-    """Equal for tensors that are tied."""
+    """Return a key that is equal for tied tensors."""
     return tensor.data_ptr() or id(tensor), tensor.numel()

@@ -3,55 +3,56 @@
 import time
 from collections import deque
 
-RECENT = 64  # steps over which the duration is averaged, because batches differ in size
-SHARE = 0.1  # of the time is for validation
-SPACING = 0.04  # smallest interval of validations, as a share of the budget
+RECENT = 64  # number of steps over which the duration is averaged, because batches differ in size
+SHARE = 0.1  # share of the time for validation
+SPACING = 0.04  # smallest interval between validations, as a share of the budget
 FIRST = 0.1  # largest time before the first validation, as a share of the budget
 
 
 class Budget:
-    """The wall-clock time of a run over all of its sessions, and the number of steps that it allows.
+    """The time budget of a run, over all of its sessions, and the number of steps that fits into it.
 
-    The clock includes reading the text, validation and saving. Random numbers depend on the step alone and the number
-    of steps is part of a checkpoint, so a run under a budget resumes exactly, up to the next estimate.
+    Time is wall-clock time, and includes reading the text, validation and saving. Random numbers depend on the step
+    alone, and checkpoints store the number of steps. So a run with a budget resumes exactly, up to the next estimate of
+    the number of steps.
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
-        """`seconds` is the budget (None: no limit); `began` the time.monotonic() at which this session began."""
+        """`seconds` is the budget (None: no limit); `began` is the `time.monotonic()` at which it began."""
         self.seconds = seconds
         self.began = time.monotonic() if began is None else began
         self.earlier = 0.0  # seconds of earlier sessions
-        self.durations: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds
-        self.validation = 0.0  # seconds of the last validation
+        self.durations: deque[tuple[int, float]] = deque(maxlen=RECENT)  # (number of steps, seconds)
+        self.validation = 0.0  # duration of the last validation in seconds
         self.validated = self.began
         self.saving = 0.0
 
     @property
     def elapsed(self) -> float:
-        """Seconds of all sessions so far."""
+        """Time used by all sessions so far, in seconds."""
         return self.earlier + time.monotonic() - self.began
 
     @property
     def left(self) -> float:
-        """Seconds left for steps, without those of the final validations and of saving."""
+        """Time left for steps in seconds, without the time for the last validations and for saving."""
         assert self.seconds is not None
         return self.seconds - self.elapsed - self.ending
 
     @property
     def ending(self) -> float:
-        """Seconds from the last step to the end: validations of the last weights and of a mean, and saving."""
+        """Time in seconds from the last step to the end: two validations (last weights, checkpoint mean) and saving."""
         return 2 * self.validation + 2 * self.saving
 
     def add(self, steps: int, seconds: float) -> None:
-        """Record the duration of steps."""
+        """Record that `steps` steps took `seconds`."""
         self.durations.append((steps, seconds))
 
     def forget(self) -> None:
-        """Drop the recorded durations: what follows runs at another speed."""
+        """Discard the recorded durations, because the next steps run at another speed."""
         self.durations.clear()
 
     def steps(self, step: int, planned: int) -> int:
-        """Return the step at which training ends, after `step` of them; `planned` while no step was timed."""
+        """Return the step at which training should end, estimated after `step`; `planned` is the previous estimate."""
         if self.seconds is None:
             return planned
         if self.left <= 0:
@@ -65,12 +66,12 @@ class Budget:
 
     @property
     def spacing(self) -> float:
-        """Seconds of training between two validations, so that they take `SHARE` of the time."""
+        """Training time between two validations in seconds, so that validations take `SHARE` of the time."""
         assert self.seconds is not None
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Return whether a validation is due under a budget; never shortly before that of the last step."""
+        """Return whether a validation is due now under a time budget; never shortly before the one at the last step."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated

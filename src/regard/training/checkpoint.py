@@ -4,13 +4,13 @@
     recipe.json                 the resolved recipe, from which the model is rebuilt
     tokenizer.json              or tokenizer.source.json and tokenizer.target.json
     weights-00001000.safetensors, trainer-00001000.safetensors, trainer-00001000.json      a checkpoint
-    weights-final.safetensors   the weights that commands use once training is finished
+    weights-final.safetensors   the weights that commands use after training has finished
     log.jsonl environment.json  the events of training; versions, machine and commit
     baselines.json              metrics of trivial models on the validation text
     data/                       the token store, needed only to resume
 
-A checkpoint exists once its JSON does, which is written last and contains the digests of the other two files. Writing
-to the folder requires its lock (`regard.files.locked`); reading does not.
+A checkpoint is complete if its JSON file exists, because that file is written last. It contains the digests of the
+other two files. Writing to the folder requires its lock (`regard.files.locked`); reading does not.
 """
 
 import errno
@@ -32,10 +32,10 @@ from torch import Tensor
 from regard.errors import DataError, RegardError
 from regard.files import replace_text, sync, temporary, usual_mode, write_text
 
-FORMAT = 1  # of run folders; newer ones raise an error
+FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
-NOTES = "regard"  # key of a safetensors header with all notes as one JSON object: the library orders keys at random
-NESTED = 100  # levels of nesting; no JSON file of a run comes near
+NOTES = "regard"  # header key for all notes as one JSON object, because safetensors orders header keys at random
+NESTED = 100  # maximum levels of nesting, far more than a JSON file of a run has
 WRITTEN = re.compile(
     r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
@@ -43,7 +43,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class SaveError(RegardError, OSError):
-    """A file could not be written; what was there before is intact."""
+    """A file could not be written; its previous version is intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When a training writes checkpoints."""
+    """When a training run writes checkpoints."""
 
-    min_seconds: float = 0.0  # between two checkpoints; those due sooner are skipped
-    final: bool = True  # write a checkpoint of the last step, and final weights
+    min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
+    final: bool = True  # whether to write a checkpoint at the last step, and the final weights
 
 
 class RunFolder:
@@ -70,59 +70,59 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        """The resolved recipe."""
+        """The path of the resolved recipe."""
         return self.path / "recipe.json"
 
     @property
     def request(self) -> Path:
-        """The recipe as the user wrote it, before anything was chosen; earlier versions called it asked.json."""
+        """The path of the recipe as the user wrote it; earlier versions named the file asked.json."""
         former = self.path / "asked.json"
         return former if former.exists() else self.path / "request.json"
 
     @property
     def data(self) -> Path:
-        """The token store."""
+        """The path of the token store."""
         return self.path / "data"
 
     @property
     def baselines(self) -> Path:
-        """The metrics of trivial models on the validation text."""
+        """The path of the metrics of trivial models on the validation text."""
         return self.path / "baselines.json"
 
     @property
     def log(self) -> Path:
-        """The events of training, one JSON object per line."""
+        """The path of the training events, one JSON object per line."""
         return self.path / "log.jsonl"
 
     def writes(self, name: str) -> bool:
-        """Return whether training writes to what has this name; the token store is only read once there is a recipe."""
+        """Return whether training may write to a path of this name; never to the token store if recipe.json exists."""
         return WRITTEN.fullmatch(name) is not None or (name == self.data.name and not self.recipe.exists())
 
     def weights(self, step: int) -> Path:
-        """The weights of a checkpoint."""
+        """Return the path of the weights of a checkpoint."""
         return self.path / f"weights-{step:08d}.safetensors"
 
     def trainer(self, step: int, suffix: str) -> Path:
-        """The trainer state of a checkpoint: tensors (`safetensors`) or the rest (`json`)."""
+        """Return the path of the trainer state: `suffix` is `safetensors` for tensors, `json` for everything else."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
     @property
     def final(self) -> Path:
-        """The final weights."""
+        """The path of the final weights."""
         return self.path / FINAL
 
     def steps(self) -> list[int]:
-        """The steps whose weights are kept, oldest first."""
+        """Return the steps whose weights are in the folder, oldest first."""
         return self._steps(self.path.glob("weights-*"), self.weights)
 
     def _steps(self, paths: Iterable[Path], named: Callable[[int], Path]) -> list[int]:
-        """Return the steps that have a file of exactly this name, oldest first; copies do not count."""
+        """Return the steps in the names of `paths` for which the file `named(step)` exists, in ascending order."""
         numbers = (re.search(r"-(\d+)\.", path.name) for path in paths)
         steps = {int(number[1]) for number in numbers if number}
         return sorted(step for step in steps if named(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: all files into a temporary folder, then renamed; the JSON last."""
+        """Write a checkpoint atomically: write all files to a temporary folder, then rename them, JSON last."""
         with self._making() as making:
             write_tensors(making / "weights", weights)
             write_tensors(making / "trainer", trainer)
@@ -135,7 +135,7 @@ class RunFolder:
             sync(self.path)
 
     def save_final(self, weights: Tensors, about: Mapping[str, str]) -> None:
-        """Write the final weights."""
+        """Write the final weights, with the notes `about` in the header of the file."""
         with self._making() as making:
             write_tensors(making / "weights", weights, about)
             (making / "weights").rename(self.final)
@@ -153,7 +153,7 @@ class RunFolder:
             shutil.rmtree(making, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint."""
+        """Return the newest complete checkpoint; None if there is none."""
         steps = self._steps(self.path.glob("trainer-*.json"), lambda step: self.trainer(step, "json"))
         if not steps:
             return None
@@ -168,7 +168,7 @@ class RunFolder:
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return weights and trainer state of a checkpoint, both verified by their digests."""
+        """Return the weights and the trainer tensors of a checkpoint, after checking their digests."""
         loaded = []
         for name, path in (
             ("weights", self.weights(checkpoint.step)),
@@ -184,25 +184,25 @@ class RunFolder:
         return loaded[0], loaded[1]
 
     def prune(self, keep: Iterable[int], latest: int) -> None:
-        """Remove the weights of checkpoints not in `keep`, and the trainer state of all but the latest."""
+        """Remove the weights of all checkpoints not in `keep`, and the trainer state of all but the latest."""
         kept = {*keep, latest}
         for step in self.steps():
             if step != latest:
-                for suffix in ("json", "safetensors"):  # the JSON first: without it there is no checkpoint
+                for suffix in ("json", "safetensors"):  # the JSON file first: a checkpoint without it does not count
                     self.trainer(step, suffix).unlink(missing_ok=True)
             if step not in kept:
                 self.weights(step).unlink(missing_ok=True)
 
 
 def cannot_save(path: Path, error: Exception) -> SaveError:
-    """Build the error for something that could not be written, in a run that can be resumed."""
+    """Return the error for a file that could not be written in a run that can be resumed."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
     return SaveError(f"cannot save to {path}: {what}; make room, the last checkpoint is intact, regard resume goes on")
 
 
 def newer(path: Path, version: Any) -> str:
-    """Return the error message for a run of a newer version."""
+    """Return the error message for a run folder that a newer version of regard wrote."""
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
 
@@ -210,12 +210,12 @@ def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str] | None 
     """Write a safetensors file and flush it to the disk."""
     host = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     save_file(host, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
-    path.chmod(usual_mode(path.parent))  # the library writes for the owner alone
+    path.chmod(usual_mode(path.parent))  # safetensors lets only the owner read the file
     sync(path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file."""
+    """Return the tensors in a safetensors file, by name."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
@@ -226,7 +226,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """Read the notes in the header of a safetensors file."""
+    """Return the notes in the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, str] = file.metadata() or {}
@@ -246,7 +246,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
+    """Return the JSON object in a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if _nested(value):
@@ -261,7 +261,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _nested(value: Any) -> bool:
-    """Return True if a value is nested too deeply to be processed by recursion."""
+    """Return whether a value is nested too deeply to be processed by recursion."""
     layer = [value]
     for _ in range(NESTED):
         layer = [
@@ -280,7 +280,7 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(weights: Tensors) -> str:
-    """Return the SHA-256 of names, types, shapes and values of weights, which does not depend on their file."""
+    """Return the SHA-256 of the names, dtypes, shapes and values of weights; it does not depend on the file format."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous().cpu()

@@ -1,4 +1,4 @@
-"""Print the progress of training to stderr: a live line on a terminal, and a line for every validation."""
+"""Print the progress of training to stderr: a live progress line on a terminal, and a line for every validation."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from regard.training import degenerate
 from regard.training.executor import description
 from regard.training.trainer import Event
 
-WIDTH = 80  # columns of a validation line where there is no terminal
+WIDTH = 80  # columns of a validation line if there is no terminal
 
 
 class Sample(NamedTuple):
-    """What a model outputs for one example of the validation text."""
+    """The source, the model output and the reference of one validation example."""
 
     source: str
     output: str
@@ -25,14 +25,14 @@ class Sample(NamedTuple):
 
 
 class TimeLeft(ProgressColumn):
-    """The estimated duration of the steps that are left: "22 min left"."""
+    """A progress column with the estimated remaining time, such as "22 min left"."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.time_remaining is None else time_left(float(task.time_remaining)))
 
 
 class TrainingConsole:
-    """Prints loss, speed, memory and the time left in a live line, and metrics and a sample output per validation."""
+    """Prints a live line (loss, speed, memory, remaining time), and metrics and a sample output for each validation."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, emoji=False)
@@ -46,15 +46,15 @@ class TrainingConsole:
 
     @property
     def width(self) -> int:
-        """The columns of a line."""
+        """The number of columns of a line."""
         return self.console.width if self.console.is_terminal else WIDTH
 
     def show(self, sample: Sample) -> None:
-        """Print a sample output with the next validation."""
+        """Set the sample output to print with the next validation."""
         self.sample = sample
 
     def report(self, sentence: str) -> None:
-        """Print a sentence above the live line; an output that cannot be written, as to a full disk, is ignored."""
+        """Print a sentence above the live line; ignore errors in writing it, for example to a full disk."""
         if re.match(r"(?!warning)[a-z][a-z-]*\b(?![./\\_])", sentence):  # not a path
             sentence = sentence[0].upper() + sentence[1:]
         if not self.quiet:
@@ -70,7 +70,7 @@ class TrainingConsole:
             self.live.update(self.task, completed=event["step"])
 
     def on_start(self, event: Event) -> None:
-        """Start the live line, on a terminal."""
+        """Start the live line if the output is a terminal."""
         self.steps = event["steps"]
         if event["step"]:
             self.report(f"Resuming at step {event['step']:,}")
@@ -89,12 +89,12 @@ class TrainingConsole:
         self.live.start()
 
     def on_executor(self, event: Event) -> None:
-        """Print which executor runs the steps, where there is a choice."""
+        """Print which executor runs the steps."""
         self.report(description(event))
 
     def on_step(self, event: Event) -> None:
         """Update the live line."""
-        # Without label smoothing and auxiliary losses, so that it compares with the validation loss.
+        # `nll` is without label smoothing and auxiliary losses, so that it is comparable with the validation loss.
         facts = [f"loss {event['nll']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
             facts.append(f"{event['memory_gb']:.1f} GB")
@@ -103,7 +103,7 @@ class TrainingConsole:
         dropped = event.get("dropped_tokens", 0)
         if routed := event.get("routed_tokens", 0) + dropped:
             facts.append(f"{dropped / routed:.1%} dropped")
-        self.steps = event.get("steps", self.steps)  # a time budget estimates them again and again
+        self.steps = event.get("steps", self.steps)  # a time budget updates the estimate
         if self.live is not None and self.task is not None:
             self.live.update(self.task, facts="  ".join(facts), total=self.steps)
 
@@ -118,12 +118,12 @@ class TrainingConsole:
                 line = f"  {name + ':':<10} {' '.join(text.split())}"
                 self.report(line if len(line) <= self.width else f"{line[: self.width - 3]}...")
             self.sample = None
-        # In the first half of the steps this is usual, and the end of training has a warning of its own.
+        # Degenerate outputs are usual in the first half of the steps, and the end of training has its own warning.
         if not self.warned and self.steps / 2 <= event["step"] < self.steps:
             self.warn(event)
 
     def validation(self, event: Event, width: int = WIDTH) -> str:
-        """Return the metrics of a validation in the order of `titles`: two, and as many more as fit."""
+        """Return the metrics of a validation as text, in the order of `titles`: at least two, and more if they fit."""
         values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
         while len(values) > 2 and len("  ".join(values)) > width:
             values.pop()
@@ -164,7 +164,7 @@ def _time(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a remaining duration in the unit that suits it."""
+    """Return a remaining time as text, in seconds, minutes or hours."""
     if seconds < 99.5:
         return f"{seconds:.0f} s left"
     return f"{seconds / 60:.0f} min left" if seconds < 7170 else f"{seconds / 3600:.1f} h left"

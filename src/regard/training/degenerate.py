@@ -1,14 +1,14 @@
-"""Detect degenerate text by validation metrics: loops, and outputs that do not end."""
+"""Detect degenerate text from validation metrics: loops, and outputs that do not end."""
 
 from collections.abc import Mapping
 from typing import Any
 
-REPEATING, UNFINISHED = "repeating", "unfinished"  # in the metrics: percentages of the validation outputs
-MANY = 10.0  # percent that are worth a warning
+REPEATING, UNFINISHED = "repeating", "unfinished"  # names of metrics: percentages of the validation outputs
+MANY = 10.0  # percentage from which there is a warning
 
 
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a warning about a model with these validation metrics, if there is one."""
+    """Return a list with a warning if validation metrics show degenerate text; otherwise an empty list."""
     repeating, unfinished = metrics.get(REPEATING, 0.0), metrics.get(UNFINISHED, 0.0)
     symptoms = []
     if unfinished > MANY:

@@ -1,8 +1,9 @@
 """Step executors: run a training step eagerly, compiled, or as one CUDA graph, with the same numerical result.
 
-A small model in eager mode is bound by kernel launches: a step of a few hundred kernels takes as long as the host needs
-to launch them. Captured as a CUDA graph, the whole step (losses, gradients, clipping, optimizer, moving average) is one
-launch. A graph needs batches of one shape, and every scalar that changes from step to step in a tensor.
+The speed of a small model in eager mode is limited by kernel launches: a step of a few hundred kernels takes as long as
+the host needs to launch them. Captured as a CUDA graph, the whole step (losses, gradients, clipping, optimizer, moving
+average) is one launch. A graph requires that all batches have one shape, and that every scalar that changes from step
+to step is in a tensor.
 """
 
 import os
@@ -25,35 +26,35 @@ from regard.models.base import Model
 from regard.models.loss import Loss
 from regard.training.optim import Optimizer, clip
 
-RECENT = 8  # batch shapes that are remembered until one occurs again
+RECENT = 8  # number of recent batch shapes to remember until one of them occurs again
 WARM = 3  # eager steps before a capture, which initialise the optimizer's state and the libraries' workspaces
 TIMED = 30  # replays that are timed before deciding whether to compile
-GAIN, COST = 0.2, 40.0  # on an H200 compiling saved a fifth of a captured step of base, after 36 s (big: 57 s)
+GAIN, COST = 0.2, 40.0  # on an H200, compiling took 36 s and saved a fifth of a captured step of base (big: 57 s)
 
 Emit = Callable[..., None]  # (event, **values)
-TimeLeft = Callable[[float], float]  # from the seconds of a step to the seconds that training goes on
+TimeLeft = Callable[[float], float]  # (duration of a step in seconds) -> remaining training time in seconds
 
 
 class StepScalars(NamedTuple):
-    """The scalars of a step that change from step to step; on CUDA, elements of one tensor."""
+    """The scalars that change from step to step; on CUDA, they are elements of one tensor."""
 
-    labels: float | Tensor  # of all batches
+    labels: float | Tensor  # number of labels in all batches
     ema_decay: float | Tensor
-    shares: Sequence[float | Tensor]  # of each batch in the labels
+    shares: Sequence[float | Tensor]  # share of each batch in the labels
 
     def flat(self) -> tuple[float | Tensor, ...]:
-        """Return all scalars in a row."""
+        """Return all scalars as a flat tuple."""
         return (self.labels, self.ema_decay, *self.shares)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "StepScalars":
-        """Return the scalars whose row is stored in a tensor."""
+        """Return the scalars in a tensor with the layout of `flat`."""
         labels, ema_decay, *shares = tensor.unbind()
         return cls(labels, ema_decay, shares)
 
 
 class StepResult(NamedTuple):
-    """Sums of a step over its labels, and the norm of the gradient before clipping."""
+    """Loss and negative log-likelihood of a step, summed over its labels, and the gradient norm before clipping."""
 
     loss: Tensor
     nll: Tensor
@@ -62,7 +63,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the weights, as a function of batches and of the scalars that change from step to step."""
+    """A function that updates the weights once, given batches and the scalars that change from step to step."""
 
     model: Model
     loss: Callable[[Batch], Loss]
@@ -101,7 +102,7 @@ class Update:
         return loss
 
     def _step_optimizer(self, norm: Tensor) -> None:
-        """Step all parts of the optimizer; none of them if a float16 gradient overflowed, for all were clipped."""
+        """Step all parts of the optimizer, or none if a float16 gradient overflowed: all were clipped by its norm."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():
@@ -115,7 +116,7 @@ class Update:
     def _update_average(self, ema: Mapping[str, Tensor], decay: float | Tensor) -> None:
         weights = dict(self.model.named_parameters())
         averages = [ema[name] for name in weights]
-        if self.device.type == "cuda":  # a few kernels instead of one for each parameter
+        if self.device.type == "cuda":  # a few kernels instead of one per parameter
             share = 1 - decay if isinstance(decay, Tensor) else torch.tensor(1 - decay, device=self.device)
             changes = torch._foreach_sub(list(weights.values()), averages)  # type: ignore[reportPrivateImportUsage]
             torch._foreach_mul_(changes, share)  # type: ignore[reportPrivateImportUsage]
@@ -126,17 +127,17 @@ class Update:
 
 
 def compile_options() -> dict[str, Any]:
-    """Return the options for torch.compile that its version has.
+    """Return options for torch.compile, without those that the installed version does not have.
 
-    One kernel for a norm's gradients of rows and of columns takes twice as long on an H200 as two (199 and 100 us for
-    32,768 rows of 512).
+    On an H200, one kernel for both the row and the column gradients of a norm takes twice as long as two kernels (199
+    and 100 us for 32,768 rows of width 512).
     """
     known = torch._inductor.list_options()
     return {name: value for name, value in {"triton.mix_order_reduction": False}.items() if name in known}
 
 
 class StepExecutor:
-    """Abstract: runs the steps of a training."""
+    """Base class of executors, which run training steps."""
 
     @abstractmethod
     def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
@@ -144,7 +145,7 @@ class StepExecutor:
 
 
 class Eager(StepExecutor):
-    """Runs a step operation by operation."""
+    """Runs every step eagerly, operation by operation."""
 
     def __init__(self, update: Update) -> None:
         self.update = update
@@ -158,12 +159,12 @@ class Eager(StepExecutor):
 
 
 def on_device(scalars: StepScalars, device: torch.device) -> StepScalars:
-    """Move the scalars to CUDA, so that a captured step rounds as an eager one does; elsewhere they stay numbers."""
+    """Return the scalars, on CUDA as a tensor, so that eager and captured steps round equally; otherwise as numbers."""
     return StepScalars.of(pinned(scalars.flat()).to(device, non_blocking=True)) if device.type == "cuda" else scalars
 
 
 def pinned(numbers: Sequence[float | Tensor]) -> Tensor:
-    """Return the numbers in pinned memory, from where a GPU copies them while the host goes on."""
+    """Return the numbers in pinned memory, so that the host does not wait while they are copied to a GPU."""
     return torch.tensor(numbers, dtype=torch.float32).pin_memory()
 
 
@@ -183,7 +184,7 @@ class Compiled(StepExecutor):
             return self.compiled.run(batches, scalars, seed)
         except Exception as error:  # an error of the step itself is raised again when it runs eagerly
             why = summary(error)
-        # Outside of the handler, whose error holds all that the failed step had in memory.
+        # Outside the handler, because its error refers to all tensors of the failed step.
         self.compiled = None
         self.eager.update.optimizer.zero()
         self.emit("executor", executor="eager", why=f"compiling failed: {why}")
@@ -191,14 +192,14 @@ class Compiled(StepExecutor):
 
 
 class CommonShape:
-    """The shape that batches have in common: the first one that occurs twice."""
+    """The most common batch shape, taken to be the first shape that occurs twice."""
 
     def __init__(self) -> None:
         self.recent: list[Sequence[Batch]] = []
         self.batches: Sequence[Batch] | None = None
 
     def fits(self, batches: Sequence[Batch]) -> bool:
-        """Return whether the batches have the common shape; False until it is known."""
+        """Return whether the batches have the common shape; False until that shape is known."""
         if self.batches is not None:
             return same_shapes(batches, self.batches)
         self.batches = next((earlier for earlier in self.recent if same_shapes(batches, earlier)), None)
@@ -207,7 +208,7 @@ class CommonShape:
 
 
 class Captured(StepExecutor):
-    """Runs a whole step as one CUDA graph, after a few eager steps; batches of another shape run by `odd`."""
+    """Runs a whole step as one CUDA graph, after a few eager steps; `odd` runs batches of another shape."""
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ class Captured(StepExecutor):
         odd: Update | None = None,
         common: CommonShape | None = None,
     ) -> None:
-        """`odd` updates the weights by batches of another shape (None: `update`, eagerly)."""
+        """`odd` is the update for batches of another shape (None: `update`); it is run eagerly."""
         self.eager, self.odd = Eager(update), Eager(odd or update)
         self.emit, self.name, self.common = emit, name, common or CommonShape()
         self.stream = torch.cuda.Stream(update.device)
@@ -243,10 +244,10 @@ class Captured(StepExecutor):
         self.scalars.copy_(pinned(scalars.flat()), non_blocking=True)
         torch.manual_seed(seed)
         self.graph.replay()
-        return StepResult(*self.result.clone().unbind())  # every replay writes its results to the same place
+        return StepResult(*self.result.clone().unbind())  # every replay overwrites the same result tensor
 
     def _warm_up(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Run an eager step on a side stream, as capturing requires; check the last one for synchronisations."""
+        """Run an eager step on a side stream, as capturing requires; check the last such step for synchronisations."""
         current = torch.cuda.current_stream(self.stream.device)
         self.warm += 1
         self.stream.wait_stream(current)
@@ -280,18 +281,18 @@ class Captured(StepExecutor):
         return True
 
     def release(self) -> None:
-        """Free the memory of the graph; it is captured again when it is next run."""
+        """Free the memory of the graph; the next call of `run` captures it again."""
         self.graph, self.batches, self.scalars, self.result = None, [], None, None
 
 
 class Quickest(StepExecutor):
-    """Captures a CUDA graph at once, and one of a compiled step as soon as compiling pays; falls back on failure.
+    """Captures a CUDA graph at once, and captures a compiled step if compiling saves time; falls back on failure.
 
-    Compiling takes up to a minute, so it must save more than that in the steps that are left.
+    Compiling takes up to a minute, so it must save more than a minute in the remaining steps.
     """
 
     def __init__(self, update: Update, emit: Emit, time_left: TimeLeft, compiles: bool | None) -> None:
-        """`compiles`: True compiles at once, False never, None as soon as it pays."""
+        """`compiles`: True compiles at once, False never, None if the remaining steps are expected to save the time."""
         self.update, self.emit, self.time_left = update, emit, time_left
         self.compiles = compiles
         self.plain = Captured(update, emit)
@@ -321,7 +322,7 @@ class Quickest(StepExecutor):
         return result
 
     def _timed(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Replay the graph and measure its time; after `TIMED` replays compile if that pays."""
+        """Replay the graph and measure its time; after `TIMED` replays, compile if that saves time."""
         torch.cuda.synchronize(self.update.device)
         began = time.perf_counter()
         result = self.plain.run(batches, scalars, seed)
@@ -347,12 +348,12 @@ class Quickest(StepExecutor):
 
 
 def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
-    """Return whether a step captured or compiled for the others can run these batches."""
+    """Return whether a step captured or compiled for `others` can run `batches`: all shapes are equal."""
     return len(batches) == len(others) and all(a.alike(b) for a, b in zip(batches, others, strict=True))
 
 
 def capture_obstacle(update: Update, one_shape: bool) -> str | None:
-    """Return why the steps of a training on CUDA cannot be captured; None if nothing is known to prevent it."""
+    """Return why training steps on CUDA cannot be captured; None if no obstacle is known."""
     if not one_shape:
         return "its batches have many shapes (data.batching)"
     if update.scaler.is_enabled():
@@ -365,7 +366,7 @@ def capture_obstacle(update: Update, one_shape: bool) -> str | None:
 def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
-    """Return the fastest executor for a training. `compiles` is `train.compile`; None compiles where it pays."""
+    """Return the fastest executor. `compiles` is `train.compile`; None compiles captured steps if that saves time."""
     if update.device.type != "cuda":
         return Compiled(update, one_shape, emit) if compiles else Eager(update)
     why = capture_obstacle(update, one_shape)
@@ -381,14 +382,15 @@ class MemoryShortage:
 
     why: str  # torch's message
     device: torch.device
-    tokens: int | None  # of a batch (data.batching.tokens)
+    tokens: int | None  # tokens per batch (data.batching.tokens)
     accumulate: int
-    longest: int  # tokens of the longest example, which a batch must contain
+    longest: int  # tokens of the longest example, which must fit into a batch
 
     def fitting_tokens(self) -> int:
-        """Return a number of tokens per batch that should fit: at most half of the present one.
+        """Return a number of tokens per batch that should fit: at most half of the present number.
 
-        The memory of a step grows with its tokens. How much it needed in all is unknown, only where it stopped.
+        The memory of a step grows with its number of tokens. The total memory that the step needed is unknown; only the
+        memory in use when the allocation failed is known.
         """
         needed, total = self._needed(), self._total()
         share = min(0.5, 0.8 * total / needed) if needed and total else 0.5
@@ -397,7 +399,7 @@ class MemoryShortage:
         return max(self.longest, tokens // unit * unit)
 
     def _needed(self) -> float:
-        """Return the bytes that were in use, with those of the allocation that failed."""
+        """Return the bytes in use at the peak plus the bytes of the failed allocation."""
         match = re.search(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", self.why, re.IGNORECASE)
         units = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
         requested = float(match[1]) * units[match[2].lower()] if match else 0.0
@@ -405,7 +407,7 @@ class MemoryShortage:
         return used + requested
 
     def _total(self) -> float:
-        """Return the bytes of memory of the device; 0 if unknown."""
+        """Return the total memory of the device in bytes; 0 if unknown."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         if self.device.type == "cpu" and hasattr(os, "sysconf"):
@@ -413,7 +415,7 @@ class MemoryShortage:
         return 0.0
 
     def message(self, run: Path, saved: int | None) -> str:
-        """Return the error message: what ran out, what to do, and the last checkpoint of the run (`saved`)."""
+        """Return the error message; `saved` is the step of the last checkpoint of the run, or None if there is none."""
         memory = self._total()
         what = f"memory ran out on {self.device}" + (f" ({memory / 2**30:.0f} GiB)" if memory else "")
         if self.tokens is None or self.fitting_tokens() >= self.tokens:
@@ -434,7 +436,7 @@ class MemoryShortage:
 
 
 def summary(error: Exception) -> str:
-    """Return the first line of an error."""
+    """Return the first line of an error message, after the type of the error unless it is a RegardError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else "no reason given"
     return first if isinstance(error, RegardError) else f"{type(error).__name__}: {first[:200]}"

@@ -1,4 +1,4 @@
-"""Write the events of a training to log.jsonl and to TensorBoard."""
+"""Write the events of a training run to log.jsonl and to TensorBoard."""
 
 import json
 import math
@@ -23,9 +23,9 @@ from regard.training.trainer import Event
 
 
 class Log:
-    """Appends events to log.jsonl, one JSON object per line; NaN and infinities are null.
+    """Appends events to log.jsonl, one JSON object per line; NaN and infinities are written as null.
 
-    When training resumes at `step`, lines of later steps are removed, because these steps are repeated.
+    When training resumes at `step`, lines from later steps are removed, because training repeats those steps.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
@@ -40,7 +40,7 @@ class Log:
             raise cannot_save(path, error) from None
 
     def note(self, event: Event) -> None:
-        """Append a line."""
+        """Append an event as a line."""
         try:
             append_text(self.path, json.dumps(_strict(event), allow_nan=False) + "\n")
         except OSError as error:
@@ -48,7 +48,7 @@ class Log:
 
 
 def _at(line: str) -> int | float:
-    """Return the step of a line; infinity for a line that is incomplete or no event."""
+    """Return the step of a line; infinity if the line is incomplete or not an event."""
     try:
         step = json.loads(line)["step"] if line.endswith("\n") else math.inf
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -57,7 +57,7 @@ def _at(line: str) -> int | float:
 
 
 def _strict(value: Any) -> Any:
-    """Replace every float that is not finite by None."""
+    """Return the value with None for every float that is not finite."""
     if isinstance(value, dict):
         return {name: _strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -66,10 +66,10 @@ def _strict(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Writes all measured values by step as TensorBoard events."""
+    """Writes the metrics of steps and validations as TensorBoard events."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an extra
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an optional dependency
 
         self.folder = folder
         _silence()
@@ -82,7 +82,7 @@ class TensorBoard:
         return find_spec("tensorboard") is not None
 
     def note(self, event: Event) -> None:
-        """Write the numbers of steps and validations."""
+        """Write all numbers in an event, if it is about a step or a validation."""
         with self._saved():
             if event["event"] in ("step", "valid"):
                 for name, value in event.items():
@@ -103,7 +103,7 @@ class TensorBoard:
 
 @cache
 def _silence() -> None:
-    """Suppress the traceback of TensorBoard's writer thread; the next call to its writer raises the same error."""
+    """Suppress the traceback of TensorBoard's writer thread; the next call to the writer raises the same error."""
     previous = threading.excepthook
 
     def hook(died: Any) -> None:
@@ -114,7 +114,7 @@ def _silence() -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what a result depends on besides its recipe: versions, machine, commit."""
+    """Return what a result depends on in addition to its recipe: versions, machine and commit."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
     facts = {
         "python": sys.version.split()[0],
@@ -132,15 +132,15 @@ def version(package: str) -> str | None:
     """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # on a path without being installed
+    except metadata.PackageNotFoundError:  # the package is on the import path without being installed
         return None
 
 
 def _commit() -> dict[str, str | None]:
-    """Return commit and uncommitted changes of the git checkout that regard runs from, if it is one.
+    """Return the commit and the uncommitted changes of the git checkout of regard; None if there is no checkout.
 
-    External diff programs and text conversions of the repository's configuration are not run; filters that git needs to
-    compare a file, such as those of LFS, are. GIT_* variables, which a git hook sets, are ignored.
+    External diff programs and text conversions that the repository configures are not run. Filters that git needs to
+    compare a file, such as LFS filters, are run. GIT_* variables, which a git hook sets, are ignored.
     """
     here = Path(__file__).resolve().parent
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-# Dense bfloat16 FLOP/s of tensor cores by data sheet; the first entry that the device's name contains applies.
+# Dense bfloat16 FLOP/s of tensor cores, from data sheets. The first key that the device's name contains applies.
 PEAKS = MappingProxyType(
     {
         "B200": 2250e12,
@@ -28,7 +28,7 @@ PEAKS = MappingProxyType(
 
 
 def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Return the peak FLOP/s of a device in half precision; None if unknown, or if training uses another precision."""
+    """Return the peak FLOP/s of a device in half precision; None if it is unknown or `dtype` is None (float32)."""
     if device.type != "cuda" or dtype is None:
         return None
     name = torch.cuda.get_device_name(device)
@@ -36,5 +36,5 @@ def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
 
 
 def utilisation(flops_per_token: float, tokens_per_second: float, peak: float) -> float:
-    """Return the MFU of training at a speed, as a fraction of 1."""
+    """Return the MFU as a fraction of 1, from the FLOPs of a forward pass per token, the speed and the peak FLOP/s."""
     return 3 * flops_per_token * tokens_per_second / peak

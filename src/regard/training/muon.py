@@ -10,21 +10,21 @@ from torch import Tensor, nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic x (a + b x^2 + c x^4), whose slope at 0 is steep
 ITERATIONS = 5
 EPS = 1e-7
-RMS = 0.2  # of AdamW's updates, roughly
-# Elements in one batched product: it takes half the time of single products for small matrices, and longer where it
-# exceeds the cache.
+RMS = 0.2  # root mean square of AdamW's updates, roughly
+# Elements in one batched product. For small matrices, a batched product takes half the time of single products, but
+# more time if it exceeds the cache.
 BATCHED = 2**17
-BATCHED_CUDA = 2**25  # on a GPU the memory is the limit
+BATCHED_CUDA = 2**25  # on a GPU, memory is the limit
 
 
 class BatchedMuon(torch.optim.Optimizer):
     """Jordan et al. 2024: B = lerp(B, G, 1 - momentum); W = (1 - lr decay) W - lr c orth(lerp(G, B, momentum)).
 
     c = 0.2 sqrt(max(rows, columns)) gives updates the size of AdamW's (Liu et al. 2025). This is torch.optim.Muon with
-    adjust_lr_fn="match_rms_adamw", and with the same state, so a checkpoint of either continues with the other. Differs
-    in three ways: small matrices of one shape are multiplied together; Newton-Schulz runs in bfloat16 on CUDA only,
-    elsewhere in the dtype of the weights, because bfloat16 is slow on most CPUs and crashes some; and `lr` may be a
-    tensor, which a captured step reads every time.
+    adjust_lr_fn="match_rms_adamw", and both have the same state, so either can continue from a checkpoint of the other.
+    There are three differences. Small matrices of one shape are multiplied in one batched product. Newton-Schulz runs
+    in bfloat16 only on CUDA, and otherwise in the dtype of the weights, because bfloat16 is slow on most CPUs and
+    crashes some. `lr` may be a tensor, which a captured step reads every time.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
@@ -45,7 +45,7 @@ class BatchedMuon(torch.optim.Optimizer):
                     self._update(parameters[first : first + count], group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update matrices of one shape."""
+        """Update matrices that all have the same shape."""
         momentum, learning_rate = group["momentum"], group["lr"]
         rows, columns = parameters[0].shape[-2:]
         momenta = []
@@ -69,7 +69,7 @@ class BatchedMuon(torch.optim.Optimizer):
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
-    """Return about U V' of each U S V', m <= n: singular values between 0.7 and 1.2 by Newton-Schulz iteration."""
+    """Return about U V' for each matrix U S V' with m <= n: Newton-Schulz moves singular values into [0.7, 1.2]."""
     a, b, c = COEFFICIENTS
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=EPS)  # no singular value is above 1
     if x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):

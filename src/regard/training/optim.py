@@ -1,4 +1,4 @@
-"""Optimizer slot: torch's optimizers, and the groups of parameters by weight decay."""
+"""The Optimizer slot: specs of torch's optimizers, and parameter groups with and without weight decay."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from regard.training.muon import BatchedMuon
 from regard.tree import Spec
 
 Named = list[tuple[str, nn.Parameter]]
-ROUNDING = 1e-6  # torch adds it to the norm before it divides
+ROUNDING = 1e-6  # torch adds this to the gradient norm before dividing by it
 
 
 class OptimizerSpec(Spec):
@@ -23,19 +23,19 @@ class OptimizerSpec(Spec):
     learning_rate: float | None  # the peak learning rate; None: chosen from the model size
 
     def scaled(self, factor: float) -> "OptimizerSpec":
-        """Return the same optimizer with its learning rate times `factor`."""
+        """Return the same spec with its learning rate multiplied by `factor`."""
         return replace(self, learning_rate=resolved(self.learning_rate) * factor)  # type: ignore[type-var]
 
     @abstractmethod
     def build(self, model: nn.Module) -> "Optimizer":
-        """Return the optimizer of a model's parameters."""
+        """Return the optimizer for the parameters of a model."""
 
 
 class Optimizer:
-    """One or several of torch's optimizers used as one. Their groups cover every parameter exactly once."""
+    """One or more of torch's optimizers, used as one. Their groups contain every parameter exactly once."""
 
     def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer], capturable: bool = False) -> None:
-        """`capturable`: a CUDA graph can capture a step, which needs no value on the host."""
+        """`capturable`: a CUDA graph can capture a step, because the step needs no value on the host."""
         self.parts, self.capturable, self.factor = parts, capturable, 1.0
         covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
         trained = [id(p) for p in model.parameters() if p.requires_grad]
@@ -46,7 +46,7 @@ class Optimizer:
             self._rates_as_tensors(device)
 
     def _rates_as_tensors(self, device: torch.device) -> None:
-        """Store learning rates in tensors, which a captured step reads every time."""
+        """Store learning rates in tensors, which a captured step reads at every replay."""
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
@@ -78,7 +78,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the optimizers as tensors by name."""
+        """Return the state of all optimizers as tensors, by name."""
         saved: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             for number, entries in part.state_dict()["state"].items():
@@ -104,12 +104,12 @@ class Optimizer:
 
 
 def named(model: nn.Module) -> Named:
-    """Return the trained parameters with their names."""
+    """Return the trainable parameters with their names."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups: weight decay for projections; none for vectors such as biases, tables and filters."""
+    """Return two parameter groups: projections with weight decay; vectors, embedding tables and filters without."""
     decayed = [p for name, p in parameters if _is_matrix(name, p)]
     others = [p for name, p in parameters if not _is_matrix(name, p)]
     both = [
@@ -124,12 +124,12 @@ def _is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a parameter is a table of words, positions or memories, by its name."""
+    """Return whether the name of a parameter says that it is a table of word, position or memory embeddings."""
     return any(part in ("tables", "inputs", "position", "positions", "memory") for part in name.split("."))
 
 
 def check_rate(spec: Any) -> None:
-    """Refuse learning rates and weight decays out of range."""
+    """Raise SpecError if the learning rate or the weight decay is out of range."""
     if spec.learning_rate is not None and not 0 < spec.learning_rate < 100:
         raise SpecError("learning_rate", f"must lie above 0, not {spec.learning_rate}")
     if spec.weight_decay < 0:
@@ -137,7 +137,7 @@ def check_rate(spec: Any) -> None:
 
 
 def resolved(rate: float | None) -> float:
-    """Return a learning rate; refuse None."""
+    """Return the learning rate; raise SpecError if it is None."""
     if rate is None:
         raise SpecError("train.optimizer.learning_rate", "is not chosen yet; give a number")
     return rate
@@ -145,7 +145,7 @@ def resolved(rate: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AdamW(OptimizerSpec):
-    """Kingma and Ba 2015 with decoupled decay (Loshchilov and Hutter 2019); torch's, fused."""
+    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019): torch's fused version."""
 
     kind = "adamw"
     learning_rate: float | None = None
@@ -162,9 +162,9 @@ class AdamW(OptimizerSpec):
         return Optimizer(model, {"adamw": self.over(named(model))}, capturable=True)
 
     def over(self, parameters: Named) -> torch.optim.Optimizer:
-        """Return torch's AdamW over some of the parameters."""
+        """Return torch's AdamW for the given parameters."""
         rate = resolved(self.learning_rate)
-        # On a CPU the fused kernel supports float32 and float64, in which a CPU trains.
+        # On a CPU the fused kernel supports only float32 and float64, but a CPU trains in float32.
         return torch.optim.AdamW(
             groups(parameters, rate, self.weight_decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
         )
@@ -172,9 +172,9 @@ class AdamW(OptimizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Adafactor(OptimizerSpec):
-    """Shazeer and Stern 2018: the second moment as a product of a row and a column; torch's.
+    """Adafactor (Shazeer and Stern 2018), torch's version: the second moment is a product of a row and a column.
 
-    Differs from the paper: torch's takes the learning rate as given, scaled by the weights and clipped at `clip`.
+    Differs from the paper: torch uses the given learning rate, scaled by the weights, and clips updates at `clip`.
     """
 
     kind = "adafactor"
@@ -196,7 +196,7 @@ class Adafactor(OptimizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Muon(OptimizerSpec):
-    """Jordan et al. 2024: orthogonalised momentum for the matrices inside the model, `rest` for everything else."""
+    """Jordan et al. 2024: orthogonalised momentum for the inner matrices, `rest` for all other parameters."""
 
     kind = "muon"
     learning_rate: float | None = None
@@ -222,22 +222,22 @@ class Muon(OptimizerSpec):
         return replace(self, learning_rate=rate, rest=self.rest.scaled(factor))
 
     def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return Muon over some of the parameters."""
+        """Return Muon for the given matrices."""
         return BatchedMuon(
             matrices, lr=resolved(self.learning_rate), weight_decay=self.weight_decay, momentum=self.momentum
         )
 
 
 def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that Muon updates: matrices, and stacks of them such as those of experts."""
+    """Return the parameters that Muon updates, by name: matrices, and stacks of matrices, for example in experts."""
     return {name: p for name, p in named(model) if _is_matrix(name, p)}
 
 
 def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
-    """Scale the gradients to a norm of at most `most` (0: any), and return their norm before."""
+    """Clip the gradients to a norm of at most `most` (0: no clipping); return the norm before clipping."""
     trained = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
-    # On a CPU reading the norm costs nothing, and saves the multiplication of small gradients by 1.
+    # On a CPU, reading the norm costs nothing, and avoids multiplying the gradients by 1 if the norm is small.
     small = most <= 0 or (norm.device.type == "cpu" and bool(norm + ROUNDING <= most))
     if not small:
         nn.utils.clip_grads_with_norm_(trained, most, norm, foreach=True)

@@ -1,4 +1,4 @@
-"""The state of a training that checkpoints store, and which checkpoints a run is used by."""
+"""The state of a training run that checkpoints store, and the choice of the checkpoints that represent a run."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,36 +15,38 @@ ADDED_LATER = {"reached", "clock", "validation", "steps"}  # fields that older c
 
 @dataclass
 class Progress:
-    """The state of a training besides its weights and its optimizer."""
+    """The state of a training run, except its weights and its optimizer state."""
 
     step: int = 0
     place: Place = Place()
-    labels: int = 0  # learned from so far
-    seconds: float = 0.0  # spent on steps
+    labels: int = 0  # number of labels trained on so far
+    seconds: float = 0.0  # time spent on steps
     saved: list[int] = field(default_factory=list)  # steps of the regular checkpoints, oldest first
-    scores: dict[int, Metrics] = field(default_factory=dict)  # of validated steps whose weights may be kept
+    scores: dict[int, Metrics] = field(default_factory=dict)  # metrics of validated steps whose weights may be kept
     best: list[int] = field(default_factory=list)  # validated steps, best first
     reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
-    stale: int = 0  # validations since the last improvement of either
-    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling in float16
-    clock: float = 0.0  # wall-clock seconds of all sessions, with validation and all else
-    validation: float = 0.0  # seconds of the last one
-    steps: int = 0  # at which training ends, where a time budget decides
+    stale: int = 0  # validations since the criterion or the loss last improved
+    scaler: dict[str, float] = field(default_factory=dict)  # state of the loss scaling in float16
+    clock: float = 0.0  # wall-clock seconds of all sessions, including validation and saving
+    validation: float = 0.0  # duration of the last validation in seconds
+    steps: int = 0  # the step at which training ends; a time budget changes it
 
     def record(self) -> dict[str, Any]:
-        """Return the state as JSON."""
+        """Return the state as a JSON-compatible record."""
         return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Progress":
-        """Read the state from JSON."""
-        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # older ones have fewer
+        """Return the state from a JSON-compatible record."""
+        values = {
+            name: record[name] for name in cls.__dataclass_fields__ if name in record
+        }  # older checkpoints have fewer
         scores = {int(step): scores for step, scores in values["scores"].items()}
         return cls(**values | {"place": Place(**values["place"]), "scores": scores})
 
     @classmethod
     def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
-        """Read the state of a checkpoint; raise an error if something is missing or has another form."""
+        """Return the state in a checkpoint; raise DataError if something is missing or malformed."""
         try:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
@@ -59,14 +61,14 @@ class Progress:
 
 
 def final_steps(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
-    """Return the checkpoints whose mean becomes the final weights: the best, or the last."""
+    """Return the steps of the checkpoints whose mean becomes the final weights: the best ones, or the last ones."""
     return best if spec.choose == "best" and best else saved[-spec.average :]
 
 
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
-    """Return the checkpoint that represents an unfinished run: the latest, unless an earlier one validated better.
+    """Return the step of the checkpoint that represents an unfinished run: the latest, or an earlier, better one.
 
-    Never a mean of several, which has not been measured: while weights still change a lot, it is far worse than the
-    last checkpoint.
+    A mean of several checkpoints is never used, because it has not been validated. While weights still change a lot,
+    the mean is far worse than the last checkpoint.
     """
     return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest

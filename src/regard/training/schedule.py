@@ -1,4 +1,4 @@
-"""Schedule slot: the learning rate of every step, as a factor of its peak; pure functions without a state."""
+"""The Schedule slot: specs that give the learning rate of every step as a factor of its peak. They have no state."""
 
 import math
 from abc import abstractmethod
@@ -9,7 +9,7 @@ from regard.tree import Spec
 
 
 class Schedule(Spec):
-    """Slot: the course of the learning rate. Steps are counted from 1."""
+    """Slot: how the learning rate changes during training. Steps are counted from 1."""
 
     __slots__ = ()
 
@@ -19,18 +19,18 @@ class Schedule(Spec):
 
 
 def warm(step: int, warmup: int | None) -> float:
-    """Return the linear rise to 1 over `warmup` steps."""
+    """Return the factor of a linear warm-up, which rises to 1 over `warmup` steps; 1 without a warm-up."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
 def check_warmup(warmup: int | None) -> None:
-    """Refuse a negative warm-up."""
+    """Raise SpecError for a negative warm-up."""
     if warmup is not None and warmup < 0:
         raise SpecError("warmup", f"must be at least 0, not {warmup}")
 
 
 def check_share(name: str, share: float) -> None:
-    """Refuse a share outside of [0, 1]."""
+    """Raise SpecError for a share outside [0, 1]."""
     if not 0.0 <= share <= 1.0:
         raise SpecError(name, f"must lie in [0, 1], not {share}")
 
@@ -66,7 +66,7 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay(Schedule):
-    """Linear warm-up, then linear decay to `floor`, which would be reached one step after the last."""
+    """Linear warm-up, then linear decay to `floor`, which the step after the last one would reach."""
 
     kind = "linear"
     warmup: int | None = None
@@ -100,7 +100,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Linear warm-up, constant, then linear decay to `floor` over the last `decay` of all steps (Hu et al. 2024)."""
+    """Linear warm-up, constant, then linear decay to `floor` (Hu et al. 2024). `decay` is the share of decay steps."""
 
     kind = "warmup_stable_decay"
     warmup: int | None = None
@@ -118,5 +118,5 @@ class WarmupStableDecay(Schedule):
 
 
 def _progress(step: int, begin: int, steps: int) -> float:
-    """Return the share of the steps after `begin` that is done; that of the last step is below 1."""
+    """Return the share of the steps after `begin` that precede `step`; it is below 1 at the last step."""
     return min(1.0, max(0, step - begin - 1) / max(1, steps - begin)) if step > begin else 0.0

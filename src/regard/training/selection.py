@@ -1,4 +1,4 @@
-"""Select checkpoints by their validation scores: which are best, and whether training still improves."""
+"""Rank checkpoints by their validation scores, and detect whether training still improves."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 Metrics = dict[str, float]
 
-ERROR = "standard_error"  # in the metrics: the standard error of the criterion on this validation set
+ERROR = "standard_error"  # name of a metric: the standard error of the criterion on this validation set
 # Two checkpoints are measured on the same sentences, so their difference varies less than either score: the paired
 # standard error was 0.4 to 0.7 of the standard error of one score (docs/decisions/013-selection.md).
 PAIRED = 0.5
@@ -14,7 +14,7 @@ PAIRED = 0.5
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric that ranks checkpoints, by its name, and its direction."""
+    """The name of the metric that ranks checkpoints, and its direction."""
 
     name: str
     higher_is_better: bool
@@ -24,11 +24,12 @@ LOSS = Criterion("loss", False)
 
 
 def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics) -> list[int]:
-    """Return the validated steps, best first; `reached` holds the best values so far (`improvements`).
+    """Return the validated steps, best first; `reached` has the best values so far (see `improvements`).
 
-    A decoded metric of a few hundred sentences is noisy, and it ties while nothing is right yet; the loss is neither.
-    So the steps whose score is within the noise of the highest are ranked by their loss (the rule of one standard
-    error, Breiman et al. 1984), and the others by their score. Ties go to the lower loss, then to the earlier step.
+    A metric of a few hundred decoded sentences is noisy, and all steps tie while no output is right. The loss has
+    neither problem. So steps whose score is within the noise of the best score are ranked by their loss (the rule of
+    one standard error, Breiman et al. 1984), and all other steps by their score. Of two steps with equal scores, the
+    one with the lower loss comes first, then the earlier one.
     """
     bound = _cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
 
@@ -40,9 +41,9 @@ def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics)
 
 
 def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Metrics:
-    """Return those of criterion and loss that are better than `reached`, with the standard error of the criterion.
+    """Return the criterion and the loss, each only if better than in `reached`; the criterion with its standard error.
 
-    Either is progress: a model whose loss falls still learns, even if none of its outputs is right yet.
+    Either improvement is progress: a model whose loss falls still learns, even if none of its outputs is right yet.
     """
     better = [each.name for each in (criterion, LOSS) if _cost(metrics, each) < _cost(reached, each)]
     if criterion.name in better and ERROR in metrics:
@@ -51,6 +52,6 @@ def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Me
 
 
 def _cost(metrics: Metrics, criterion: Criterion) -> float:
-    """Return a metric as something to minimise; infinite if it is missing or not a number."""
+    """Return the value of a metric as a cost to minimise; infinite if it is missing or NaN."""
     value = metrics.get(criterion.name, math.nan)
     return math.inf if math.isnan(value) else -value if criterion.higher_is_better else value

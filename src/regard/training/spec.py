@@ -18,30 +18,32 @@ class TrainSpec(Spec):
 
     kind = "train"
     steps: int | None = None
-    # Time budget in seconds, over all sessions: the learning rate schedule ends with it, or after `steps` if sooner.
+    # Time budget in seconds for all sessions. The learning rate schedule ends with it, or after `steps` if sooner.
     time: float | None = None
     seed: int = 1
     optimizer: OptimizerSpec | None = None
     schedule: Schedule = InverseSqrt()
-    # Gradient accumulation: batches per step. The gradient is that of one large batch, except that auxiliary losses
-    # (and the capacity of experts) are computed for each batch.
+    # Gradient accumulation: batches per step. The gradient is the same as for one large batch, except that auxiliary
+    # losses (and the capacity of experts) are computed for each batch.
     accumulate: int = 1
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere
-    ema: float = 0.0  # decay of a moving average of the weights, which is then validated and saved; 0: none
+    ema: float = 0.0  # decay of a moving average of the weights, which is validated and saved; 0: no average
     validate_every: int | None = None
     save_every: int | None = None  # None: at each validation
     log_every: int = 50
     keep: int = 5  # number of recent checkpoints whose weights are kept
     choose: Literal["best", "last"] = "best"  # final weights: best by validation, or the last
-    average: int = 1  # checkpoint averaging: how many, if their mean validates better than each of them
-    # The metric that ranks checkpoints, by name or as module:Class; within the noise of the validation set, the loss
-    # does. auto: for translation bleu, or chrf where targets are too short for it; accuracy for classification; loss
-    # otherwise.
+    average: int = 1  # number of checkpoints to average, if their mean validates better than each of them
+    # The metric that ranks checkpoints, as a name or module:Class. Checkpoints that differ only by the noise of the
+    # validation set are ranked by loss. auto: bleu for translation (chrf if targets are too short for bleu), accuracy
+    # for classification, loss otherwise.
     criterion: str = "auto"
-    decode: int = 500  # number of validation records that are translated each time
-    bleu_tokenize: str = "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, by script
-    # Early stopping after this many validations without improvement of criterion or loss; 0: never.
+    decode: int = 500  # number of validation examples that are translated in each validation
+    bleu_tokenize: str = (
+        "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, depending on the script
+    )
+    # Early stopping: number of validations in which neither criterion nor loss improves; 0: never stop early.
     patience: int | None = None
     compile: bool | None = None  # torch.compile; None: on CUDA, if batches have one shape and it saves time
 
