@@ -17,8 +17,8 @@ from regard.nn.linear import Linear
 def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int = 0, init: bool = True) -> Model:
     """Return the model that `spec` describes. The same seed gives the same weights on every device.
 
-    `device="meta"` allocates no memory, which suffices for counts and checks. `init=False` leaves the weights
-    uninitialised, so that other weights can be loaded.
+    `device="meta"` builds the model without allocating memory, for example to count parameters. `init=False` leaves the
+    weights uninitialised, so that other weights can be loaded.
     """
     require(
         isinstance(spec, ModelSpec),
@@ -41,7 +41,7 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
 
 @contextmanager
 def _memory_error_in_words() -> Iterator[None]:
-    """Raise a SpecError inside this context if a weight does not fit into memory or its size overflows."""
+    """Raise a SpecError if a weight built inside this context does not fit into memory or has a size that overflows."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:

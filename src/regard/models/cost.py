@@ -165,7 +165,7 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
     counted, total = _counted(model, _batch(model, length))
     flops: dict[str, float] = {}
     own = {module: counted.get(module, 0.0) for module in owners}
-    for module in owners:  # a module that contains others keeps the remaining FLOPs
+    for module in owners:  # FLOPs of a module exclude those of the owners inside it
         holder = _holder(module, owners)
         if holder is not None:
             own[holder] -= counted.get(module, 0.0)

@@ -63,8 +63,8 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
     """Return the order of the joined tokens, and the joined batch.
 
-    In the joined batch, the source of each segment is followed by its target, and padding is last. The order is the
-    index of each joined token in the row [source, target]. The positions of a target continue those of its source.
+    In the joined batch, the source of each segment is followed by its target, and padding is last. The order holds,
+    for each joined token, its column in [source, target]. The positions of a target continue those of its source.
     """
     S, T = source.shape[1], batch.target.shape[1]
     sides = ((source, batch.source_seg, batch.source_pos), (batch.target, batch.target_seg, batch.target_pos))

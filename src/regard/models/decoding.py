@@ -40,7 +40,7 @@ class Decoding:
             state.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether `keep` is possible, because every state can drop rows and shapes may change."""
+        """Return whether `keep` is possible, which needs states that can drop rows, and shapes that may change."""
         return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
@@ -78,7 +78,7 @@ def select(x: Tensor | None, rows: Int[Tensor, " r"]) -> Tensor | None:
 
 
 def flat(states: Iterable[Any]) -> Iterator[Any]:
-    """Yield every state in `states`, in which a call has None, one state, or a tuple of states."""
+    """Yield every single state in `states`, whose entries are None, one state, or a tuple of entries."""
     for state in states:
         if isinstance(state, tuple):
             yield from flat(state)
@@ -94,9 +94,9 @@ def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Fl
 
 
 def padding_mask(seg: Int[Tensor, "B S"] | None, static: bool = False) -> Mask:
-    """Return the padding mask of the memory, which is empty without padding.
+    """Return the mask that hides padding in the memory, or an empty mask if there is no padding.
 
-    With `static`, the mask always has a `k_seg` if `seg` is given, because later sources may have padding.
+    With `static`, the mask contains `seg` even without padding, because later sources may have padding.
     """
     if seg is None or (not static and bool((seg != 0).all())):
         return Mask()

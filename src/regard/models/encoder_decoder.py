@@ -117,9 +117,7 @@ class EncoderDecoderModel(TwoSided):
         sources, S, _ = memory.x[0].shape
         rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
-        ctx = Context(
-            cross, cross, memory
-        )  # `cross` also stands in for the self-attention view, which is not used here
+        ctx = Context(cross, cross, memory)  # `start` reads only the memory, so `cross` may replace the own view
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
 
     def step(

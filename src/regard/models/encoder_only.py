@@ -162,7 +162,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per batch row, tanh(x_first W + b), as in BERT's pooler. There is no loss to train it by itself."""
+    """One vector per batch row, tanh(x_first W + b), as in BERT's pooler. It has no loss and cannot be trained."""
 
     kind = "pooled"
 

@@ -13,7 +13,7 @@ from regard.nn.vocab.tables import Table
 
 
 class Loss(NamedTuple):
-    """The loss, summed over the labels of a batch. Divide by the sum of `tokens` over all batches of a step."""
+    """The loss, summed over the labels of a batch. Divide by the sum of `tokens` over a whole step, never per batch."""
 
     total: Float[Tensor, ""]  # the objective, with label smoothing, without `aux`
     tokens: Float[Tensor, ""]  # the sum of the label weights

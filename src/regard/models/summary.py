@@ -11,7 +11,7 @@ WIDTH = 80
 def summary(model: nn.Module) -> str:
     """Return a tree of all parts that have parameters, with one line for equal neighbouring parts.
 
-    The number in a line is the parameter count of the part, including the lines below it. After "6 x", the number is
+    The number in a line is the parameter count of the part, including the parts below it. After "6 x", the number is
     that of one of six equal parts. Tied tables and shared blocks are counted once.
     """
     lines = [(type(model).__name__, _size(model)), *_inside(model, "  ")]

@@ -134,7 +134,7 @@ class ConvolutionModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         g = F.glu(self.gated(x), -1)
         weights = widen(self.filters(g)).softmax(-2).to(g.dtype)
-        if self.training and self.dropout.p > 0.0:  # dropout masks differ between positions
+        if self.training and self.dropout.p > 0.0:  # each position has its own dropout mask
             weights = self.dropout(weights.expand(*g.shape[:2], -1, -1))
         stream = pad_stream(g, self.extent, ctx.own, state)
         return self.output(convolve(stream, weights, other_segments(self.extent, ctx.own)))
@@ -167,7 +167,7 @@ class PredictedFilters(nn.Module):
 
 
 class TwoProjections(nn.Module):
-    """Apply the bias c and the pointwise projection W_p of the convolution, then the output projection W_o."""
+    """The bias c and pointwise projection W_p of the convolution, then the output projection W_o: (y + c) W_p W_o."""
 
     def __init__(self, bias: bool, site: Site) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class MixtureOfExperts(BranchSpec):
     experts: int = 32
     d_hidden: int | None = None  # None: 2 * d_model, so that two experts cost as much as one feed-forward layer
     activation: Activation = "relu"
-    capacity: float = 1.25  # of all experts together, relative to the tokens of a group
+    capacity: float = 1.25  # total capacity of all experts, as a multiple of the tokens in a group
     group: int = 1024  # largest number of tokens that share a capacity
     threshold: float = 0.2
     balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of first choices, P: mean probability
@@ -63,7 +63,7 @@ class Switch(BranchSpec):
     experts: int = 32
     d_hidden: int | None = None  # None: 4 * d_model
     activation: Activation = "relu"
-    capacity: float = 1.25  # of all experts together, relative to the tokens of a group
+    capacity: float = 1.25  # total capacity of all experts, as a multiple of the tokens in a group
     group: int = 1024  # largest number of tokens that share a capacity
     jitter: float = 0.01
     balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of choices, P: mean probability

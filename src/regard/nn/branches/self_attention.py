@@ -18,7 +18,7 @@ from regard.nn.position.base import Position, check_shared_sizes
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(BranchSpec):
-    """Self-attention of Vaswani et al. 2017: concat_h(softmax(scale q_h k_h') v_h) W_o; x is projected to q, k and v.
+    """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale q_h k_h') v_h) W_o, with q, k, v projected from x.
 
     If `kv_heads` is below `heads`, several query heads share each key-value head (Ainslie et al. 2023; 1 is multi-query
     attention, Shazeer 2019). `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
@@ -34,8 +34,8 @@ class SelfAttention(BranchSpec):
     query_key_norm: Norm = NoNorm()
     output: bool = True  # whether there is a W_o; CS 182 and USC 467 have none
     bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # replaces the stack's in this layer
-    attention_pattern: AttentionPattern | None = None  # replaces the stack's in this layer
+    position: Position | None = None  # of this layer; None: the stack's
+    attention_pattern: AttentionPattern | None = None  # of this layer; None: the stack's
 
     def check(self) -> None:
         check_sizes(self)
@@ -85,7 +85,7 @@ class SelfAttentionModule(Branch):
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """Return the stack's view with the attention pattern and position scheme of this layer, if it has its own."""
+        """Return the stack's view. An attention pattern or position scheme of this layer replaces the stack's."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

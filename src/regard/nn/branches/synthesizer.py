@@ -199,7 +199,7 @@ class Synthesizer(BranchSpec):
     max_len: int = 512
     scale: Scale = "sqrt"  # of q.k, unless `mix` is "alone"
     bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # replaces the stack's in this layer
+    position: Position | None = None  # of this layer; None: the stack's
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Refuse a position scheme that acts on queries and keys, because a synthesizer may have neither."""
+    """Refuse a position scheme that acts on queries and keys, which a synthesizer may lack."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),

@@ -25,7 +25,7 @@ class Funnel(StackSpec):
     """Groups of layers, where each later group halves the sequence length. Dai et al. 2020, Narang et al. 2021.
 
     In the first layer of each later group, pairs of neighbouring tokens are mean-pooled after the first branch
-    (self-attention and its residual connection). The pooled tokens are then numbered from 0.
+    (self-attention and its residual connection). The positions of the pooled tokens start at 0 again.
 
     Differs from Dai et al., who pool only the queries of that self-attention.
     """
@@ -117,8 +117,8 @@ def halved(
 ) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
     """Return the means of pairs of neighbouring tokens, and the segment of each pair.
 
-    A last token without a neighbour is unchanged. Padding is not averaged, which differs from Narang et al. 2021, whose
-    output depends on the padded length.
+    A last token without a neighbour is unchanged. The means exclude padding. In Narang et al. 2021 they include
+    padding, so that the output depends on the padded length.
     """
     if x.shape[1] % 2:
         x = torch.cat((x, x[:, -1:]), 1)

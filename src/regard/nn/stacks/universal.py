@@ -53,7 +53,7 @@ class Universal(StackSpec):
 
 @dataclass(frozen=True, slots=True)
 class UniversalACT(StackSpec):
-    """`Universal` with adaptive computation time (ACT), where each token halts on its own. Graves 2016.
+    """`Universal` with adaptive computation time (Graves 2016, Dehghani et al. 2019): each token halts on its own.
 
     After step n, a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). The token halts at the
     first step N with p_1 + ... + p_N > 1 - epsilon, or at the last step. The output for the token is
