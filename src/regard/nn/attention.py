@@ -1,4 +1,4 @@
-"""Scaled dot-product attention under a mask: softmax(scale q k' + bias) v. `regard.fast` has faster kernels for it."""
+"""Scaled dot-product attention under a mask: softmax(scale q k' + bias) v. `regard.fast` has faster kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +80,7 @@ def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H 
 
 
 def visible(view: View) -> Tensor | None:
-    """Return whether each query sees each key, with shape (b, 1, t, S), or None if all keys are visible."""
+    """Return the visibility of every (query, key) pair, (b, 1, t, S), or None if nothing is hidden."""
     return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 

@@ -32,7 +32,7 @@ class Bridge(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Last(Bridge):
-    """Every decoder block attends to the last layer of the encoder."""
+    """A bridge that gives the last encoder layer to every decoder block."""
 
     kind = "last"
 

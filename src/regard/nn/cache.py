@@ -161,11 +161,11 @@ class KVCache(Rewritten):
         if self.keys is None or self.values is None:
             return
         live = self.rows.reach(0)
-        for cache in (self.keys, self.values):  # in place, as a CUDA graph needs fixed addresses
+        for cache in (self.keys, self.values):  # in place, because a CUDA graph needs fixed addresses
             cache[:, :, :live] = cache[:, :, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move the kept rows to the front of the storage and shorten it to them."""
+        """Move the rows listed in `rows` to the front of the storage, and drop all others."""
         if self.keys is None or self.values is None:
             return
         n, live = rows.shape[0], self.rows.reach(0)
@@ -199,7 +199,7 @@ class ActivationCache(Rewritten):
             self.x[:, :live] = self.x[:, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move the kept rows to the front of the storage and shorten it to them."""
+        """Move the rows listed in `rows` to the front of the storage, and drop all others."""
         if self.x is not None:
             n, live = rows.shape[0], self.rows.reach(0)
             self.x[:n, :live] = self.x[:, :live].index_select(0, rows)
@@ -256,7 +256,7 @@ class ConvolutionCache(Rewritten):
         return torch.cat([whole[:, i : i + T] for i in range(0, self.size + 1, self.dilation)], -1)
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        if self.x is not None:  # in place, as a CUDA graph needs fixed addresses
+        if self.x is not None:  # in place, because a CUDA graph needs fixed addresses
             self.x.copy_(self.x.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002

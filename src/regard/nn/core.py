@@ -47,7 +47,7 @@ class Site:
     init_: "Init"
     sees_ahead: bool = False  # whether tokens of a prefix attend to the whole prefix, in a causal stack
     position: "Position | None" = None  # position scheme shared by the layers of the stack
-    positions: Mapping[int, "Position"] = field(default_factory=dict)  # for other numbers of heads, which are the keys
+    positions: Mapping[int, "Position"] = field(default_factory=dict)  # schemes keyed by number of heads
     nested: bool = False  # whether an outer branch projects the attention heads
     path: str = ""
 

@@ -20,7 +20,7 @@ from regard.nn.vocab.tables import Table
 class Sinusoidal(Additive):
     """Vaswani et al. 2017: sin(pos * w_k), cos(pos * w_k) with w_k = base^(-2k / d), k = 0 .. d/2 - 1.
 
-    Three conventions are in use. `start=1` counts k from 1, as COMP7607 and CS 224n print it. `denominator="span"`
+    Three conventions are in use. `start=1` counts k from 1, as in COMP7607 and CS 224n. `denominator="span"`
     divides by d/2 - 1 so that the last frequency is exactly 1 / base (tensor2tensor, fairseq). `layout="halves"` puts
     all sines before all cosines (Hugging Face Marian) instead of interleaving them.
     """

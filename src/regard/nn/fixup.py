@@ -58,11 +58,11 @@ class FixupEnd(nn.Module):
 class FixupLinear(Linear):
     """Feed-forward projections without biases, and (x + u) W_down' with a learned scalar u, initially 0.
 
-    All other projections are as in `Dense`.
+    A `bias` set in a feed-forward branch adds biases there. All other projections are as in `Dense`.
     """
 
     kind = "fixup_linear"
-    bias: bool = True  # in all other projections
+    bias: bool = True  # default for all other projections
 
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
         if not widths.keys() & {"up", "gate", "down"}:

@@ -15,13 +15,13 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrent(Residual):
-    """x + (1 - z) y + z c with y = f(norm(x)): the gates of a GRU around a branch, in the form of Narang et al. 2021.
+    """x + (1 - z) y + z c with y = f(norm(x)): the gates of a GRU around a branch, as in Narang et al. 2021.
 
     z = sigmoid([n(x); n(y)] W_z + b_z), r = sigmoid([n(n(x)); n(n(y))] W_r + b_r),
     c = sigmoid([n(r * x); n(y)] W_c + b_c), where n is a second norm, shared by all inputs of the gates.
 
     Differs from Cho et al. 2014: the candidate c has a sigmoid instead of tanh, the inputs of the reset gate r are
-    normed twice, and the result is added to x instead of replacing it.
+    normalised twice, and the result is added to x instead of replacing it.
     """
 
     kind = "gated_recurrent"

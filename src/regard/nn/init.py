@@ -19,7 +19,7 @@ class Init(Spec):
 
     @abstractmethod
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
-        """Initialise `weight` in place: a projection (out, in) or an embedding table (ids, width)."""
+        """Initialise `weight` in place: a projection (out, in), or a table (rows, width) of embeddings or positions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class InputSpec(Spec):
 
 
 class Input(nn.Module):
-    """Abstract: the module of an `InputSpec`."""
+    """Abstract: the module built by an `InputSpec`."""
 
     @abstractmethod
     def forward(

@@ -43,7 +43,7 @@ class Mask:
         return reduce(torch.logical_and, conditions)[:, None] if conditions else None
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
-        """Return the conditions of the definition above that may hide a key from a query."""
+        """Return those conditions in the docstring of `Mask` that may hide a key from a query."""
         conditions: list[Tensor] = []
         if self.packed:
             assert self.q_seg is not None
@@ -111,7 +111,7 @@ class View:
         return self.lowered[key]
 
     def with_positions(self, position: Callable[["View"], Terms] | None, by_heads: Any = None) -> "View":
-        """Return this view with the terms of a position scheme, and views for other numbers of heads in `by_heads`."""
+        """Return this view with the terms of `position`. `by_heads` maps other numbers of heads to position schemes."""
         view = self if position is None else self.with_terms(position(self))
         others = {int(heads): self.with_terms(other(self)) for heads, other in (by_heads or {}).items()}
         return replace(view, by_heads=others) if others else view

@@ -15,6 +15,4 @@ class Terms:
     offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values
     bias: Float[Tensor, "b H T S"] | None = None  # added to the scores, independent of the content
     content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
-    context: Callable[[Tensor], Tensor] | None = (
-        None  # added to the output, depends on the weights: (B, H, T, S) -> (B, H, T, V)
-    )
+    context: Callable[[Tensor], Tensor] | None = None  # added to the output: weights -> (B, H, T, V)

@@ -39,7 +39,7 @@ class Vectors(InputSpec):
 
 
 class VectorsModule(Input):
-    """The module of `Vectors`."""
+    """The module built by `Vectors`."""
 
     def __init__(self, spec: Vectors, site: Site) -> None:
         super().__init__()

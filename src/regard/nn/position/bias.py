@@ -90,8 +90,8 @@ class T5BiasModule(PositionTerms):
 class ALiBi(Position):
     """Press et al. 2022: score - m_h |i - j| with constant slopes m_h = 2^(-8h / H).
 
-    If H is not a power of two, the slopes are those of the next smaller power and then every second slope of the next
-    larger, as in the paper's code.
+    If H is not a power of two, the slopes are those for the next smaller power of two, followed by every second slope
+    for the next larger one, as in the paper's code.
     """
 
     kind = "alibi"

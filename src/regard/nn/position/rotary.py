@@ -17,7 +17,7 @@ from regard.nn.terms import Terms
 class Rotary(Position):
     """Su et al. 2021: channel pairs of queries and keys rotated by pos * base^(-2k / d), so that q.k depends on i - j.
 
-    Pairs are (k, k + d/2), the layout of GPT-NeoX and Llama. Keys are rotated before they are cached.
+    Pairs are (k, k + d/2), as in GPT-NeoX and Llama. Keys are rotated before they are cached.
     """
 
     kind = "rotary"
