@@ -181,7 +181,7 @@ def _check_arguments(words: list[str]) -> None:
 
 
 def _write_utf8() -> None:
-    """Make output to files and pipes UTF-8, independent of the locale. A terminal keeps its own encoding."""
+    """Use UTF-8 for output to files and pipes, independent of the locale. A terminal keeps its own encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             encoding = stream.encoding if stream.isatty() else "utf-8"

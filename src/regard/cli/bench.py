@@ -40,9 +40,10 @@ def bench(
 ) -> None:
     """Compare the speed of regard with that of other libraries, on the same model and sentences.
 
-    The libraries take short turns in many rounds. Speed is the number of tokens, without padding, per CPU second on a
-    CPU or per second on a GPU. The ratio to the fastest other library is computed in every round, and its median and
-    95 % interval are printed.
+    The libraries take short turns in many rounds. Speed is the number of
+    tokens, without padding, per CPU second on a CPU or per second on a GPU.
+    The ratio to the fastest other library is computed in every round. The
+    median and the 95 % interval of this ratio are printed.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")

@@ -22,8 +22,8 @@ def check(
 ) -> None:
     """Test a part in tiny models, and report for each law whether the part keeps or breaks it.
 
-    The exit code is 1 if a law is broken. MODULE is imported, also from the current folder, so check only code that
-    you trust.
+    The exit code is 1 if a law is broken. MODULE is imported, also from the
+    current folder, so check only code that you trust.
 
     \b
     causality   no output depends on a later token

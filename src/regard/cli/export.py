@@ -26,9 +26,11 @@ def export(
 ) -> None:
     """Convert a run to the format of another engine, and verify its outputs.
 
-    Both engines translate texts from the validation set. The number of equal outputs and the largest difference between
-    log-probabilities are printed and stored in regard.json. A float export that differs by more than rounding fails
-    (exit code 2) and leaves no files. Parts that the engine does not support are refused by name.
+    Both engines translate texts from the validation set. The number of equal
+    outputs and the largest difference between log-probabilities are printed
+    and stored in regard.json. If a float export differs by more than rounding,
+    the command fails (exit code 2) and leaves no files. If the engine does not
+    support a part of the model, the error names this part.
     """
     from regard.inference.export import Check, sentence
     from regard.runs.trained_model import load

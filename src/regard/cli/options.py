@@ -62,7 +62,9 @@ def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             function(**options)
 
         run.__name__, run.__doc__ = function.__name__, _one_line_paragraphs(function)
-        positional = sorted(parameters, key=lambda p: p.default is not p.empty)  # stable: the order of the help
+        positional = sorted(
+            parameters, key=lambda p: p.default is not p.empty
+        )  # a stable sort keeps the order of the help
         run.__signature__ = inspect.Signature(positional)
         app.command(rich_help_panel=panel)(run)
         return function

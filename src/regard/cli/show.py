@@ -31,7 +31,8 @@ def show(
 ) -> None:
     """Print a model as a tree, with its changes and the parameters and FLOPs per token of every part.
 
-    Without an argument, list the presets. For a run, print the recipe, the scores and the SHA-256 of the weights.
+    Without an argument, list the presets. For a run, print the recipe, the
+    scores and the SHA-256 of the weights.
     """
     if model is None:
         _list_presets(as_json)

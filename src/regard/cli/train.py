@@ -150,7 +150,7 @@ def train(
     )
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
     check_request(request)
-    set_threads(threads, "train", device)  # the first time, this measures the machine for some seconds
+    set_threads(threads, "train", device)  # the first call measures the machine for some seconds
     run, outcome = start_run(request, out, options)
     _finish(run, outcome, as_json, quiet)
 

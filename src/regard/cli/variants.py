@@ -22,8 +22,9 @@ def variants(
 ) -> None:
     """List the modifications: the 52 from Narang et al. 2021, and others from earlier and later papers.
 
-    The columns are the row in the table of Narang et al., the name, the group, the number of parameters of the modified
-    base model, and a description with the paper.
+    The columns are the row in the table of Narang et al., the name, the group,
+    the number of parameters of the modified base model, and a description with
+    the paper.
     """
     from regard.presets import preset
     from regard.variants import described, select

@@ -50,7 +50,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
     began: float | None = None,
     plain: bool = False,
 ) -> Trainer:
-    """Return a trainer for the recipe that has not yet taken a step.
+    """Return the trainer for a recipe, before the first training step.
 
     Training starts from the weights of `parent`. If `parent` is None, the weights are initialised with the seed of the
     recipe. The other arguments after `device` are passed to `Trainer`.
@@ -83,9 +83,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
 def keep_compiled_code() -> None:
     """Make `torch.compile` store its output in the cache of regard, unless the environment names another folder."""
     folder = os.environ.get(COMPILE_CACHE, "")
-    default = not folder or Path(folder).name.startswith(
-        "torchinductor_"
-    )  # torch's default folder, which a reboot may clear
+    default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a reboot may clear
     if default and (compiled := cache.compile_folder()) is not None:
         os.environ[COMPILE_CACHE] = str(compiled)
 

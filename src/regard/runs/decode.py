@@ -100,7 +100,7 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
-    """Return the text interface of an ensemble of runs, which must have the same tokenizers and objective."""
+    """Return runs as one ensemble for text. The runs must have the same tokenizers and objective."""
     first = runs[0]
     generators: list[Generator] = []
     for run in runs:

@@ -44,7 +44,7 @@ class Test:
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
 
-    @cached_property  # read once: it may be a pipe
+    @cached_property  # the file is read only once, because it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of source and reference on which a translator is tested."""
         self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
@@ -88,7 +88,7 @@ class Outputs:
     likelihood: list[Likelihood]  # of each reference; empty if unknown
 
 
-# The metrics if none is named. COMPARED: those by which two systems are then compared.
+# The default metrics. The difference between two systems is tested for those in COMPARED.
 TRANSLATION = ("bleu", "chrf", "ter", "exact_match")
 CLASSIFICATION = ("accuracy", "matthews")
 COMPARED = ("bleu", "chrf", "accuracy")
@@ -234,7 +234,7 @@ def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metri
 def _inputs(
     outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
 ) -> tuple[Sequence[Any], Sequence[str]]:
-    """Return the inputs of a metric: outputs and references, or likelihoods.
+    """Return the inputs of a metric: outputs and references, or likelihoods without references.
 
     Raise an error if the system does not have these inputs.
     """

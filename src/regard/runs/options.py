@@ -27,7 +27,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 class RequestOptions(TypedDict, total=False):
-    """The training text, and settings of the recipe that are not to be chosen automatically."""
+    """The training text and settings of the recipe. Settings that are not given are chosen automatically."""
 
     source: str | Path | None  # source text, one sentence per line
     target: str | Path | None  # the translation of the source, line by line

@@ -144,7 +144,7 @@ def check_request(request: RecipeRequest) -> None:
         request.data.tokenizer.learn(())
     if request.model is not None:
         _, model = model_for(request, None, lambda _: {})
-        if not request.data.objective.labelled:  # fitting may still replace the model's task
+        if not request.data.objective.labelled:  # fitting may still replace the task of the model
             check_family(model, request.data.objective)
     elif request.changes or request.variants:
         _check_modifications(request)

@@ -25,7 +25,7 @@ from regard.runs.trained_model import TrainedModel
 from regard.training.spec import TrainSpec
 from regard.tree import edit
 
-ATTENTION_SETTINGS = frozenset({"heads", "d_head", "attention_dropout"})  # used by no part but attention
+ATTENTION_SETTINGS = frozenset({"heads", "d_head", "attention_dropout"})  # used only by attention
 
 
 def resolve(  # noqa: PLR0913  # ablations pass all of them
@@ -91,7 +91,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
     if packs and device.type == "cuda" and not request.fixes_rows and fitting.packs(model, data.objective):
         rows = fitting.packed(batching, longest_packed(data))
         budget = getattr(request.data.batching, "tokens", None)
-        if budget is None or budget == rows.tokens:  # a budget that the recipe gives is kept
+        if budget is None or budget == rows.tokens:  # keep a budget that the recipe gives
             batching = rows
             reasons.append(f"rows: texts packed into rows of {rows.length} tokens, so that all batches have one shape")
     spec = replace(data.spec, train=request.data.train, valid=request.data.valid, batching=batching)

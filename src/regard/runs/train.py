@@ -109,7 +109,7 @@ def start_run(
 
 
 def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
-    """Raise an error if the folder contains other files than a lock and those in `beside`."""
+    """Raise an error if the folder contains files other than a lock, temporary files and those in `beside`."""
     free = not folder.path.exists() or (
         folder.path.is_dir()
         and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
@@ -145,7 +145,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
     console = TrainingConsole(quiet=options.quiet)
     if not folder.final.exists():
         with locked(folder.path, writes=folder.writes):
-            if not folder.final.exists():  # another process may have finished it a moment ago
+            if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
                 trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console)
                 trainer.resume()
@@ -226,7 +226,10 @@ def _prepared(
         if request.data.objective.labelled:
             objective = request.data.objective.with_labels(labels_after(parent, request.data, console.report))
             request = replace(request, data=replace(request.data, objective=objective))
-        spec, known = request.data, parent.recipe.data  # the model has positions for texts of the parent's length
+        spec, known = (
+            request.data,
+            parent.recipe.data,
+        )  # keep the length limit of the parent, whose model may have no more positions
         spec = replace(
             spec, tokenizer=known.tokenizer, max_len=spec.max_len or known.max_len, long=spec.long or known.long
         )

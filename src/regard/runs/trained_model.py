@@ -221,7 +221,7 @@ class TrainedModel:
         rows = self._rows_to_score(records, warn, first)
         scores = score(self.model, self.objective, rows, self.device, batch_size, first)
         for i, record in enumerate(records):
-            if isinstance(record, Output) and not record.read:  # the model did not compute it
+            if isinstance(record, Output) and not record.read:  # the output was not computed by the model
                 scores[i] = TextScore(record.log_prob, (), 0)
         return scores[0] if single else scores
 
@@ -358,7 +358,9 @@ class TrainedModel:
         return None
 
     def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
-        """Return texts as one batch in the format used in training, such as for `run.model.loss(run.batch(records))`.
+        """Return texts as one batch, in the format used in training.
+
+        For example, `run.model.loss(run.batch(records))` is the loss on these texts.
 
         `records` are pairs (source, target), single texts, or pairs (label, text), and the rows have the same order.
         The texts of a stream are joined and cut into windows. A single text that is longer than `data.max_len` takes
@@ -523,6 +525,6 @@ def choose_device(name: str) -> torch.device:
     if not available[kind]:
         raise SpecError("--device", f"there is no {kind} device here; use auto or cpu")
     if kind == "cuda":
-        # cuDNN's attention plans every new shape for a tenth of a second, and batches of text hardly repeat a shape.
+        # cuDNN attention takes a tenth of a second to plan each new shape, and batches of text rarely repeat a shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(kind if name == "auto" else name)
