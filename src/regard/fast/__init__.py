@@ -1,7 +1,7 @@
-"""Faster forms of the modules of `regard.nn`: kernels, fused modules, prepacked weights, shared caches, GPU search.
+"""Faster forms of the modules in `regard.nn`: kernels, fused modules, prepacked weights, shared caches, GPU search.
 
-`install` puts the fast form into a built model; parameter names, records and results stay the same. `remove` restores
-the readable form.
+`install` replaces the modules in a built model by faster ones. Parameter names, the JSON record of the model and
+results stay the same. `remove` restores the readable modules.
 """
 
 from regard.fast.install import install, remove

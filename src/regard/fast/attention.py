@@ -1,7 +1,7 @@
-"""Attention kernels. `attend` chooses the fastest one that computes a call exactly.
+"""Attention kernels. `attend` chooses the fastest kernel that computes a call exactly.
 
 Packed rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
-FlexAttention ("flex"); everything else torch's scaled_dot_product_attention ("sdpa").
+FlexAttention ("flex"). All other calls use torch's `scaled_dot_product_attention` ("sdpa").
 """
 
 from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
 from regard.nn.precision import HALVES
 
-TRITON = find_spec("triton") is not None  # it comes with the CUDA builds of torch for Linux
-SHORT = 512  # tokens of a row or a segment
-GRID = 65_535  # programs of a kernel along its second axis, which CUDA limits
-_forced: list[str] = []  # the kernels that `use` forces, innermost last; a plain list, which torch.compile can read
+TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of torch for Linux
+SHORT = 512  # the largest number of tokens in a short row or segment
+GRID = 65_535  # CUDA's limit for the number of programs along the second axis of a kernel
+_forced: list[str] = []  # kernels that `use` forces, innermost last; torch.compile can read a plain list
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether our Triton kernels apply to x: on a GPU, in bfloat16, with gradients enabled.
+    """Return whether our Triton kernels apply to x, which requires a GPU, bfloat16 and enabled gradients.
 
     GPUs without bfloat16 also lack Triton. Decoding uses torch's operators, which are faster to launch.
     """
@@ -45,7 +45,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 class Call(NamedTuple):
-    """The arguments of an attention."""
+    """The arguments of a call of `attend`."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]
@@ -53,12 +53,12 @@ class Call(NamedTuple):
     view: View
     scale: float
     dropout: float
-    qkv: Float[Tensor, "B T 3 H K"] | None = None  # fused, where q, k and v are views of it
+    qkv: Float[Tensor, "B T 3 H K"] | None = None  # the fused projection if q, k and v are views of it
 
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Force a kernel inside the block, in all threads: for tests, double precision and comparisons."""
+    """Force the kernel `name` inside a `with` block, in all threads, for tests, double precision and comparisons."""
     if name not in KERNELS:
         raise KernelError(f"unknown kernel {name!r}; {nearest(name, KERNELS)}")
     _forced.append(name)
@@ -69,7 +69,7 @@ def use(name: str) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """Return the kernel that `use` forces, or None."""
+    """Return the name of the kernel that `use` forces, or None."""
     return _forced[-1] if _forced else None
 
 
@@ -83,13 +83,16 @@ def attend(
     dropout: float = 0.0,
     qkv: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """softmax(scale * q k' + terms, over visible keys) v, with dropout on the weights, by the fastest kernel."""
+    """Return softmax(scale * q k' + terms) v over the visible keys, computed by the fastest kernel.
+
+    `dropout` is the dropout probability of the attention weights.
+    """
     call = Call(q, k, v, view, scale, dropout, qkv)
     return KERNELS[choose(call)](call)
 
 
 def choose(call: Call) -> str:
-    """Return the kernel for this call: the forced one, or the fastest that computes it exactly."""
+    """Return the name of the kernel for this call: the forced one, or the fastest that computes the call exactly."""
     name = forced()
     if name is not None:
         reason = refusal(name, call)
@@ -105,9 +108,9 @@ def choose(call: Call) -> str:
 
 
 def _for_packed(view: View) -> tuple[str, ...]:
-    """Return the kernels for packed rows on CUDA, fastest first.
+    """Return the names of the kernels for packed rows on CUDA, fastest first.
 
-    The varlen kernel works in blocks of 128 queries; a sentence of 26 tokens fills a fifth of a block. For short rows
+    The varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth. For short rows,
     even a dense mask is faster.
     """
     if view.T <= SHORT:
@@ -117,7 +120,7 @@ def _for_packed(view: View) -> tuple[str, ...]:
 
 
 def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
-    """Return the reason why kernel `name` cannot compute this call exactly, or None if it can."""
+    """Return the reason why the kernel `name` cannot compute this call exactly, or None if it can."""
     if name == "reference":
         return None
     q, v, view, terms = call.q, call.v, call.view, call.view.terms
@@ -174,7 +177,10 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
 
 
 def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
-    """torch's scaled_dot_product_attention. Its mask is additive where torch would convert it in every layer."""
+    """Return attention computed by torch's `scaled_dot_product_attention`.
+
+    The mask is additive where torch would otherwise convert a boolean mask in every layer.
+    """
     q, k, v, view, scale, dropout, _ = call
     terms, mask = view.terms, view.mask
     converts = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())  # torch would convert a boolean mask
@@ -183,8 +189,8 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
         lowered, causal = additive(view, q.dtype), False
     else:
         lowered, causal = additive_or_visible(q, view, scale)
-    # For a query without visible keys, torch returns zeros on a CPU; some CUDA kernels have NaN gradients. There such a
-    # query attends to all keys, and its output is set to zero.
+    # For a query without visible keys, torch returns zeros on a CPU, but some CUDA kernels have NaN gradients. On CUDA,
+    # a query without visible keys therefore attends to all keys, and its output is set to zero.
     empty = cached(view.shared, "empty", lambda: empty_rows(view)) if q.is_cuda and may_hide_all(mask) else None
     if empty is not None and lowered is not None:
         cache = view.lowered if terms is None or terms.content is None else {}  # content terms belong to one layer
@@ -197,7 +203,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
-    """Return bias and mask as one tensor to add to the scores, -inf at hidden keys; None if there is nothing to add."""
+    """Return the sum of bias and mask, -inf at hidden keys, or None if the call has neither bias nor mask."""
     return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
@@ -211,7 +217,10 @@ def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
 
 
 def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -> tuple[Tensor | None, bool]:
-    """Return the mask for torch's kernel, additive with a bias and else boolean, and whether it is the causal mask."""
+    """Return the mask for torch's kernel, and whether torch's causal mask is used instead.
+
+    The mask is additive if there is a bias, otherwise boolean.
+    """
     terms = view.terms
     if terms is not None and terms.content is not None:
         rest, content = additive(view, q.dtype), terms.content(q) * scale
@@ -222,7 +231,7 @@ def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -
 
 
 def is_causal_only(view: View) -> bool:
-    """Return whether a causal mask is enough: real queries never attend to padding on the right."""
+    """Return whether a causal mask is enough, which also hides padding on the right from real queries."""
     mask = view.mask
     aligned = mask.start == 0 and mask.q_pos is None and mask.k_pos is None and view.T == view.S
     irregular = mask.strict or mask.packed or mask.prefix is not None or mask.attention_pattern is not None
@@ -230,7 +239,7 @@ def is_causal_only(view: View) -> bool:
 
 
 def may_hide_all(mask: Mask) -> bool:
-    """Return whether a query may have no visible key: the first of a strict mask, or padding."""
+    """Return whether some query may have no visible key, for example padding or the first query of a strict mask."""
     pattern = mask.attention_pattern
     if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and not mask.causal)):
         return True
@@ -238,19 +247,19 @@ def may_hide_all(mask: Mask) -> bool:
 
 
 def empty_rows(view: View) -> Tensor:
-    """Return which queries have no visible key, (b, 1, t, 1)."""
+    """Return a mask (b, 1, t, 1) of the queries that have no visible key."""
     shown = visible(view)
     assert shown is not None
     return ~shown.any(-1, keepdim=True)
 
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
-    """The formula, operation by operation: any mask, any position term, any precision."""
+    """Return attention computed operation by operation, for any mask, any position term and any precision."""
     return mix(scores(call.q, call.k, call.view, call.scale), call.v, call.view, dropout=call.dropout)
 
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
-    """FlexAttention with a block mask, and the bias as a score function; compiled on CUDA only."""
+    """Return attention computed by FlexAttention with a block mask. The bias is a score function."""
     q, k, v, view, scale, *_ = call
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _add_bias(view, view.terms.bias.to(q.dtype))
@@ -281,7 +290,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
-    """Flash attention over concatenated segments: only pairs inside a segment are computed."""
+    """Return flash attention over concatenated segments, which computes only pairs inside a segment."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
     q, k, v, view, scale, *_ = call
@@ -303,20 +312,20 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
         scale=scale,
         window_size=(distance, 0 if mask.causal else distance),
     )
-    y = cast(Tensor, y).unflatten(0, (B, T))  # a tuple only where its arguments request one
+    y = cast(Tensor, y).unflatten(0, (B, T))  # varlen_attn returns a tuple only if its arguments request one
     # The kernel lets padded queries attend to padded keys; by definition their output is zero.
     return (y if hidden is None else y.masked_fill(hidden, 0.0)).transpose(1, 2)
 
 
 def segments(call: Call) -> Float[Tensor, "B H T V"]:
-    """Our Triton kernel for packed rows, which needs no mask tensor and draws dropout itself."""
+    """Return attention for packed rows, computed by our Triton kernel. It needs no mask and samples dropout itself."""
     from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
 
     q, k, v, view, scale, dropout, qkv = call
     mask, H = view.mask, q.shape[1]
     assert mask.q_seg is not None
     assert mask.k_seg is not None
-    # Positions count along a segment: within one, their order is that of the columns.
+    # Within a segment, positions increase with the column, so that columns decide causality.
     layout = cached(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
     return packed_attention.attend(q, repeat_heads(k, H), repeat_heads(v, H), layout, scale, dropout, qkv)
 
@@ -366,11 +375,11 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Return the cumulative lengths of the concatenated segments of all rows, the input of varlen kernels.
+    """Return the cumulative lengths of all segments in all rows, which varlen kernels need.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
     The result has a fixed size: missing segments are empty, and padding is split into sequences of at most `longest`
-    tokens, because a kernel does not write the rest of a longer one.
+    tokens, because a kernel does not write the remainder of a longer sequence.
     """
     chunk = mask.longest or max(T, S)
     chunks = -(-max(T, S) // chunk)
@@ -390,7 +399,7 @@ def cumulative_lengths(
 
 
 class FastSelfAttention(SelfAttentionModule):
-    """Self-attention by the fastest kernel, with a cache that the beams of a source share."""
+    """Self-attention computed by the fastest kernel, with a cache that the beams of a source share."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
@@ -399,14 +408,14 @@ class FastSelfAttention(SelfAttentionModule):
             return self.attend_over(x, self.view(ctx.own), ctx, state)
         assert isinstance(ctx.own, BeamView)
         assert ctx.own.beams is not None
-        # The tokens of all beams of a source form one row, so that its keys are never copied.
+        # The tokens of all beams of a source form one row, so that the keys of the source are never copied.
         together = x.unflatten(0, (-1, state.beams)).flatten(1, 2)
         return self.attend_over(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
 
     def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Attend from x to x and to the cache."""
+        """Return the attention from x to x and to the cache `state`."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
@@ -419,13 +428,13 @@ class FastSelfAttention(SelfAttentionModule):
         return self.output(merge_heads(y))
 
     def is_fused(self, view: View) -> bool:
-        """Return whether queries, keys and values have one shape and are used exactly as projected."""
+        """Return whether queries, keys and values have equal shapes and are used exactly as projected."""
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
         return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
-        """Return the attention weights of every beam, for a trace."""
+        """Return the attention weights of every row, for a trace."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
             return weights
@@ -437,24 +446,24 @@ class FastSelfAttention(SelfAttentionModule):
 
 
 class FastCrossAttention(CrossAttentionModule):
-    """Cross-attention by the fastest kernel."""
+    """Cross-attention computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 
 
 class FastSynthesizerPlus(SynthesizerPlusModule):
-    """Attention with synthesized scores as its bias, by the fastest kernel."""
+    """Attention with synthesized scores as a bias, computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 
 
 class FastProductScore(ProductScoreModule):
-    """The attention of a recurrence, by the fastest kernel."""
+    """The product attention of a recurrent decoder, computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 
 
 class FastConvS2SAttention(ConvS2SAttention):
-    """The attention of ConvS2S, by the fastest kernel."""
+    """The attention of ConvS2S, computed by the fastest kernel."""
 
     attend = staticmethod(attend)

@@ -1,7 +1,7 @@
-"""A KV cache that the beams of a source share: reordering beams changes their ancestry and copies no keys.
+"""A KV cache that the beams of a source share. Reordering beams changes their ancestry and copies no keys.
 
-The tokens of a beam are in the slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of a
-source, with the queries of all beams in one row, under a mask of the slots of each beam (`BeamMask`).
+The tokens of a beam are in the cache slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of
+a source, with the queries of all beams in one row. A mask (`BeamMask`) hides the slots that belong to other beams.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from regard.nn.terms import Terms
 
 
 class BeamAncestry:
-    """For each beam, the slots of its source that contain its tokens. Reordering changes these and moves no keys.
+    """The cache slots that contain the tokens of each beam. Reordering beams changes the ancestry and moves no keys.
 
-    The token that beam b reads in column c (the c-th token of this decoding, padding included) is written to slot
-    (c, b) of its source and never overwritten. For every column, `at[row, c]` is the beam whose slot holds the row's
-    token, or `beams` if the row has no token there.
+    The token that beam b reads in column c (the c-th token of this decoding run, including padding) is written to slot
+    (c, b) of its source and never overwritten. `at[row, c]` is the beam whose slot contains the row's token in column
+    c, or `beams` if the row has no token there.
 
-    In a static decoding every source counts its own columns, so that sources may begin at different steps.
+    In a static decoding run every source counts its own columns, so that sources may start at different steps.
     """
 
     def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
@@ -33,18 +33,21 @@ class BeamAncestry:
         self.each: Int[Tensor, " k"] = torch.arange(beams, device=device)
         self.own: Int[Tensor, "B 1"] = self.each.repeat(rows // beams)[:, None]
         self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), beams, device=device)
-        # The position of each slot's token in its row: its column, except after prompts of unequal length.
+        # The position of each token in its row. None: the column, which is the position if prompts are equally long.
         self.places: Int[Tensor, "B N"] | None = None
         self.plain: Int[Tensor, " M"] = torch.arange(max_len, device=device).repeat_interleave(beams)
-        self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next one
-        # In a static decoding: the first slot of every beam, counted over all sources, and those written in this step.
+        self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next column
+        # In a static decoding run: the first slot of every beam, counted over all sources, and the slots of this step.
         sources = torch.arange(rows // beams, device=device)[:, None]
         self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
         self.here: Int[Tensor, " n"] | None = None
         self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, by value of `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Assign slots to the T tokens that every row reads at these positions, from column `bound` on. Idempotent."""
+        """Assign slots, from column `bound` on, to the T tokens that every row reads at the positions `places`.
+
+        Calling the method again with equal arguments changes nothing.
+        """
         self._write(self.at, self.own.expand(-1, T), bound)
         if self.static:
             self.here = torch.add(self.begin[:, None], self.columns(T)[:, :, None], alpha=self.beams).flatten()
@@ -52,7 +55,10 @@ class BeamAncestry:
             self._write(self.places, places, bound)
 
     def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Record that the T tokens from column `bound` on were read, `counts` of them real in each row (None: all)."""
+        """Record that every row has read T tokens from column `bound` on.
+
+        The first `counts` tokens of each row are real (None: all tokens).
+        """
         if counts is not None:
             if self.places is None:
                 self.places = torch.arange(self.at.shape[1], device=self.at.device).repeat(self.at.shape[0], 1)
@@ -61,7 +67,7 @@ class BeamAncestry:
         self.column += T
 
     def columns(self, T: int) -> Int[Tensor, "b T"]:
-        """The next T columns of every source, as a tensor that a captured step can read."""
+        """Return the next T columns of every source, as a tensor that a captured step can read."""
         first = self.column[:, None]
         return first if T == 1 else first + torch.arange(T, device=self.column.device)
 
@@ -75,23 +81,23 @@ class BeamAncestry:
             table[:, bound : bound + T] = values
 
     def visible(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
-        """Return the slots, of a source's first S columns, that T queries of each of its beams may attend to."""
+        """Return a mask of the slots in the first S columns that each beam's T queries may attend to."""
         at = self.at[:, :S].unflatten(0, (-1, self.beams))
         on_path = (at[..., None] == self.each).flatten(2)  # (b, beams, S * beams)
         return on_path.repeat_interleave(T, 1) if T > 1 else on_path
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """Set the type of the keys, which is that of `additive`."""
+        """Set the dtype of the keys, which is also the dtype of `additive`."""
         if self.numbers is None or self.numbers.dtype != dtype:
             here = torch.eye(self.beams + 1, self.beams, dtype=torch.bool, device=self.at.device)
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
     def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """`visible` for one query of each beam as an additive mask; None before the type is set."""
+        """Return `visible` for one query per beam as an additive mask, or None before the dtype is set."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
-        """Return the positions in their rows of the tokens in the slots of the first S columns."""
+        """Return the position of every token in the slots of the first S columns."""
         if self.places is None:
             return self.plain[None, : S * self.beams]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
@@ -102,12 +108,12 @@ class BeamAncestry:
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """Reset these rows, all beams of some sources."""
+        """Reset `rows`, which contain all beams of some sources."""
         self.at.index_fill_(0, rows, self.beams)
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Keep only these rows, in this order: all beams of some sources."""
+        """Remove all rows except `rows`, in this order. `rows` must contain all beams of some sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:
@@ -116,10 +122,10 @@ class BeamAncestry:
 
 @dataclass(frozen=True, slots=True)
 class BeamMask(Mask):
-    """Pairs of a query of any beam and a slot of its source, visible if the slot holds a token of the beam."""
+    """A mask over queries of all beams and slots of their source. A slot is visible if it has a token of the beam."""
 
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
-    one_step: bool = False  # every beam reads one token, so that causality hides nothing
+    one_step: bool = False  # every beam reads one token, so causality hides nothing
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
         assert self.on_path is not None
@@ -130,7 +136,7 @@ class BeamMask(Mask):
 
 @dataclass(frozen=True, slots=True)
 class BeamView(View):
-    """The view of a decoding with shared caches: one row per beam, and in `beams` one row per source."""
+    """The view in a decoding run with shared caches: one row per beam. In `beams` there is one row per source."""
 
     beams: View | None = None
 
@@ -154,7 +160,7 @@ def _beam_view(alone: View, beams: View) -> BeamView:
 
 @dataclass(slots=True)
 class SharedRows(Rows):
-    """Rows of several beams whose self-attention layers share one cache per source."""
+    """Rows of several beams, for which every self-attention layer has one cache per source."""
 
     ancestry: BeamAncestry = field(kw_only=True)
 
@@ -167,13 +173,13 @@ class SharedRows(Rows):
         return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
 
     def beam_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> BeamMask:
-        """The mask with the beams of a source as one row: beams * T queries, beams * S slots."""
+        """Return the mask with all beams of a source in one row: beams * T queries and beams * S slots."""
         S, beams = self.reach(T), self.beams
         places = self.positions(T)
         self.ancestry.enter(T, self.bound, places)
         slots = self.ancestry.slots(S)
         shared = None
-        if prefix is not None:  # of the rows that wrote the slots; it only matters while the prompt is read
+        if prefix is not None:  # the prefix of the rows that wrote the slots; it only matters while the prompt is read
             shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
         return BeamMask(
             causal=True,
@@ -208,7 +214,7 @@ class SharedRows(Rows):
 
 
 def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
-    """Rows at the start of a decoding, with shared caches where there are several beams."""
+    """Return the rows at the start of a decoding run. Caches are shared if there are several beams."""
     rows = Rows.start(sources, beams, device, max_len, static)
     if beams == 1:
         return rows
@@ -217,20 +223,21 @@ def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, st
 
 
 class BeamCache(Rewritten):
-    """Keys and values of self-attention that the beams of a source share: slot c * beams + b is beam b's in column c.
+    """Keys and values of self-attention that the beams of a source share. Beam b writes column c to slot c * beams + b.
 
-    Keys and values are never moved: the ancestry of a beam has the slots that it may attend to. In a static decoding,
-    where every source counts its own columns, keys and values of a slot are adjacent: both are written at once.
+    Keys and values are never moved, because the ancestry of a beam lists the slots that it may attend to. In a static
+    decoding run, where every source counts its own columns, the key and the value in a slot are adjacent in memory, so
+    that both are written at once.
     """
 
     def __init__(self, rows: "SharedRows") -> None:
         self.rows, self.beams = rows, rows.beams
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.both: Tensor | None = None  # of a static decoding, (sources * slots, width)
+        self.both: Tensor | None = None  # in a static decoding run: keys and values, (sources * slots, width)
 
     def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, beam after beam; return all slots that may be attended to so far."""
+        """Store new keys and values, ordered by beam, and return the keys and values in all slots so far."""
         self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
@@ -259,16 +266,16 @@ class BeamCache(Rewritten):
         return keys, values
 
     def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
-        """The attention weights of each beam, by position in its own output instead of by slot."""
+        """Return the attention weights of each beam, indexed by position in the beam's output instead of by slot."""
         at = slots[:, None, None].expand_as(weights)
         by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
         return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Do nothing: a beam's parent is of the same source, and `SharedRows` reorders the ancestry."""
+        """Do nothing: a beam and its parent share the cache, and `SharedRows` reorders the ancestry."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move the sources to the front of the storage, of which only that part is used from now on."""
+        """Move `sources` to the front of the storage and drop the rest."""
         if self.keys is None or self.values is None:
             return
         n, live = sources.shape[0], self.rows.reach(0) * self.beams
@@ -278,7 +285,7 @@ class BeamCache(Rewritten):
 
 
 def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
-    """Return keys and values of each token as one row, without a copy if they are views of a fused projection."""
+    """Return the key and the value of each token in one row. Views of a fused projection are not copied."""
     flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
     rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
     adjacent = (

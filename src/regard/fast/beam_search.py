@@ -1,8 +1,8 @@
-"""Beam search that stays on the GPU, with continuous batching: no data go to the host between two steps.
+"""Beam search on the GPU with continuous batching. No data are copied to the host between two steps.
 
 A search that waits for the host at every step leaves a GPU idle for most of the time. Here beams, scores, stopping and
-outputs are tensors (`BeamState`); a step of model and search has fixed shapes and is captured as one CUDA graph; and
-the host only checks every few steps which sources are done, and gives their places to others (continuous batching).
+outputs are tensors (`BeamState`). A step of model and search has fixed shapes and is captured as one CUDA graph. Every
+few steps, the host checks which sources are done and replaces them by new ones (continuous batching).
 """
 
 import logging
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from regard.decoding.beam import Beam
 
 POLL = 4  # steps between two checks of which sources are done
-REFILL_SHARE = 8  # one place in this many must be free before further sources are encoded
-WINDOW = 32  # the past is read in multiples of this: one graph for each, and little is read in vain
-KEPT_DECODERS = 4  # of a model, for the next batch of their shape
-WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of sources: those of similar width share a decoder
+REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sources are encoded
+WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
+KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
+WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # widths of decoders; sources of similar length share one
 HOST = "the beams are searched by the host, step by step: "
 
 _log = logging.getLogger("regard.decoding")
@@ -42,14 +42,14 @@ _logged: set[str] = set()
 
 
 def log_once(sentence: str) -> None:
-    """Log why a search is slower than it could be."""
+    """Log why a search is slower than possible, once per sentence."""
     if sentence not in _logged:
         _logged.add(sentence)
         _log.info(sentence)
 
 
 def refusal(job: Job, spec: "Beam") -> str | None:
-    """Return why a job cannot be searched here; None if it can."""
+    """Return the reason why a job cannot be searched on the GPU, or None if it can."""
     if spec.groups > 1:
         return "groups of beams are searched in turn"
     if spec.coverage:
@@ -64,9 +64,9 @@ def refusal(job: Job, spec: "Beam") -> str | None:
 
 
 class CapturedDecoder:
-    """A static decoding, the state of its search, and the captured steps of both: one for each window of the past.
+    """A static decoding run, the state of its search, and CUDA graphs of a step of both, one per cache window.
 
-    It holds no model, so that it can be kept for the next batch without keeping a model alive.
+    It has no reference to a model, so that it can be cached for the next batch without keeping the model alive.
     """
 
     def __init__(self, config: SearchConfig, decodings: Decodings, slots: int, room: int) -> None:
@@ -75,9 +75,9 @@ class CapturedDecoder:
         self.state = BeamState(config, slots, room, self.device)
         for member in decodings.members:
             member.rows.follow(self.state.lengths)
-        self.first_step = [0] * slots  # of the source in each place
-        self.last_step = [0] * slots  # after which it is done in any case
-        self.busy: dict[int, int] = {}  # the number of the source in every place that is taken
+        self.first_step = [0] * slots  # the step in which the source in each slot started
+        self.last_step = [0] * slots  # the step after which the source in each slot is certainly done
+        self.busy: dict[int, int] = {}  # the number of the source in every occupied slot
         self.steps = 0
         self.warmed: set[int] = set()  # windows in which a step has run
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -86,11 +86,11 @@ class CapturedDecoder:
 
     @property
     def free(self) -> int:
-        """The number of places without a source."""
+        """The number of slots without a source."""
         return len(self.first_step) - len(self.busy)
 
     def put(self, fresh: Decodings, of: Sequence[int], requests: Sequence[Request], numbers: Sequence[int]) -> None:
-        """Start the sources `of` of `fresh`; `numbers` identify them to the caller."""
+        """Start the sources from `fresh` at the indices `of`. The caller identifies the sources by `numbers`."""
         free = [slot for slot in range(len(self.first_step)) if slot not in self.busy][: len(numbers)]
         at = torch.tensor(free, device=self.device)
         sources = torch.tensor(of, device=self.device)
@@ -107,7 +107,7 @@ class CapturedDecoder:
         return max(self.last_step[slot] for slot in self.busy) - self.steps
 
     def run(self, models: Ensemble) -> None:
-        """Advance all places by one step."""
+        """Advance all slots by one step."""
         read = 1 + self.steps - min(self.first_step[slot] for slot in self.busy)
         window = min(-(-read // WINDOW) * WINDOW, self.room)
         for member in self.decodings.members:
@@ -123,7 +123,7 @@ class CapturedDecoder:
             self._capture(models, window)
 
     def _warm_up(self, models: Ensemble, window: int) -> None:
-        """Run the first step in a window without capture, and check that nothing in it waits for the device."""
+        """Run the first step in a window without capture, and check that no operation in it waits for the device."""
         assert self.stream is not None
         self.warmed.add(window)
         here = torch.cuda.current_stream(self.device)
@@ -153,27 +153,27 @@ class CapturedDecoder:
         log_once(f"a step of the search cannot be captured, and every call of it is made anew: {lines[0][:200]}")
 
     def _step(self, models: Ensemble) -> None:
-        """Read a token, choose the next, reorder the beams."""
+        """Read the last token of every beam, choose the next tokens and reorder the beams."""
         self.state.step(widen(models.advance(self.state.ids, self.decodings)))
         if self.config.beams > 1:
             self.decodings.reorder(self.state.parents)
 
     def collect(self) -> list[tuple[int, list[Hypothesis] | None]]:
-        """Free the places of sources that are done, and return the numbers of these sources with their outputs."""
+        """Free the slots of sources that are done, and return the number and the outputs of each of these sources."""
         is_done = self.state.done.flatten().tolist()  # waits for the device
         done = [slot for slot in self.busy if is_done[slot]]
         results = self.state.results(done) if done else []
         return [(self.busy.pop(slot), result) for slot, result in zip(done, results, strict=True)]
 
     def clear(self) -> None:
-        """Drop all sources."""
+        """Remove all sources."""
         self.busy.clear()
         self.state.clear()
 
 
 @dataclass
 class RequestQueue:
-    """Sources in the order in which they are started, encoded a batch at a time."""
+    """A queue of sources, which are encoded one batch at a time."""
 
     models: Ensemble
     config: SearchConfig
@@ -183,11 +183,11 @@ class RequestQueue:
     width: int = 0
     room: int = 0
     next: int = 0  # the number of the next source
-    first: int = 0  # that of the first in `fresh`
+    first: int = 0  # the number of the first source in `fresh`
     fresh: Decodings | None = None
 
     def __post_init__(self) -> None:
-        """Set the width of the longest source and the room of the longest output."""
+        """Set `width` from the longest source and `room` from the longest output."""
         self.width = width_for(max(len(request.ids) for request in self.requests))
         self.config = replace(self.config, has_min_len=any(request.min_len for request in self.requests))
         room = max(request.max_len for request in self.requests) + self.config.stopping.eos_at_limit
@@ -199,14 +199,14 @@ class RequestQueue:
         return len(self.requests) - self.next
 
     def start(self, first: int) -> Decodings:
-        """Start a decoding of the batch whose first source is `first`."""
+        """Start a decoding run for the batch whose first source has the number `first`."""
         requests = self.requests[first : first + self.batch]
         ids, seg = pad([request.ids for request in requests], self.width)
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
         return self.models.start(batch, self.room, self.config.beams, static=True)
 
     def enter(self, decoder: CapturedDecoder) -> None:
-        """Start as many sources of one batch as the decoder has places for."""
+        """Start as many sources of one batch as the decoder has free slots."""
         if self.fresh is None or self.next >= self.first + self.batch:
             self.first, self.fresh = self.next, self.start(self.next)
         end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)
@@ -215,24 +215,24 @@ class RequestQueue:
         self.next = end
 
 
-_decoders: "WeakKeyDictionary[Any, OrderedDict[Any, CapturedDecoder]]" = WeakKeyDictionary()  # by the first model
+_decoders: "WeakKeyDictionary[Any, OrderedDict[Any, CapturedDecoder]]" = WeakKeyDictionary()  # keyed by first model
 
 
 def release() -> None:
-    """Release the memory of all decoders that are kept for the next batch of their shape."""
+    """Release the memory of all cached decoders."""
     _decoders.clear()
 
 
 def is_captured(model: object) -> bool:
-    """Whether a decoder that is kept for a model runs its step as a CUDA graph."""
+    """Return whether a cached decoder for `model` runs its step as a CUDA graph."""
     return any(decoder.graphs for decoder in _decoders.get(model, {}).values())
 
 
 def decoder_for(queue: RequestQueue) -> CapturedDecoder:
-    """Return a decoder for a queue: a kept one of this shape, or a new one."""
+    """Return a decoder for a queue: a cached decoder of the required shape, or a new one."""
     models = queue.models.models
     kept = _decoders.setdefault(models[0], OrderedDict())
-    # A captured step reads the weights at the addresses they had, and calls the kernels that were chosen.
+    # A captured step reads the weights at the addresses during the capture, and calls the kernels chosen then.
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
     key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, forced())
     decoder = kept.pop(key, None)
@@ -249,14 +249,17 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
 
 
 class NotOnDeviceError(Exception):
-    """A search that the host has to do."""
+    """Raised if a search has to run on the host."""
 
 
 @torch.inference_mode()
 def search_requests(
     models: Ensemble, config: SearchConfig, requests: Sequence[Request], slots: int, device: torch.device
 ) -> list[list[Hypothesis] | None]:
-    """The outputs of every source, with at most `slots` in progress; None where the host has to search again."""
+    """Return the outputs for every source, or None where the host has to search again.
+
+    At most `slots` sources are in progress at a time.
+    """
     slots = min(slots, len(requests))
     queue = RequestQueue(models, config, requests, slots, device)
     decoder = decoder_for(queue)
@@ -276,7 +279,7 @@ def search_requests(
 
 
 def find_each(jobs: Sequence[Job], spec: "Beam") -> Iterator[list[list[Hypothesis] | None]]:
-    """The outputs for the rows of every job, in order; jobs of similar width share a decoder."""
+    """Yield the outputs for the rows of every job, in order. Consecutive jobs of similar width share a decoder."""
     for _, same in groupby(jobs, key=lambda job: (width_for(_width(job)), job.models.models, job.ends, job.rules[0])):
         group = list(same)
         results = iter(_search_together(group, spec))
@@ -291,7 +294,7 @@ def _search_together(group: Sequence[Job], spec: "Beam") -> list[list[Hypothesis
     except NotOnDeviceError as error:
         why = str(error)
     except SpecError as error:
-        # A table of learned positions that is shorter than the room: the search on the host handles that.
+        # A learned position table may be shorter than `room`. The search on the host handles that.
         if not error.path.endswith("max_len"):
             raise
         why = "the positions learned may be too few for the longest text"
@@ -300,7 +303,7 @@ def _search_together(group: Sequence[Job], spec: "Beam") -> list[list[Hypothesis
 
 
 def width_for(longest: int) -> int:
-    """The width of the decoder for sources of this length."""
+    """Return the width of the decoder for sources of at most `longest` tokens."""
     return next((width for width in WIDTHS if width >= longest), longest)
 
 
@@ -310,7 +313,7 @@ def _width(job: Job) -> int:
 
 
 def requests_of(job: Job) -> list[Request]:
-    """The rows of a job as requests."""
+    """Return the rows of a job as requests."""
     assert job.batch.source is not None
     lengths = row_lengths(job.batch.source, job.batch.source_seg)
     return [
@@ -320,20 +323,20 @@ def requests_of(job: Job) -> list[Request]:
 
 
 def search_config(job: Job, spec: "Beam") -> SearchConfig:
-    """The settings that all rows of a job share."""
+    """Return the settings shared by all rows of a job."""
     never = {*job.ends.never, *(sequence[0] for sequence in job.rules[0].banned)}
     stopping = STOPPING[spec.stopping]
     return SearchConfig(spec.beam_size, spec.n_best, spec.scoring, stopping, job.ends, tuple(sorted(never)))
 
 
 class DeviceSearch:
-    """The beam search of a GPU, as `regard.decoding.beam` calls it."""
+    """The beam search on a GPU, with the interface that `regard.decoding.beam` calls."""
 
     find_each = staticmethod(find_each)
 
     @staticmethod
     def accepts(job: Job, spec: "Beam") -> bool:
-        """Whether a job is searched on its device; the reason why not is logged once."""
+        """Return whether a job is searched on the GPU. If it is not, the reason is logged once."""
         if not job.batch.target.is_cuda:
             return False
         why = refusal(job, spec)

@@ -1,8 +1,8 @@
-"""The state of a beam search in tensors: live beams, finished outputs and stopping, for many sources at a time.
+"""The state of a beam search as tensors: live beams, finished outputs and stopping, for many sources at a time.
 
-The results are those of `regard.decoding.beam.search`, to the last bit of the scores for equal log-probabilities:
-candidates are compared in the same steps of 1e-5 with the same rule for ties. Where a decision depends on something
-that is no longer stored (more finished outputs had one score than are kept), the source is marked `unsure`.
+The results equal those of `regard.decoding.beam.search`. Given equal log-probabilities, the scores are bitwise equal,
+because candidates are compared in the same steps of 1e-5 with the same rule for ties. If a decision depends on finished
+outputs that are no longer stored, because too many had the same score, the source is marked `unsure`.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from regard.decoding.stopping import (
 )
 from regard.errors import DataError
 
-FIELDS = 5  # of a finished output
-ENDED = 2.0**52  # above any score in steps: outputs that ended with eos rank before those that were cut
+FIELDS = 5  # number of values stored for a finished output
+ENDED = 2.0**52  # above any score counted in steps, so that outputs that ended with eos rank before those that were cut
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
-    """The settings that all sources of a search share."""
+    """The settings shared by all sources of a search."""
 
     beams: int
     n_best: int
@@ -42,17 +42,17 @@ class SearchConfig:
     stopping: type[Stopping]
     ends: SpecialTokens
     never: tuple[int, ...]  # tokens that no output contains
-    has_min_len: bool = False  # some source has a minimum length
+    has_min_len: bool = False  # whether some source has a minimum length
 
     @property
     def highest(self) -> int:
-        """The highest token id in these settings."""
+        """The highest token id that the settings mention."""
         return max(self.ends.bos, self.ends.eos, self.ends.pad, *self.never)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A source to be searched, and the length limits of its output."""
+    """A source to decode, and the length limits of the output."""
 
     ids: tuple[int, ...]
     min_len: int
@@ -60,55 +60,57 @@ class Request:
 
 
 class BeamState:
-    """The state of a search with `slots` places: each holds a source's live beams and its best finished outputs.
+    """The state of a search with `slots` slots, each for the live beams and best finished outputs of one source.
 
-    A step is some dozen calls on tensors with one number per beam, and each call costs a GPU as much as if they were
-    large. So constants are computed beforehand, values that move together are stored together, and results are written
-    where they are kept.
+    A step makes some dozen calls on tensors with one number per beam, and on a GPU each call takes as long as a call on
+    large tensors. So constants are computed beforehand, values that move together are stored together, and results are
+    written in place.
     """
 
     def __init__(self, config: SearchConfig, slots: int, room: int, device: torch.device) -> None:
-        """`room` is the largest number of tokens of an output."""
+        """Allocate the state. `room` is the largest number of tokens in an output."""
         self.config, self.slots, self.room = config, slots, room
         k, kept = config.beams, config.beams + 1
 
         def filled(*shape: int, value: float | int | bool = 0, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
-        self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)  # NEVER in places that are done
+        self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)  # NEVER in slots that are done
         self.ids = filled(slots * k, 1, value=config.ends.pad)
-        self.lengths = filled(slots, k)  # tokens so far, the same for all beams; 0 in places that are done
-        # The length at which an output is full; and length^alpha of the longest output, or of the longest without eos.
+        self.lengths = filled(slots, k)  # tokens so far, equal for all beams of a source; 0 in slots that are done
+        # `final` is the length at which an output is full. `furthest` is length^alpha of the longest output,
+        # which includes eos only with `Optimal`.
         self.min_len, self.final = filled(slots, 1), filled(slots, 1)
         self.furthest = filled(slots, 1, value=1.0, dtype=torch.float64)
         self.done = filled(slots, 1, value=True, dtype=torch.bool)
         self.unsure, self.topped = (filled(slots, 1, value=False, dtype=torch.bool) for _ in range(2))
         self.finished = filled(slots, kept, FIELDS, value=NEVER, dtype=torch.float64)  # best first
-        # The token and the parent of every beam at every step; the last row is written by places that are done.
+        # The token and the parent of every beam at every step. Slots that are done write to the last row.
         self.place = filled(slots, room + 2, k)  # parent * V + token
         self.value: Tensor | None = None  # log p of the token
         self.row = filled(slots, 1, value=room + 1)  # the row that the next step writes
-        self.candidates: Candidates | None = None  # created in the first step, which tells the vocabulary size
-        # length^alpha as the host computes it (another library may round a power differently), now and one and two on.
+        self.candidates: Candidates | None = None  # created in the first step, when the vocabulary size is known
+        # length^alpha of the current length, and with one and two tokens more. The host computes the powers, because
+        # another library may round them differently.
         sizes = torch.tensor(
             [config.scoring.size(n) ** config.scoring.alpha for n in range(room + 5)], dtype=torch.float64
         )
         self.sizes = sizes.unfold(0, 3, 1).contiguous().to(device)
         self.own = torch.arange(k, device=device)
-        self.alone = torch.arange(slots * k, device=device).view(slots, k)  # every beam continues itself
+        self.alone = torch.arange(slots * k, device=device).view(slots, k)  # the parents if every beam continues itself
         self.parents = self.alone.flatten().clone()
         self.first = self.alone[:, :1].contiguous()
         self.nothing = filled(value=NEVER, dtype=torch.float64)
         self.zero, self.pad, self.aside = filled(), filled(value=config.ends.pad), filled(value=room + 1)
-        # One per beam, above the score of an impossible token.
+        # One value per beam, just above the score of an impossible token.
         self.lowest = filled(slots, k, value=torch.finfo(torch.float64).min, dtype=torch.float64)
         self.codes = self.own.double()
 
     def begin(self, at: Int[Tensor, " n"], requests: Sequence[Request]) -> None:
-        """Start the searches of these sources in the places `at`."""
+        """Start the searches for `requests` in the slots `at`."""
         device, k, config = at.device, self.config.beams, self.config
         first = torch.full((k,), NEVER, dtype=torch.float64)
-        first[0] = 0.0  # a single beam holds the empty output; otherwise all beams would be equal
+        first[0] = 0.0  # only one beam has the empty output; otherwise all beams would be equal
         limits = torch.tensor([[each.min_len, each.max_len] for each in requests], dtype=torch.int64).to(device)
         min_len, max_len = limits[:, :1].contiguous(), limits[:, 1:]
         self.totals.index_copy_(0, at, first.to(device).expand(len(requests), k))
@@ -123,14 +125,14 @@ class BeamState:
             tensor.index_fill_(0, at, False)
 
     def clear(self) -> None:
-        """Mark all places as done, whatever their state."""
+        """Mark all slots as done, whatever their state."""
         self.done.fill_(True)
         self.totals.fill_(NEVER)
         self.lengths.fill_(0)
         self.row.fill_(self.room + 1)
 
     def step(self, log_probs: Float[Tensor, "B V"]) -> None:
-        """Extend every source by one token, in place: `Source.take` of the host's search for all of them at once."""
+        """Extend every beam by one token, in place, as `Source.take` does in the search on the host."""
         config, k, V = self.config, self.config.beams, log_probs.shape[1]
         candidates = self._candidates(log_probs)
         rows = log_probs.view(self.slots, k, V)
@@ -139,7 +141,7 @@ class BeamState:
             last.masked_fill_(self.lengths < self.min_len, NEVER)
         place, value, total, rank = candidates.onward(rows, self.totals)
 
-        # An output ends if its eos is among the `beams` best candidates. Each beam has one eos: ends are kept by beam.
+        # An output ends if eos is among the `beams` best candidates. Ends are indexed by beam: each beam has one eos.
         ending = self.totals + last
         ends = candidates.ranks(ending, candidates.eos_ties)
         better = (torch.cat((rank, ends, self.lowest), 1)[:, None] > ends[:, :, None]).sum(-1)
@@ -149,7 +151,7 @@ class BeamState:
         stops = final | stuck
         here, after, later = self.sizes.index_select(0, self.lengths[:, 0]).split(1, 1)  # (s, 1) each
 
-        # Finished now: outputs that end; those without a possible continuation; those that are full.
+        # Outputs that finish in this step: those that end, those without a possible continuation, and those that are full.
         cut = stops if config.stopping.eos_at_limit else stuck & ~final
         finished = [
             self._fields(
@@ -199,9 +201,10 @@ class BeamState:
         ended: Bool[Tensor, "s k"] | None,
         code: Float[Tensor, "s k"],
     ) -> Float[Tensor, "s k f"]:
-        """The fields of finished outputs: order, score, log-probability, that of eos, and where to find the tokens.
+        """Return the fields of finished outputs: order, score, log-probability, log-probability of eos, and code.
 
-        The order is that of `Stopping.ranked` up to the ids, higher is better; the code is (2 steps + ended) k + beam.
+        `Stopping.ranked` sorts by the order (higher is better) before it compares ids. The code (2 steps + ended) k +
+        beam locates the tokens of the output.
         """
         assert self.candidates is not None
         score = order = total / size
@@ -211,7 +214,7 @@ class BeamState:
         return torch.stack((order, score, total, last, code), -1)
 
     def _keep(self, finished: Sequence[Float[Tensor, "s k f"]]) -> None:
-        """Keep the best finished outputs. One more than there are beams: it shows whether the last one is tied."""
+        """Store the best finished outputs: one more than there are beams, which shows whether the last one is tied."""
         joined = torch.cat((self.finished, *finished), 1)
         order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.finished.shape[1], None]
         torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.finished)
@@ -225,7 +228,10 @@ class BeamState:
     def _is_done(
         self, live: Float[Tensor, "s 1"], after: Float[Tensor, "s 1"], later: Float[Tensor, "s 1"]
     ) -> Bool[Tensor, "s 1"]:
-        """`Stopping.done` of every source; sizes are those of the live beams, and of one token more."""
+        """Return `Stopping.done` for every source.
+
+        `after` is length^alpha of the live beams, and `later` is length^alpha with one token more.
+        """
         config, kind = self.config, self.config.stopping
         if kind is First or config.beams == 1:  # greedy search: the likeliest token until eos
             return self._has_finished(config.n_best)
@@ -246,7 +252,10 @@ class BeamState:
         return self.finished[:, n - 1, 1:2] > NEVER
 
     def results(self, at: Sequence[int]) -> list[list[Hypothesis] | None]:
-        """The n best outputs of the places `at`, which are done; None where the host has to search again."""
+        """Return the n best outputs of each slot in `at`, or None where the host has to search again.
+
+        The slots must be done.
+        """
         assert self.candidates is not None
         assert self.value is not None
         index = torch.tensor(at, dtype=torch.int64, device=self.done.device)
@@ -257,7 +266,7 @@ class BeamState:
 
         finished, unsure = fetched(self.finished), fetched(self.unsure)[:, 0]
         order = finished[:, :, 0]
-        # Outputs of equal order rank by their ids. One that was not kept may have the order of the last.
+        # Outputs of equal order rank by their ids. An output that was not stored may have the order of the last one.
         exists, in_reach = order > NEVER, order >= order[:, config.n_best - 1 : config.n_best]
         unsure |= (in_reach & exists)[:, -1] | np.isnan(order).any(1)
         codes = np.where(exists & in_reach & ~unsure[:, None], finished[:, :, -1], 0).astype(np.int64)
@@ -280,9 +289,10 @@ class BeamState:
 def paths(
     token: np.ndarray, parent: np.ndarray, value: np.ndarray, steps: np.ndarray, beam: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and log-probabilities of outputs that end at `steps` in `beam`, followed back through their parents.
+    """Return the tokens and log-probabilities of outputs that end after `steps` steps in `beam`.
 
-    Records are (sources, steps, beams); outputs (sources, n); the results (sources, n, steps).
+    Each output is followed back through its parents. `token`, `parent` and `value` have the shape (sources, steps,
+    beams); `steps` and `beam` have the shape (sources, n); the results have the shape (sources, n, steps).
     """
     sources, longest = token.shape[:2]
     ids = np.zeros((*steps.shape, longest), np.int64)

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of rows, with its gradient in the same pass: the matrix of logits (N, V) is never stored."""
+"""Cross-entropy in chunks of rows, with the gradient from the same pass. The logits (N, V) are never stored."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from regard.nn.vocab.tables import Table
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
-    """The number of rows of logits in memory at a time: 256 MiB of float32, or 32 MiB on a CPU.
+    """Return the number of rows of logits to compute at a time: 256 MiB of float32, or 32 MiB on a CPU.
 
-    32 MiB stay near a CPU's caches, and malloc keeps them for the next step; it returns larger blocks to the system,
-    which clears every page of a new one.
+    Blocks of 32 MiB suit a CPU's caches, and malloc reuses them in the next step. It returns larger blocks to the
+    system, which clears every page of a new block.
     """
     budget = 2**23 if device.type == "cpu" else 2**26
     chunks = max(1, -(-rows * vocab // budget))
@@ -26,10 +26,10 @@ def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of softmax(r M' + b) in chunks of rows, with its gradient in the same pass.
+    """Weighted cross-entropy of softmax(r M' + b) in chunks of rows, with the gradient from the same pass.
 
-    The gradient of a chunk overwrites its logits, so nothing is computed twice: three matrix products, as with a stored
-    matrix of logits.
+    The gradient of a chunk overwrites its logits, so nothing is computed twice. There are three matrix products, as
+    with a stored matrix of logits.
     """
 
     @staticmethod
@@ -43,7 +43,7 @@ class CrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         z: float,
     ) -> tuple[Tensor, Tensor]:
-        """(objective, nll), both summed with `weights`."""
+        """Return (objective, nll), both summed over tokens with `weights`."""
         N, V = r.shape[0], matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         wide = torch.float64 if r.dtype == torch.float64 else torch.float32
@@ -52,11 +52,12 @@ class CrossEntropy(torch.autograd.Function):
         # The first product allocates the gradient, if there is one.
         d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if needs_gradient and not N else None
         d_bias = torch.zeros(V, dtype=wide, device=r.device) if needs_gradient and bias is not None else None
-        # Smoothing needs the mean of all logits of a row, which is the logit of the mean row: no pass over the logits.
+        # Smoothing needs the mean logit of each token, which the mean row of the matrix gives without a pass over the
+        # logits.
         centre = matrix.to(wide).mean(0) if label_smoothing else None
         shift = 0.0 if bias is None or not label_smoothing else bias.to(wide).mean()
         step = max(1, chunk_rows(N, V, r.device))
-        # On a CPU all chunks use the same memory; elsewhere autocast, and anywhere a compiler, must see plain products.
+        # On a CPU all chunks share one buffer. Compilers, and autocast on other devices, require plain products.
         direct = r.device.type == "cpu" and r.dtype == matrix.dtype == wide and not torch.compiler.is_compiling()
         buffer = torch.empty(step, V, dtype=wide) if direct else None
         for at in range(0, N, step):
@@ -90,7 +91,7 @@ class CrossEntropy(torch.autograd.Function):
             d_r[rows] = gradient @ matrix
             d_matrix = _add_product(d_matrix, gradient.T, part, wide, direct)
         if centre is not None and d_r is not None and d_matrix is not None:
-            # The last term of d logits, equal in every column, is a product of two vectors.
+            # The last term of d loss / d logits is equal in every column, so its products are outer products.
             share = (label_smoothing * weights.to(wide))[:, None]
             d_r -= (share * centre).to(r.dtype)
             d_matrix -= (share * r).sum(0) / V
@@ -118,14 +119,14 @@ class CrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, wide: torch.dtype, direct: bool) -> Tensor:
-    """total + a b, in place; a b where there is no total yet."""
+    """Return total + a b, computed in place, or a b if `total` is None."""
     if total is None:
         return (a @ b).to(wide)
     return torch.addmm(total, a, b, out=total) if direct else total.add_(a @ b)
 
 
 class FusedCrossEntropy(CrossEntropyHead):
-    """Abstract: a head whose cross-entropy is computed in chunks."""
+    """Abstract head that computes cross-entropy in chunks."""
 
     def cross_entropy(
         self,
@@ -135,18 +136,18 @@ class FusedCrossEntropy(CrossEntropyHead):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> Scored:
-        if not torch.is_grad_enabled():  # a Function cannot detect that, and would compute all gradients
+        if not torch.is_grad_enabled():  # a Function cannot detect this, and would compute all gradients
             r, matrix, bias = r.detach(), matrix.detach(), None if bias is None else bias.detach()
         loss = (self.label_smoothing, self.z_loss) if self.training else (0.0, 0.0)
         return Scored(*CrossEntropy.apply(r, matrix, bias, labels, weights, *loss))
 
 
 class FusedSoftmax(FusedCrossEntropy, SoftmaxModule):
-    """A softmax with its cross-entropy in chunks."""
+    """A softmax that computes cross-entropy in chunks."""
 
 
 class FusedAdaptiveSoftmax(FusedCrossEntropy, AdaptiveSoftmaxModule):
-    """An adaptive softmax with its cross-entropies in chunks; on a CPU each tail reads only its own tokens."""
+    """An adaptive softmax that computes cross-entropy in chunks. On a CPU each tail reads only its own tokens."""
 
     def members(
         self,
@@ -155,7 +156,7 @@ class FusedAdaptiveSoftmax(FusedCrossEntropy, AdaptiveSoftmaxModule):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"], Float[Tensor, " n"]]:
-        # A graph needs fixed shapes, and a GPU would wait for the number of tokens.
+        # A CUDA graph needs fixed shapes, and the host would wait for the number of tokens.
         if h.device.type != "cpu" or torch.compiler.is_compiling():
             return super().members(inside, h, labels, weights)
         rows = inside.nonzero().squeeze(-1)
@@ -163,7 +164,7 @@ class FusedAdaptiveSoftmax(FusedCrossEntropy, AdaptiveSoftmaxModule):
 
 
 class FusedMixture(MixtureOfSoftmaxesModule):
-    """A mixture of softmaxes with its probabilities and its loss in chunks."""
+    """A mixture of softmaxes that computes probabilities and loss in chunks."""
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         rows = h.reshape(-1, h.shape[-1])
@@ -185,10 +186,11 @@ class FusedMixture(MixtureOfSoftmaxesModule):
 
 
 class MixtureEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of a mixture of softmax(r_k M') in chunks of rows, with its gradient in the same pass.
+    """Weighted cross-entropy of a mixture of softmax(r_k M') in chunks of rows, with the gradient from the same pass.
 
-    With t the (smoothed) labels, gamma_kv the share of component k in p(v) and g_k = sum_v t_v gamma_kv, the gradient
-    of a token's loss is p_k(v) g_k - t_v gamma_kv for the logits, and -g_k for log pi_k.
+    Let t be the (smoothed) labels, gamma_kv the share of component k in p(v), and g_k = sum_v t_v gamma_kv. The
+    gradient of a token's loss is p_k(v) g_k - t_v gamma_kv with respect to the logits, and -g_k with respect to
+    log pi_k.
     """
 
     @staticmethod
@@ -201,7 +203,7 @@ class MixtureEntropy(torch.autograd.Function):
         weights: Float[Tensor, " N"],
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """(objective, nll), both summed with `weights`; `prior` is log pi."""
+        """Return (objective, nll), both summed over tokens with `weights`. `prior` is log pi."""
         (N, K, _), V = r.shape, matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         objective, nll_sum = (torch.zeros((), dtype=prior.dtype, device=r.device) for _ in range(2))

@@ -4,14 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEVELS = 2**16  # of a dropout probability
+LEVELS = 2**16  # number of values that a dropout probability can have
 
 
 class BitDropout(nn.Dropout):
     """Dropout on a CPU from 16 random bits per element.
 
-    torch draws a float for each, which takes a fifth of the time that a small model spends outside matrix products.
-    The probability is rounded to 1 / 65,536; the mean is exact, because kept elements are divided by the rounded value.
+    torch draws a float per element, which takes a fifth of the time that a small model spends outside matrix products.
+    The probability is rounded to a multiple of 1 / 65,536. The mean is exact, because elements that are not dropped are
+    divided by the rounded probability.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name
@@ -19,7 +20,7 @@ class BitDropout(nn.Dropout):
 
 
 def bit_dropout(x: Tensor, p: float) -> Tensor:
-    """Dropout of x with probability p, from 16 random bits an element on a CPU."""
+    """Return x after dropout with probability p. On a CPU, it uses 16 random bits per element."""
     kept = round((1 - p) * LEVELS)
     if x.is_cpu and 0 < kept < LEVELS and not torch.compiler.is_compiling():
         return x * _scaled_keep_mask(x, kept)
@@ -28,7 +29,7 @@ def bit_dropout(x: Tensor, p: float) -> Tensor:
 
 @torch.no_grad()
 def _scaled_keep_mask(x: Tensor, kept: int) -> Tensor:
-    """For each element 1 / p with probability p = kept / 65,536, else 0."""
+    """Return a mask whose elements are 1 / p with probability p = kept / 65,536, and 0 otherwise."""
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
     bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
     short = bits.view(torch.int16)[: x.numel()].view(x.shape)

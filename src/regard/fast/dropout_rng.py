@@ -13,10 +13,11 @@ from torch import Tensor
 
 @triton.jit
 def keep_mask(seed, index, share):
-    """Return which elements dropout keeps, each with probability 1 - `share`: the same for the same seed and index.
+    """Return a mask of the elements that dropout retains, each with probability 1 - `share`.
 
-    A hash of the index (Wellons' lowbias32) with half of the seed added before and between its two products. Philox,
-    the generator of torch and Triton, takes six times as many instructions, and longer than the memory access.
+    The mask depends only on `seed` and `index`. It is a hash of the index (Wellons' lowbias32), with one half of the
+    seed added before the first product and the other half between the two products. Philox, the generator of torch and
+    Triton, needs six times as many instructions and takes longer than the memory access.
     """
     h = index.to(tl.uint32) + seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x7FEB352D
@@ -26,5 +27,5 @@ def keep_mask(seed, index, share):
 
 
 def draw_seed(dropout: float, device: torch.device) -> Int[Tensor, " 1"] | None:
-    """A random seed for `keep_mask` from the generator of the device; None if nothing is dropped."""
+    """Return a random seed for `keep_mask` from the generator of the device, or None if `dropout` is 0."""
     return torch.randint(2**62, (1,), device=device) if dropout > 0.0 else None

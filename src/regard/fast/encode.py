@@ -1,4 +1,4 @@
-"""Encode sources of similar length together: on a CPU, padding costs as much as tokens."""
+"""Encoding in groups of sources of similar length, because padding costs as much as real tokens on a CPU."""
 
 from collections.abc import Iterable
 
@@ -13,19 +13,22 @@ from regard.models.decoding import Decoding
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.memory import Memory
 
-TOGETHER = 8  # sources encoded together: with more of them, more is padding
+TOGETHER = 8  # number of sources encoded together; larger groups have more padding
 
 
 class LengthGroupedEncoder(EncoderDecoderModel):
-    """An encoder-decoder that encodes the sources of a decoding in groups of similar length; its memory is the same."""
+    """An encoder-decoder that encodes the sources of a decoding run in groups of similar length, with equal results."""
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        if static or batch.packed:  # a static decoding keeps the width of its batch
+        if static or batch.packed:  # a static decoding run keeps the width of the batch
             return super().start(batch, max_len, beams, static)
         return self.decode_from(self.encode_by_length(batch), max_len, beams, static)
 
     def encode_by_length(self, batch: Batch) -> Memory:
-        """The memory of all sources, encoded in groups of similar length where that saves an eighth of the tokens."""
+        """Return the memory for all sources.
+
+        They are encoded in groups of similar length if that saves an eighth of the tokens.
+        """
         source, seg = batch.source, batch.source_seg
         if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
             return self.encode(batch)
@@ -42,7 +45,7 @@ class LengthGroupedEncoder(EncoderDecoderModel):
 
 
 def concatenate(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
-    """Join the memories of several groups of sources, in this order; shorter ones are padded."""
+    """Return the memories of several groups joined and reordered by `order`. Shorter memories are padded."""
     S = max(part.x[0].shape[1] for part in parts)
 
     def joined(tensors: Iterable[Tensor]) -> Tensor:

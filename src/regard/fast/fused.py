@@ -1,8 +1,8 @@
-"""Fused forms of norm, residual, feed-forward and input, for training.
+"""Fused forms of norm, residual, feed-forward and input modules, for training.
 
-On CUDA in bfloat16 our Triton kernels normalise a sum without storing it and apply ReLU inside the product; elsewhere
+On CUDA in bfloat16, our Triton kernels normalise a sum without storing it and apply ReLU inside the product. Otherwise
 the modules call torch's operations. Under autocast the residual stream stays in bfloat16, where torch would return
-float32: the time of norms and sums is that of reading and writing memory.
+float32. This saves time because norms and sums are limited by memory bandwidth.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from regard.nn.residual import PostNormModule
 from regard.nn.rms_norm import PartialRMSNormModule
 from regard.nn.scale_norm import ScaleNormModule
 
-WIDEST = 4096  # channels of a layer norm: a kernel holds whole vectors
+WIDEST = 4096  # the largest number of channels in our layer norm, whose kernel loads whole vectors
 
 
 class FastLayerNorm(nn.LayerNorm):
-    """Layer norm in the type of its input."""
+    """Layer norm whose output has the dtype of the input."""
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
         return self.fused(input) if self.fits(input) else super().forward(input).type_as(input)
@@ -37,42 +37,42 @@ class FastLayerNorm(nn.LayerNorm):
     def fused(
         self, x: Float[Tensor, "*n D"], added: Float[Tensor, "*n D"] | None = None, dropout: float = 0.0
     ) -> Float[Tensor, "*n D"]:
-        """The norm of x, or of x + dropout(added), by our Triton kernel."""
+        """Return the norm of x, or of x + dropout(added), computed by our Triton kernel."""
         from regard.fast.layer_norm import layer_norm  # noqa: PLC0415  # needs Triton
 
         return layer_norm(x, self.weight, self.bias, self.eps, added, dropout)
 
 
 class FastRMSNorm(nn.RMSNorm):
-    """RMS norm in the type of its input."""
+    """RMS norm whose output has the dtype of the input."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastLectureNorm(LayerNormModule):
-    """The lectures' layer norms in the type of their input."""
+    """The layer norms of `LayerNormModule`, with outputs in the dtype of the input."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastPartialRMSNorm(PartialRMSNormModule):
-    """Partial RMS norm in the type of its input."""
+    """Partial RMS norm whose output has the dtype of the input."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastScaleNorm(ScaleNormModule):
-    """Scale norm in the type of its input."""
+    """Scale norm whose output has the dtype of the input."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FusedPostNorm(PostNormModule):
-    """norm(x + dropout(f(x))): sum, dropout and layer norm in one kernel."""
+    """A post-norm residual branch norm(x + dropout(f(x))), with sum, dropout and layer norm in one kernel."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         y, norm = self.branch(x, ctx, state), self.norm
@@ -82,7 +82,7 @@ class FusedPostNorm(PostNormModule):
 
 
 class FusedFeedForward(FeedForwardModule):
-    """ReLU(x W_up + b) W_down + c, with ReLU inside the first product."""
+    """A feed-forward branch ReLU(x W_up + b) W_down + c, with ReLU inside the first product."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         if not has_kernels(x) or not isinstance(self.up, Projection) or self.up.bias is None:
@@ -93,7 +93,7 @@ class FusedFeedForward(FeedForwardModule):
 
 
 class FastTokens(TokensModule):
-    """The input in bfloat16 where autocast computes products in bfloat16, so that the residual stream is, too."""
+    """A token input in bfloat16 if autocast uses bfloat16, so that the residual stream is in bfloat16, too."""
 
     def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         x = super().normalised(x)

@@ -1,7 +1,7 @@
-"""CUDA graphs: test whether a step can be captured, and capture it.
+"""CUDA graphs: a test whether a step can be captured, and the capture.
 
-A capture that fails half-way, because an operation waits for the device, leaves allocator and random number generators
-in disorder. So a step is first run in a mode that reports such operations, and is only captured if it has none.
+A capture fails if an operation waits for the device, and then leaves the allocator and the random number generators in
+an invalid state. So a step first runs in a mode that reports operations that wait, and is only captured if it has none.
 """
 
 import gc
@@ -17,7 +17,7 @@ _broken: list[torch.cuda.CUDAGraph] = []  # the graph of a failed capture must n
 
 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
-    """Run a step; return its result, and the operation in it that waited for the device (None: none did)."""
+    """Return the result of a step, and torch's warning about an operation that waited for the device, or None."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
@@ -36,12 +36,12 @@ def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
 
 
 def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Capture a step as a graph; nothing runs before the graph is replayed."""
+    """Return a graph captured from a step. The step's operations run only when the graph is replayed."""
     graph, here, collecting = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device), gc.isenabled()
     gc.collect()
-    gc.disable()  # an object freed during a capture may be a graph itself
+    gc.disable()  # an object freed during a capture may itself be a graph
     try:
-        # thread_local: meanwhile another thread prepares batches in pinned memory.
+        # thread_local, because another thread may prepare batches in pinned memory during the capture.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             step()
     except Exception:

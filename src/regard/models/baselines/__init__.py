@@ -1,1 +1,1 @@
-"""What the Transformer replaced: recurrent, convolutional and dilated models."""
+"""Models that the Transformer replaced: recurrent, convolutional and dilated ones."""

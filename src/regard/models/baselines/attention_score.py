@@ -1,4 +1,4 @@
-"""AttentionScore slot: the attention of a recurrent decoder."""
+"""The AttentionScore slot: specs of the attention in a recurrent decoder."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from regard.tree import Spec
 
 
 class AttentionScore(Spec):
-    """Slot: an attention score with `heads` heads, from decoder states to the entries of a memory."""
+    """The AttentionScore slot: specs that score the vectors of a memory against decoder states, in `heads` heads."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        """Build an attention with queries of width d_query to a memory of width d_memory."""
+        """Build an attention module for queries of width `d_query` and a memory of width `d_memory`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DotScore(AttentionScore):
-    """Luong et al. 2015, dot: softmax(h' m_j), without parameters. The memory is split into heads."""
+    """The dot score of Luong et al. 2015, softmax(h' m_j), without parameters. The memory is split into heads."""
 
     kind = "dot"
     scale: Scale = "none"
@@ -43,7 +43,7 @@ class DotScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class BilinearScore(AttentionScore):
-    """Luong et al. 2015, general: softmax(h' W m_j). The memory is split into heads."""
+    """The general score of Luong et al. 2015, softmax(h' W m_j). The memory is split into heads."""
 
     kind = "bilinear"
     scale: Scale = "none"
@@ -56,7 +56,10 @@ class BilinearScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class GeneralScore(AttentionScore):
-    """Learned projections (CS 182): q = W_q h, (k_j, v_j) = (W_k, W_v) m_j, sum_j softmax(scale q' k_j) v_j."""
+    """Attention with learned projections, as in CS 182: sum_j softmax(scale q' k_j) v_j.
+
+    The query is q = W_q h, the keys are k_j = W_k m_j and the values are v_j = W_v m_j.
+    """
 
     kind = "general"
     scale: Scale = "sqrt"
@@ -71,9 +74,9 @@ class GeneralScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class AdditiveScore(AttentionScore):
-    """Bahdanau et al. 2015: softmax(v' tanh(W_q h + W_k m_j)). The memory is split into heads.
+    """The additive score of Bahdanau et al. 2015, softmax(v' tanh(W_q h + W_k m_j)). The memory is split into heads.
 
-    `normalised` (Salimans and Kingma 2016, as GNMT uses it): g v / |v| instead of v, and a bias within tanh.
+    With `normalised`, g v / |v| replaces v and a bias is added inside tanh (Salimans and Kingma 2016, as in GNMT).
     """
 
     kind = "additive"
@@ -88,7 +91,7 @@ class AdditiveScore(AttentionScore):
 
 
 class AttentionScoreModule(nn.Module):
-    """Abstract: queries, keys and values, and context vectors."""
+    """Abstract module that computes queries, keys, values and context vectors."""
 
     width: int  # of a context vector
     heads: int
@@ -96,19 +99,19 @@ class AttentionScoreModule(nn.Module):
 
     @abstractmethod
     def queries(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
-        """Return the queries of decoder states."""
+        """Return the queries for the decoder states `h`."""
 
     @abstractmethod
     def keys_and_values(
         self, memory: Float[Tensor, "B S M"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Return the keys and values of a memory."""
+        """Return the keys and values for a memory."""
 
     @abstractmethod
     def context(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        """Return the context vectors: the values, averaged by attention weight."""
+        """Return the context vectors, which are averages of the values weighted by attention."""
 
     @abstractmethod
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
@@ -116,14 +119,14 @@ class AttentionScoreModule(nn.Module):
 
 
 def check_heads(width: int, heads: int, what: str, site: Site) -> None:
-    """Check that the heads divide the channels."""
+    """Check that `width` is divisible by the number of heads."""
     site.require(
         width % heads == 0, "kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor"
     )
 
 
 class ProductScoreModule(AttentionScoreModule):
-    """Scores that are dot products of queries and keys."""
+    """Attention whose scores are dot products of queries and keys."""
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -178,7 +181,7 @@ class AdditiveScoreModule(AttentionScoreModule):
         return split_heads(self.key(memory), self.heads), split_heads(memory, self.heads)
 
     def scores(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"]) -> Float[Tensor, "B H T S"]:
-        """v' tanh(q + k) for every pair."""
+        """Return v' tanh(q + k) for every pair of a query and a key."""
         v = self.score
         if self.length is not None:
             v = self.length * v / v.norm(dim=1, keepdim=True)
@@ -203,9 +206,9 @@ def attend_to(
     view: View,
     weights: list[Tensor] | None,
 ) -> Float[Tensor, "B T C"]:
-    """Return the context vectors of states h, with keys and values shared by the beams of a source.
+    """Return the context vectors for the states `h`; the beams of a source share keys and values.
 
-    The attention weights are appended to `weights`, if given.
+    The attention weights are appended to `weights` unless it is None.
     """
     B, T, _ = h.shape
     beams = B // k.shape[0]

@@ -1,4 +1,4 @@
-"""ByteNet: dilated convolutions, the decoder stacked on the encoder. Kalchbrenner et al. 2016."""
+"""ByteNet: dilated convolutions, with the decoder stacked on the encoder. Kalchbrenner et al. 2016."""
 
 import math
 from dataclasses import dataclass
@@ -42,13 +42,13 @@ class ByteNet(ModelSpec):
 
         block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
 
-    Block i has dilation `dilations[i mod n]`; the decoder's convolutions are causal. A source of s tokens is padded
-    with a learned vector to ceil(stretch * s) + extra columns, an estimate of the target's length. Column t of the
-    encoder's output is concatenated to the embedding of target token t and projected to the decoder's input. Columns
-    beyond the estimate are zero, so that longer targets are possible.
+    Block i has dilation `dilations[i mod n]`, where n is the number of dilations. The decoder's convolutions are
+    causal. A source of s tokens is padded with a learned vector to ceil(stretch * s) + extra columns, an estimate of
+    the target's length. Column t of the encoder's output is concatenated to the embedding of target token t and
+    projected to the decoder's input. Columns beyond the estimate are zero, so that longer targets are possible.
 
-    Differs from Kalchbrenner et al. 2016: dropout (on the output of a block and on the input), one norm at the end of
-    the decoder instead of further convolutions, and the projection of the decoder's input, which the paper omits.
+    This model differs from Kalchbrenner et al. 2016 in three ways. It has dropout on the input and on the output of
+    each block, it ends the decoder with one norm instead of further convolutions, and it projects the decoder's input.
     """
 
     kind = "bytenet"
@@ -56,7 +56,7 @@ class ByteNet(ModelSpec):
     packs = False
     ordered = True
     vocab: int = 300
-    target_vocab: int | None = None  # None: the same
+    target_vocab: int | None = None  # None: as `vocab`
     d_model: int = 800
     encoder_blocks: int = 30
     decoder_blocks: int = 30
@@ -66,7 +66,7 @@ class ByteNet(ModelSpec):
     extra: int = 0
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # of an output that does not share its table; None: like `table`
+    output_table: TableSpec | None = None  # for an output layer that shares no table; None: as `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(scaled=False, position=None)
     norm: Norm = LayerNorm()
@@ -105,15 +105,15 @@ class ByteNet(ModelSpec):
         check_input(self.input)
 
     def dilation(self, block: int) -> int:
-        """Return the dilation of a block."""
+        """Return the dilation of the block with this index."""
         return self.dilations[block % len(self.dilations)]
 
     def estimate(self, length: int) -> int:
-        """Return the number of columns to which a source of this length is padded."""
+        """Return the number of columns to which a source of `length` tokens is padded."""
         return math.ceil(self.stretch * length - ROUNDING) + self.extra
 
     def estimates(self, lengths: Int[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
-        """Return `estimate` of the sources of a batch."""
+        """Return `estimate` for every source of a batch, from the lengths of the sources."""
         return torch.ceil(self.stretch * lengths.double() - ROUNDING).long() + self.extra
 
     def receptive_fields(self) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class ByteNet(ModelSpec):
 
 
 class ByteNetModel(TwoSided):
-    """The module of a ByteNet."""
+    """The module that a `ByteNet` builds."""
 
     def __init__(self, spec: ByteNet, init: Init) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class ByteNetModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> Memory:
-        """Encode the source, padded to the estimated length of the target; columns beyond it are zero."""
+        """Return the encoded source, padded to the estimated target length. Columns beyond that length are zero."""
         if batch.source is None:
             raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
         if batch.packed:
@@ -184,7 +184,7 @@ class ByteNetModel(TwoSided):
         states: list[Any] | None = None,
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Run the decoder on the target's embeddings e and the encoder's columns at the same positions."""
+        """Return the decoder's output for the target embeddings `e` and the encoder's columns at the same positions."""
         x = self.join(torch.cat((columns.to(e.dtype), e), -1))
         return self.norm(self.decoder(x, view, states, counts))
 
@@ -229,7 +229,7 @@ class ByteNetStack(nn.Module):
 
 
 class ByteNetBlock(nn.Module):
-    """x + W_2 r(conv(r(W_1 r(x)))), r = ReLU of the norm."""
+    """A residual block: x + W_2 r(conv(r(W_1 r(x)))), where r is ReLU of the norm."""
 
     def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class ByteNetBlock(nn.Module):
         self.widen = site.linear(inner, {"down": d})
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """Return the cache of the convolution; a kernel of size 1 has none."""
+        """Return the cache of the convolution, or None for a kernel of size 1."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(

@@ -42,31 +42,30 @@ Layers = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ConvS2S(ModelSpec):
-    """Gated convolutions in encoder and decoder; every decoder layer attends to the source. Gehring et al. 2017.
+    """Gated convolutions in encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
-    Embeddings e are token embeddings plus learned positions. A layer of `encoder` or `decoder` is (width, kernel):
+    The embeddings e are token embeddings plus learned position embeddings. Each layer in `encoder` and `decoder` is a
+    pair (width, kernel) and computes:
 
         y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
         c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
 
     where z is the encoder's output and h is projected where the width changes. The decoder's convolutions are causal.
-    The encoder's gradients are divided by twice the number of attentions. All layers have weight normalisation.
+    The encoder's gradients are divided by twice the number of decoder layers. All layers have weight normalisation.
     """
 
     kind = "convs2s"
     reads_source = True
     ordered = True
     vocab: int = 10000
-    target_vocab: int | None = None  # None: the same
-    d_model: int = 256  # of embeddings and of the encoder's output
-    d_out: int | None = None  # of the decoder's output; None: d_model
+    target_vocab: int | None = None  # None: as `vocab`
+    d_model: int = 256  # width of the embeddings and of the encoder's output
+    d_out: int | None = None  # width of the decoder's output; None: d_model
     encoder: Layers = ((256, 3),) * 4
     decoder: Layers = ((256, 3),) * 3
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = (
-        NormedEmbeddings()
-    )  # of an output that does not share its table; None: like `table`
+    output_table: TableSpec | None = NormedEmbeddings()  # for an output layer that shares no table; None: as `table`
     sharing: Sharing = Sharing(source_target=False, input_output=False)
     input: InputSpec = Tokens(scaled=False, position=Learned(1024))
     head: HeadSpec = Softmax(bias=True)
@@ -97,7 +96,7 @@ class ConvS2S(ModelSpec):
 
 
 class ConvS2SModel(TwoSided):
-    """The module of a ConvS2S."""
+    """The module that a `ConvS2S` builds."""
 
     def __init__(self, spec: ConvS2S, init: Init) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ class ConvS2SModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the keys z and the values (z + e) sqrt(1/2) of the source."""
+        """Return the keys z and the values (z + e) sqrt(1/2) for the source."""
         ids = source_of(batch)
         S = ids.shape[1]
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
@@ -153,7 +152,10 @@ class ConvS2SModel(TwoSided):
 
 
 def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
-    """Return the number of source tokens for each query, which differs within a row only if rows are packed."""
+    """Return the number of source tokens that each query may attend to.
+
+    The number differs within a row only if rows are packed.
+    """
     z, seg = memory.x[0], memory.seg
     if seg is None:
         return torch.full(z.shape[:1], z.shape[1], device=z.device)[:, None]
@@ -218,7 +220,7 @@ class ConvS2SDecoder(nn.Module):
 
 
 class ConvS2SBlock(nn.Module):
-    """Abstract: GLU(conv(drop(h))) and its residual connection."""
+    """Abstract block: GLU(conv(drop(h))) with a residual connection."""
 
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
         super().__init__()
@@ -235,12 +237,12 @@ class ConvS2SBlock(nn.Module):
         cache: ConvolutionCache | None = None,
         counts: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T W"]:
-        """GLU(conv(drop(h)))."""
+        """Return GLU(conv(drop(h)))."""
         h = self.dropout(h)
         return F.glu(self.convolution(unfold(h, self.extent, view, cache, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
-        """(y + h) sqrt(1/2), with h projected to the width of y."""
+        """Return (y + h) sqrt(1/2), with h projected to the width of y where they differ."""
         return (y + (h if self.match is None else self.match(h))) * HALF
 
 
@@ -255,7 +257,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
         self.attention = ConvS2SAttention(width, replace(site, dropout=0.0))
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """Return the cache of the convolution; a kernel of size 1 has none."""
+        """Return the cache of the convolution, or None for a kernel of size 1."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
@@ -272,7 +274,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
 
 
 class ConvS2SAttention(nn.Module):
-    """Unscaled single-head attention to the source; all layers share keys and values."""
+    """Unscaled single-head attention to the source. All layers share keys and values."""
 
     name = "decoder.cross"
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
@@ -289,18 +291,18 @@ class ConvS2SAttention(nn.Module):
         assert ctx.memory is not None
         k, v = (x[:, None] for x in ctx.memory.x)  # (b, 1, S, D)
         q = ((self.query(y) + e) * HALF).to(k.dtype)
-        # The beams of a source are further queries of its row.
+        # The queries of all beams of a source are in the row of that source.
         queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
         if ctx.trace is not None:
             weights = attention_weights(queries, k, ctx.cross, 1.0)
             ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
         c = self.attend(queries, k, v, ctx.cross, scale=1.0).reshape(q.shape)
-        # With uniform weights, the variance of a mean of S values is 1 / S of theirs.
+        # With uniform weights, the variance of a mean of S values is 1 / S times the variance of a value.
         return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF
 
 
 class ScaledGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by a factor."""
+    """The identity function, with its gradient multiplied by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

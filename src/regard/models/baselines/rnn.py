@@ -32,24 +32,24 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 from regard.tree import Spec
 
 Reading = Literal["forwards", "backwards", "both", "first_both"]
-States = list[tuple[Tensor, ...]]  # of every layer: vectors (B, H), each layer of its own width
+States = list[tuple[Tensor, ...]]  # for every layer, the vectors (B, H) of its state; H may differ between layers
 CROSS, OWN = "decoder.cross", "decoder.self"
 
 
 class InitialState(Spec):
-    """Slot: the initial state of the decoder."""
+    """The InitialState slot: specs that compute the initial state of the decoder."""
 
     __slots__ = ()
     reads_source: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, layers: list["Shape"], encoder: list["Shape"], site: Site) -> "InitialStateModule":
-        """Build a module from the last states of the encoder's layers to initial states of the decoder's."""
+        """Build a module that maps the last states of the encoder layers to initial states of the decoder layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a layer's state: `parts` vectors of this width."""
+    """The shape of the state of a layer: `parts` vectors with `width` channels."""
 
     parts: int
     width: int
@@ -57,10 +57,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(InitialState):
-    """phi(W s + b) of the encoder's last state s, all that a decoder without attention receives of the source.
+    """The initial state phi(W s + b), where s is the encoder's last state.
 
-    Every layer has projections of its own, from the encoder layer at the same height counted from the top, or from the
-    lowest layer of a shallower encoder. phi is tanh (Bahdanau et al. 2015) or the identity.
+    A decoder without attention receives nothing else from the source. Each decoder layer has its own projections. They
+    read the encoder layer at the same depth below the top, or the lowest encoder layer if the encoder is shallower. phi
+    is tanh (Bahdanau et al. 2015) or the identity.
     """
 
     kind = "encoder_state"
@@ -73,7 +74,7 @@ class EncoderState(InitialState):
 
 @dataclass(frozen=True, slots=True)
 class ConstantState(InitialState):
-    """The same initial state for every source, zeros or learned, for a decoder with attention to the source."""
+    """An initial state that is equal for all sources, zero or learned. The decoder must attend to the source."""
 
     kind = "constant_state"
     start: Start = ZeroStart()
@@ -83,11 +84,11 @@ class ConstantState(InitialState):
 
 
 class InitialStateModule(nn.Module):
-    """Abstract: the module an InitialState builds."""
+    """Abstract module that an `InitialState` builds."""
 
     @abstractmethod
     def forward(self, last: States) -> States:
-        """Return the initial state of every layer from the last states of the encoder's layers."""
+        """Return the initial state of every decoder layer, given the last states of the encoder layers."""
 
 
 class EncoderStateModule(InitialStateModule):
@@ -104,7 +105,10 @@ class EncoderStateModule(InitialStateModule):
         states = []
         layers: Any = self.maps
         for below, maps in zip(self.below, layers, strict=True):
-            inputs = [*last[below], *[last[below][0]] * len(maps)]  # a missing c is computed from h
+            inputs = [
+                *last[below],
+                *[last[below][0]] * len(maps),
+            ]  # an LSTM state c that the encoder lacks is computed from h
             states.append(tuple(self.activate(part(source)) for part, source in zip(maps, inputs, strict=False)))
         return states
 
@@ -125,16 +129,19 @@ class ConstantStateModule(InitialStateModule):
 class RecurrentEncoder(Spec):
     """Stacked recurrent layers over the source.
 
-    `direction`: all layers forward, backward (Sutskever et al. 2014) or bidirectional, or only the first bidirectional
-    (Wu et al. 2016). The outputs of both directions are concatenated.
+    With `direction`, all layers read forwards, backwards (Sutskever et al. 2014) or in both directions. With
+    "first_both", the first layer reads in both directions and the others forwards (Wu et al. 2016). The outputs of both
+    directions are concatenated.
     """
 
     kind = "recurrent_encoder"
     cell: Cell = LSTM()
     depth: int = 2
-    d_hidden: int | None = None  # of each direction; None: d_model
+    d_hidden: int | None = None  # width of the state in each direction; None: d_model
     direction: Reading = "both"
-    residual_from: int | None = None  # the lowest layer, counted from 1, with a residual connection; None: no layer
+    residual_from: int | None = (
+        None  # the lowest layer with a residual connection, counted from 1; None: no layer has one
+    )
     start: Start = ZeroStart()
 
     def check(self) -> None:
@@ -147,14 +154,15 @@ class RecurrentEncoder(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentDecoder(Spec):
-    """Stacked recurrent layers over the target, with optional attention to the source and to their own past.
+    """Stacked recurrent layers over the target, with optional attention to the source and to previous decoder states.
 
-    With query "top" (Luong et al. 2015) the state h of the top layer is the query, and tanh(W [h; context]) goes to
-    the head. With "bottom" (Wu et al. 2016) the lowest layer's state is, and the context vector is concatenated to the
-    input of every layer above.
+    With `query` "top" (Luong et al. 2015), the state h of the top layer is the query, and the head reads
+    tanh(W [h; context]). With "bottom" (Wu et al. 2016), the state of the lowest layer is the query, and the context
+    vector is concatenated to the input of every layer above it.
 
-    `input_feeding` concatenates the context vector ("found") or, with the top, the "output" of the previous step to
-    the input of the lowest layer. Then tokens are computed one by one; otherwise each layer runs on all at once.
+    `input_feeding` concatenates a vector from the previous step to the input of the lowest layer: the context vector
+    ("found") or, with `query` "top", the decoder's output ("output"). Tokens are then computed one at a time. Without
+    input feeding, each layer runs on all tokens at once.
     """
 
     kind = "recurrent_decoder"
@@ -162,8 +170,10 @@ class RecurrentDecoder(Spec):
     depth: int = 2
     residual_from: int | None = None  # as in the encoder
     initial_state: InitialState = EncoderState()
-    attention: AttentionScore | None = None  # to the source
-    self_attention: AttentionScore | None = None  # to the previous states of the layer that is the query
+    attention: AttentionScore | None = None  # attention to the source; None: no attention
+    self_attention: AttentionScore | None = (
+        None  # attention to previous states of the layer that gives the query; None: no attention
+    )
     query: Literal["top", "bottom"] = "top"
     input_feeding: Literal["none", "found", "output"] = "none"
 
@@ -197,7 +207,7 @@ class RecurrentDecoder(Spec):
 
 
 def check_depth(depth: int, residual_from: int | None) -> None:
-    """Check the depth, and that the first residual layer exists."""
+    """Check that the depth is valid and that the first residual layer exists."""
     check_count("depth", depth, MOST_BLOCKS)
     require(
         residual_from is None or 2 <= residual_from <= depth,
@@ -208,10 +218,10 @@ def check_depth(depth: int, residual_from: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(ModelSpec):
-    """Recurrent encoder-decoder: Sutskever et al. 2014; with `decoder.attention`, Bahdanau et al. 2015.
+    """A recurrent encoder-decoder (Sutskever et al. 2014); with `decoder.attention`, that of Bahdanau et al. 2015.
 
     Without attention the decoder receives only the last states of the encoder. `heads` is the number of attention
-    heads. Rows cannot be packed, because states would pass from one text to the next.
+    heads. Rows cannot be packed, because the state would carry over from one text to the next.
     """
 
     kind = "recurrent"
@@ -219,13 +229,13 @@ class Recurrent(ModelSpec):
     ordered = True
     packs = False
     vocab: int = 32000
-    target_vocab: int | None = None  # None: the same
-    d_model: int = 512  # of embeddings and of the decoder's states
+    target_vocab: int | None = None  # None: as `vocab`
+    d_model: int = 512  # width of the embeddings and of the decoder's states
     heads: int = 1
     dropout: float = 0.2
     attention_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # of an output that does not share its table; None: like `table`
+    output_table: TableSpec | None = None  # for an output layer that shares no table; None: as `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(position=None)  # scaled to unit variance: unscaled embeddings learn much more slowly
     encoder: RecurrentEncoder = RecurrentEncoder()
@@ -284,7 +294,7 @@ class RecurrentEncoderModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return the outputs at every token and the last state of every layer."""
+        """Return the output at every token and the last state of every layer."""
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
@@ -300,10 +310,10 @@ def _added(spec: RecurrentEncoder | RecurrentDecoder, layer: int) -> bool:
 
 @dataclass(slots=True)
 class DecoderState:
-    """The state of a decoder between tokens."""
+    """The state of a decoder between two tokens."""
 
-    states: States  # of every layer
-    fed: Float[Tensor, "B F"]  # input feeding: concatenated to the next input; F = 0 without
+    states: States  # of every decoder layer
+    fed: Float[Tensor, "B F"]  # concatenated to the next input; F = 0 without input feeding
 
 
 def _attention(spec: AttentionScore | None, d_query: int, d_memory: int, site: Site) -> AttentionScoreModule | None:
@@ -336,13 +346,13 @@ class RecurrentDecoderModule(nn.Module):
         self.traces = nn.ModuleList(AttentionTrace(name) for name, score in scores.items() if score is not None)
 
     def initial_state(self, last: States) -> DecoderState:
-        """Return the state before the first token."""
+        """Return the decoder state before the first token, given the last states of the encoder layers."""
         states = self.opening(last)
         h = states[0][0]
         return DecoderState(states, h.new_zeros(h.shape[0], self.fed))
 
     def keys_and_values(self, memory: Float[Tensor, "B S M"]) -> StaticKV | None:
-        """Return keys and values of the source, or None without attention to it."""
+        """Return the keys and values for the source, or None without attention to the source."""
         return None if self.cross is None else StaticKV(*self.cross.keys_and_values(memory))
 
     def forward(
@@ -353,7 +363,7 @@ class RecurrentDecoderModule(nn.Module):
         cross: View,
         trace: Trace | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of the head at every token of a whole target."""
+        """Return the input of the head at every token, for whole targets."""
         own = None if self.own is None else AttentionHistory()
         return self.run(
             x, self.initial_state(last), DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
@@ -366,7 +376,10 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Run the next tokens and update the decoder state to that after the last of `lengths`."""
+        """Return the input of the head for the next tokens and update the decoder state.
+
+        The new state is that after the first `lengths` tokens of each row (None: after all tokens).
+        """
         h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
         if self.query_layers < len(self.cells):
             assert context is not None
@@ -382,7 +395,7 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return the query states, the context vectors and their combination for all tokens in parallel."""
+        """Return the query states, the context vectors and the combination of both, for all tokens in parallel."""
         h = self.run_layers(x, None, decoder_state.states, range(self.query_layers), lengths)
         context = attention(self, h) if self.context_width else None
         return h, context, self.combine(h, context)
@@ -394,7 +407,7 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,  # noqa: ARG002  # with input feeding, decoding passes one token at a time
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return the same with input feeding: each token's input contains a vector of the previous step."""
+        """Return what `run_parallel` returns, token by token: each input contains a vector from the previous step."""
         steps = []
         for token in x.split(1, 1):
             x_fed = torch.cat((token, decoder_state.fed[:, None].to(token.dtype)), -1)
@@ -413,7 +426,7 @@ class RecurrentDecoderModule(nn.Module):
         layers: range,
         lengths: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "B T D"]:
-        """Run a range of layers, with `beside` concatenated to the input of each, and update their states."""
+        """Return the output of a range of layers and update `states`. `beside` extends the input of each layer."""
         for i in layers:
             cell: Any = self.cells[i]
             y, states[i] = cell(x if beside is None else torch.cat((x, beside), -1), states[i], lengths)
@@ -422,14 +435,14 @@ class RecurrentDecoderModule(nn.Module):
         return x
 
     def combine(self, h: Float[Tensor, "B T D"], context: Float[Tensor, "B T C"] | None) -> Float[Tensor, "B T D"]:
-        """tanh(W [h; context]): Luong et al. 2015."""
+        """Return tanh(W [h; context]) (Luong et al. 2015), or h for a decoder without this layer."""
         if self.joint is None or context is None:
             return h
         return self.dropout(self.joint(torch.cat((h, context), -1)).tanh())
 
 
 class DecoderAttention:
-    """The attentions of a decoder in one pass: to the keys and values of the source, and to its own previous states."""
+    """The attentions of a decoder during one pass: to the source and to previous decoder states."""
 
     def __init__(
         self,
@@ -445,7 +458,7 @@ class DecoderAttention:
         self.weights: dict[str, list[Tensor]] = {CROSS: [], OWN: []}
 
     def __call__(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
-        """Return the context vectors of these query states."""
+        """Return the context vectors for the query states `h`."""
         contexts = []
         if decoder.cross is not None:
             assert self.source is not None
@@ -457,7 +470,7 @@ class DecoderAttention:
         return torch.cat(contexts, -1)
 
     def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
-        """Attend to the states so far, of which h are the last."""
+        """Return the context vectors from attention to all states so far, including `h`."""
         assert self.own is not None
         k, v = self.own.append(*score.keys_and_values(h))
         view, T, S = self.own_view, h.shape[1], k.shape[2]
@@ -470,7 +483,7 @@ class DecoderAttention:
 
 
 class AttentionHistory:
-    """Keys and values so far in one pass; unlike a cache, never written in place, so that gradients flow."""
+    """Keys and values so far in one pass. Unlike a cache it is not written in place, so that gradients can flow."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -479,14 +492,14 @@ class AttentionHistory:
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T V"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Store new keys and values; return all so far."""
+        """Store new keys and values and return all keys and values so far."""
         self.keys.append(k)
         self.values.append(v)
         return torch.cat(self.keys, 2), torch.cat(self.values, 2)
 
 
 class AttentionTrace(nn.Module):
-    """Adds the attention weights of a pass to its trace as one entry, for any number of steps."""
+    """A module that adds the attention weights from all steps of a pass to the trace as one entry."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -500,7 +513,7 @@ class AttentionTrace(nn.Module):
 
 
 class RecurrentModel(TwoSided):
-    """The module of a recurrent encoder-decoder."""
+    """The module that a `Recurrent` builds."""
 
     def __init__(self, spec: Recurrent, init: Init) -> None:
         super().__init__()
@@ -513,7 +526,7 @@ class RecurrentModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return the encoder's outputs at every token and the last state of every layer."""
+        """Return the encoder's output at every token and the last state of every encoder layer."""
         source = source_of(batch)
         mask = own_mask(batch, batch.source_pos, batch.source_seg)
         lengths = real_lengths(mask)
@@ -545,7 +558,7 @@ class RecurrentModel(TwoSided):
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """Read new tokens; with input feeding, one at a time."""
+        """Read new tokens, one at a time with input feeding, and return the last hidden state of each row."""
         if not self.decoder.fed or ids.shape[1] == 1:
             return super().consume(ids, decoding, counts)
         decoding.rows.claim(ids.shape[1])
@@ -576,5 +589,5 @@ class RecurrentModel(TwoSided):
 
 
 def _for_beams(state: tuple[Tensor, ...], beams: int) -> tuple[Tensor, ...]:
-    """Repeat the initial state of a source for its beams."""
+    """Return the initial state of each source, repeated for every beam of the source."""
     return state if beams == 1 else tuple(part.repeat_interleave(beams, 0) for part in state)

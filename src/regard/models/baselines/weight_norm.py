@@ -1,4 +1,4 @@
-"""Weight normalisation: each row of a weight matrix is a learned length times a learned direction."""
+"""Weight normalisation: each row in a weight matrix is a learned length times a learned direction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from regard.nn.vocab.tables import Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class WeightNorm(Linear):
-    """y = x W' + b with rows W_o = g_o v_o / |v_o|, with g and v learned. Salimans & Kingma 2016.
+    """A linear layer y = x W' + b whose rows are W_o = g_o v_o / |v_o|, with learned g and v. Salimans & Kingma 2016.
 
-    v is initialised by role and g is |v| at the start, so that W is initialised as in a dense layer.
+    v is initialised as the weight of a dense layer with the same role, and g is initialised to |v|. So W starts as in a
+    dense layer.
     """
 
     kind = "weight_norm"
@@ -33,9 +34,9 @@ class WeightNorm(Linear):
 
 @dataclass(frozen=True, slots=True)
 class NormedEmbeddings(TableSpec):
-    """A weight-normalised row g_i v_i / |v_i| per id: the output layer of Gehring et al. 2017.
+    """An embedding table with weight-normalised rows g_i v_i / |v_i|, for the output layer of Gehring et al. 2017.
 
-    The init slot initialises v as a projection (role `head`).
+    `init` initialises v with the role `head`.
     """
 
     kind = "normed_embeddings"
@@ -47,7 +48,7 @@ class NormedEmbeddings(TableSpec):
 
 
 class NormedRows(nn.Module):
-    """The rows g_o v_o / |v_o|."""
+    """A module that returns the matrix with rows g_o v_o / |v_o|."""
 
     def __init__(self, direction: Float[Tensor, "o i"], site: Site) -> None:
         super().__init__()
