@@ -151,7 +151,7 @@ class BeamState:
         stops = final | stuck
         here, after, later = self.sizes.index_select(0, self.lengths[:, 0]).split(1, 1)  # (s, 1) each
 
-        # Outputs that finish in this step: those that end, those without a possible continuation, and those that are full.
+        # Outputs finish in this step if they end, if they have no possible continuation, or if they are full.
         cut = stops if config.stopping.eos_at_limit else stuck & ~final
         finished = [
             self._fields(

@@ -1,4 +1,4 @@
-"""Put the fast form into a model, module by module, by a table of replacements."""
+"""Installation of the fast form in a model: modules are replaced according to `REPLACEMENTS`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -53,14 +53,14 @@ from regard.nn.vocab.tables import EmbeddingsModule
 
 
 class Replacement(NamedTuple):
-    """A fast class for a module class, with the same parameters: an instance only changes its class."""
+    """A fast class for a module class. Both have the same parameters, so that only the class of an instance changes."""
 
     plain: type[nn.Module]
     fast: type[nn.Module]
     applies: Callable[[Any], bool] = lambda _: True
 
 
-# A new kernel is a file of regard.fast and a line here.
+# A new kernel needs a file in regard.fast and a line here.
 REPLACEMENTS = (
     Replacement(SelfAttentionModule, FastSelfAttention),
     Replacement(CrossAttentionModule, FastCrossAttention),
@@ -84,7 +84,7 @@ REPLACEMENTS = (
     Replacement(MixtureOfSoftmaxesModule, FusedMixture),
     Replacement(EncoderDecoderModel, LengthGroupedEncoder),
 )
-# Only for weights that are no longer trained.
+# Replacements only for weights that are no longer trained.
 PREPACKED = (
     Replacement(Projection, prepacked.PrepackedLinear),
     Replacement(EmbeddingsModule, prepacked.PrepackedEmbeddings),
@@ -95,14 +95,14 @@ PREPACKED = (
 def install(
     model: nn.Module, device: torch.device | str | None = None, *, fixed: bool = False, mapped: bool = False
 ) -> None:
-    """Put the fast form into a model that runs on `device` (None: where its weights are), in place.
+    """Install the fast form in a model that runs on `device` (None: the device of its weights), in place.
 
-    Parameters, their names and the record stay the same; a copy of the model has the fast form, too. Call it again
-    after moving the model to another device, or when its weights begin or cease to be trained.
+    Parameters, their names and the JSON record of the model stay the same. A copy of the model has the fast form, too.
+    Call `install` again after moving the model to another device, or when training of its weights begins or ends.
 
-    `fixed`: the weights are not trained any more, so that those which are read at every step of a decoding may be
-    prepacked; a weight that changes all the same is prepacked again. `mapped`: the weights are in a memory-mapped file,
-    where torch does not detect a change through `.data`.
+    With `fixed`, the weights are no longer trained. Then weights that are read at every decoding step may be prepacked,
+    and are prepacked again if they do change. With `mapped`, the weights are in a memory-mapped file, where torch does
+    not detect a change through `.data`.
     """
     remove(model)
     on = torch.device(device or next((weight.device for weight in model.parameters()), "cpu"))
@@ -121,7 +121,7 @@ def install(
 
 
 def remove(model: nn.Module) -> None:
-    """Restore the readable form of a model, in place."""
+    """Restore the readable modules in a model, in place."""
     plain = {fast: plain for plain, fast, _ in (*REPLACEMENTS, *PREPACKED)}
     for module in model.modules():
         if type(module) in plain:
@@ -133,7 +133,7 @@ def remove(model: nn.Module) -> None:
 
 
 def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
-    """Change the class of a module that has a replacement in the table."""
+    """Change the class of a module, in place, if `table` has a replacement for it."""
     for plain, fast, applies in table:
         if type(module) is plain and applies(module):
             module.__class__ = fast
@@ -141,7 +141,7 @@ def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
 
 
 def _read_at_every_step(model: nn.Module) -> Iterable[nn.Module]:
-    """The modules that run at every step of a decoding: all but the encoder, which runs once, on many rows."""
+    """Yield the modules that run at every decoding step: all but the encoder, which runs once, on many rows."""
     for name, part in model.named_children():
         if name != "encoder":
             for module in part.modules():

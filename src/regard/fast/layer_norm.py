@@ -1,13 +1,13 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 # ruff: noqa: PLR0913, PLR0917  # kernels take every pointer and size
-"""Triton kernels for layer norm, also fused with a residual sum: vectors are read once forwards and once backwards.
+"""Triton kernels for layer norm, also fused with a residual sum. Each pass, forward and backward, reads a vector once.
 
-Under autocast torch computes norms in float32, with a copy before and one after, and its compiler reads a vector three
-times for the gradients. Here a program holds whole vectors in the type of the input, recomputes their mean and standard
-deviation in the backward pass, and sums the gradients of gain and bias over its vectors. In the fused form,
+Under autocast torch computes norms in float32, with a copy before and a copy after, and torch.compile reads a vector
+three times for the gradients. Here a program loads whole vectors in the dtype of the input, recomputes mean and
+standard deviation in the backward pass, and sums the gradients of gain and bias over its vectors. In the fused form,
 norm(x + dropout(added)), the sum is never stored.
 
-Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
+This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -20,12 +20,12 @@ from regard.fast.dropout_rng import draw_seed, keep_mask
 from regard.fast.operators import operator
 
 TILE_SIZE = 2048  # elements of a tile: several short vectors, or one long one
-PROGRAMS = 1024  # of a backward pass; each writes one row of partial sums
+PROGRAMS = 1024  # number of programs in a backward pass; each writes one row of partial sums
 
 
 @triton.jit
 def _centred(x, inside, D, eps):
-    """The vectors of a tile minus their mean, and the reciprocal of their standard deviation."""
+    """Return the vectors in a tile minus their means, and the reciprocals of their standard deviations."""
     mean = tl.sum(x, 1) / D
     centred = tl.where(inside, x - mean[:, None], 0.0)
     return centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + eps)
@@ -33,7 +33,7 @@ def _centred(x, inside, D, eps):
 
 @triton.jit
 def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
-    """The input of the norm, x or x + dropout(added), rounded as if stored; and the dropout factor of `added`."""
+    """Return the norm's input, x or x + dropout(added), rounded as if stored, and the dropout factor of `added`."""
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
     factor = tl.full(x.shape, 1.0, tl.float32)
     if JOINS:
@@ -81,7 +81,7 @@ def _backward(
         x, factor = _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS, DROPS)
         dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
         centred, scale = _centred(x, inside, D, eps)
-        normal = tl.where(inside, centred * scale[:, None], 0.0)  # beyond N scale is infinite if eps is 0
+        normal = tl.where(inside, centred * scale[:, None], 0.0)  # beyond row N, scale is infinite if eps is 0
         d_gain += dy * normal
         d_bias += dy
         d_normal = dy * gain[None, :]
@@ -105,7 +105,7 @@ def _tile(D: int) -> dict[str, int]:
 def normed(
     x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> Tensor:
-    """(s - mean) / sqrt(var + eps) * gain + bias, where s is x, or x + dropout(added)."""
+    """Return (s - mean) / sqrt(var + eps) * gain + bias, where s is x or x + dropout(added)."""
     x, other, seed_or_x = _arguments(x, added, seed)
     N, D = x.numel() // x.shape[-1], x.shape[-1]
     y, tile = torch.empty_like(x), _tile(D)
@@ -124,7 +124,7 @@ def _(x, *_):
 def normed_backward(
     dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of s; of `added`, if dropout makes it different from that of s; of gain and bias (2, D)."""
+    """Return the gradients of s, of `added`, and of gain and bias (2, D). Without dropout, that of `added` is empty."""
     x, other, seed_or_x = _arguments(x, added, seed)
     dy = dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
@@ -147,7 +147,7 @@ def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
 
 
 def _arguments(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments of a kernel; x takes the place of those that it does not read."""
+    """Return the tensor arguments of a kernel. x replaces arguments that are None, which the kernel does not read."""
     x = x.contiguous()
     return x, x if added is None else added.contiguous(), x if seed is None else seed
 
@@ -174,5 +174,5 @@ def layer_norm(
     added: Float[Tensor, "*n D"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*n D"]:
-    """Layer norm of x, or of x + dropout(added), in the type of x, also under autocast."""
+    """Return the layer norm of x, or of x + dropout(added), in the dtype of x, also under autocast."""
     return normed(x, added, gain, bias, draw_seed(dropout, x.device), eps, dropout)

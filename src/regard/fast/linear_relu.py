@@ -1,10 +1,11 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-"""Fused linear + ReLU for training, relu(x W' + b): ReLU inside the product, its gradient together with that of b.
+"""Fused linear layer and ReLU for training, relu(x W' + b).
 
-With separate operations, the wide hidden vectors of a feed-forward are read and written once more in the forward pass
-(for ReLU), and read once more in the backward pass (for the bias).
+ReLU is computed inside the product, and its gradient together with that of b. With separate operations, the wide hidden
+vectors in a feed-forward branch are read and written once more in the forward pass (for ReLU), and read once more in
+the backward pass (for the bias).
 
-Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
+This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -16,12 +17,12 @@ from torch import Tensor
 from regard.fast.operators import operator
 
 TILE = {"ROWS": 16, "WIDE": 256, "num_warps": 4}
-PROGRAMS = 128  # for each tile of columns; each writes one row of partial sums
+PROGRAMS = 128  # number of programs per tile of columns; each writes one row of partial sums
 
 
 @triton.jit
 def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """g = dy where y > 0, and its sums over the rows of a program."""
+    """Write g, which is dy where y > 0 and 0 elsewhere, and the sums of g over the rows of a program."""
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = column < D
     total = tl.zeros((ROWS, WIDE), tl.float32)
@@ -39,7 +40,7 @@ def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl
 
 @operator("regard::linear_relu")
 def rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x W' + b), by one call of cuBLAS."""
+    """Return relu(x W' + b), computed by one call of cuBLAS."""
     y = torch.ops.aten._addmm_activation(bias.to(x.dtype), x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=False)
     return y.view(*x.shape[:-1], -1)
 
@@ -51,7 +52,7 @@ def _(x, weight, bias):  # noqa: ARG001
 
 @operator("regard::relu_backward")
 def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the input of ReLU, and its sum over all tokens in float32."""
+    """Return the gradient of ReLU's input, and the sum of this gradient over all tokens in float32."""
     y, dy = y.contiguous(), dy.contiguous()
     N, D = y.numel() // y.shape[-1], y.shape[-1]
     g, programs = torch.empty_like(y), min(PROGRAMS, triton.cdiv(N, TILE["ROWS"]))
@@ -84,5 +85,5 @@ rectified.register_autograd(_gradients, setup_context=_remember)
 def linear_relu(
     x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"]
 ) -> Float[Tensor, "*n o"]:
-    """relu(x W' + b) in the type of x."""
+    """Return relu(x W' + b) in the dtype of x."""
     return rectified(x, weight.to(x.dtype), bias)

@@ -1,4 +1,4 @@
-"""Custom operators: register our kernels with torch, which cannot trace into them."""
+"""Registration of our kernels as custom operators, because torch cannot trace into kernels."""
 
 from functools import partial
 
@@ -9,18 +9,19 @@ NAMES = (
     "attend_segments", "attend_segments_backward", "attend_joint", "attend_joint_backward",
 )  # fmt: skip
 
-# Declare a function that changes none of its tensors as an operator; kernels rely on the strides of their arguments.
-# A kernel is launched on the device of its tensors (`torch.cuda.device_of`): Triton takes the current device.
+# A decorator that declares a function as an operator. The function must not change its arguments. The tag keeps the
+# strides of the arguments, on which kernels rely. Callers launch a kernel inside `torch.cuda.device_of` for a tensor,
+# because Triton uses the current device.
 operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
 
 
 def introduce() -> None:
-    """Announce our operators to torch.compile before it traces them.
+    """Add our operators to a list of `torch.compile` before it traces them.
 
-    Before 2.13 torch formats an unknown operator for its log, with the whole graph before it; a value that is used
-    twice is formatted twice. Each norm of a sum doubles the work, so that compiling would never end.
+    Before version 2.13, torch formats an unknown operator for the log, together with the whole graph before it. A value
+    that is used twice is formatted twice, so that each norm of a sum doubles the work and compiling would never end.
     """
-    if torch.__version__ < "2.13":  # compares numbers
+    if torch.__version__ < "2.13":  # this comparison is numeric
         from torch._inductor.lowering import FALLBACK_ALLOW_LIST  # noqa: PLC0415  # takes seconds
 
         for name in NAMES:

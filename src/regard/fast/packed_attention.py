@@ -1,12 +1,12 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
-# ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride, operators what their gradients need
-"""Triton kernels for packed (variable-length) attention: pairs of different segments are never computed.
+# ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride; operators take what their gradients need
+"""Triton kernels for packed (variable-length) attention, which skip blocks without pairs inside a segment.
 
-A general kernel reads an additive mask in every layer and computes every pair of a row, of which nine in ten are
-hidden; a varlen kernel works in blocks of which a sentence fills a fifth. Here each block of queries has the range of
-keys that it may attend to, and dropout is drawn inside the kernel. After FlashAttention, Dao et al. 2022.
+A general kernel reads an additive mask in every layer and computes every pair of tokens in a row, of which nine in ten
+are hidden. A varlen kernel works in blocks of which a sentence fills a fifth. Here each block of queries reads only a
+range of keys, and dropout is sampled inside the kernel. The kernels follow FlashAttention (Dao et al. 2022).
 
-Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
+This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
 
 import math
@@ -23,14 +23,14 @@ from torch import Tensor
 from regard.fast.dropout_rng import draw_seed, keep_mask
 from regard.fast.operators import operator
 
-BLOCK = 64  # queries and keys of a program
+BLOCK = 64  # number of queries and of keys in a block
 LOG2_E = 1.0 / math.log(2.0)
 LN_2: tl.constexpr = tl.constexpr(math.log(2.0))
 
 
 @triton.jit
 def _read(pointer, b, h, at, there, b_stride, h_stride, t_stride, K: tl.constexpr):
-    """Load the vectors of some tokens of one head, with zeros beyond the end of the row."""
+    """Return the vectors for the tokens `at` in one head, with zeros beyond the end of the row."""
     places = b * b_stride + h * h_stride + at[:, None] * t_stride + tl.arange(0, K)[None, :]
     return tl.load(pointer + places, mask=there[:, None], other=0.0)
 
@@ -43,14 +43,14 @@ def _write(pointer, tile, b, h, at, there, b_stride, h_stride, t_stride, K: tl.c
 
 @triton.jit
 def _reach(reach_ptr, b):
-    """Load the range that this block may attend to."""
+    """Return the begin and end of the range that this program's block has to read."""
     at = reach_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * 2
     return tl.load(at), tl.load(at + 1)
 
 
 @triton.jit
 def _visible(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
-    """Return which keys each query of a block may attend to."""
+    """Return a mask of the keys that each query in a block may attend to."""
     visible = (q_seg[:, None] == k_seg[None, :]) & (k_seg[None, :] > 0)
     if CAUSAL:
         visible &= rows[:, None] >= columns[None, :]
@@ -59,13 +59,13 @@ def _visible(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _weights(q, k, visible, top, scale):
-    """Recompute the attention weights of two blocks from log2 of the sums of exponentials (`top`)."""
+    """Return the attention weights between two blocks, given log2 of the sums of exponentials (`top`)."""
     return tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
 
 
 @triton.jit
 def _keep(seed, head, rows, columns, T, S, share):
-    """Return which weights dropout keeps: the same for the same seed, in blocks of any shape."""
+    """Return a mask of the attention weights that dropout retains. It does not depend on the shape of the blocks."""
     return keep_mask(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
@@ -76,7 +76,10 @@ def _forward(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = softmax(scale q k') v for a block of queries; `top` is log2 of the sum of a row's exponentials."""
+    """Write y = softmax(scale q k') v for a block of queries, and `top`.
+
+    `top` is log2 of the sum of exponentials for each query.
+    """
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -122,7 +125,7 @@ def _backward_q(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dq of a block of queries, and `fall` = sum(y dy), which `_backward_kv` needs."""
+    """Write dq for a block of queries, and `fall` = sum(y dy), which `_backward_kv` needs."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -160,7 +163,7 @@ def _backward_kv(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys."""
+    """Write dk and dv for a block of keys."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -196,18 +199,18 @@ def _backward_kv(
 
 
 def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-    """Uninitialised memory of this shape, in which the heads of a token are adjacent, as projections read them."""
+    """Return an uninitialised tensor of this shape, in which the heads of a token are adjacent, as in projections."""
     B, H, T, K = x.shape
     return x.new_empty(B, T, H, K).transpose(1, 2)
 
 
 def _readable(*tensors: Tensor) -> list[Tensor]:
-    """Copy tensors whose channels are not adjacent in memory; kernels need that, and they nearly always are."""
+    """Return the tensors with adjacent channels, which kernels require. A tensor is copied only where necessary."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _split(qkv: Float[Tensor, "B T 3 H K"]) -> tuple[Float[Tensor, "B H T K"], ...]:
-    """Split fused queries, keys and values."""
+    """Return queries, keys and values as views of the fused `qkv`."""
     return qkv.transpose(1, 3).unbind(2)
 
 
@@ -216,7 +219,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _constants(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
-    """Return the constants of a kernel. One stage is fastest on an H200: most loops have one or two iterations."""
+    """Return the constants of a kernel. One stage is fastest on an H200, as most loops have one or two iterations."""
     return {
         "CAUSAL": causal,
         "DROPS": dropout > 0.0,
@@ -231,7 +234,7 @@ def _run_forward(
     y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """Write the context of q, k and v to y; return log2 of the sums of exponentials (B, H, T)."""
+    """Write the attention output for q, k and v to `y`. Return log2 of the sums of exponentials (B, H, T)."""
     q, k, v = parts
     B, H, T, _ = q.shape
     top, seed_or_q = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # not read without dropout
@@ -248,7 +251,7 @@ def _run_backward(
     q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> None:  # fmt: skip
-    """Write the gradients of q, k and v."""
+    """Write the gradients of q, k and v to `gradients`."""
     (dq, dk, dv), (q, k, v) = gradients, parts
     B, H, T, _ = q.shape
     S, fall, sizes = k.shape[2], torch.empty_like(top), _constants(q, causal, dropout)
@@ -269,7 +272,7 @@ def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor,
     seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The context (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
+    """Return the attention output (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
     y = _like(q)
     return y, _run_forward(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
 
@@ -284,7 +287,7 @@ def attend_segments_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, top: Tensor, q_seg: Tensor, k_seg: Tensor,
     q_reach: Tensor, k_reach: Tensor, seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     gradients = _like(q), _like(k), _like(v)
     dy, y = _readable(dy, y)
     settings = (causal, scale, dropout)
@@ -315,7 +318,10 @@ def attend_joint(
     qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The context and log2 of the sums for fused queries, keys and values (B, T, 3, H, K); their gradient is fused."""
+    """Return what `attend_segments` returns, for fused queries, keys and values `qkv` (B, T, 3, H, K).
+
+    The gradient is fused, too.
+    """
     parts = _split(qkv)
     y = _like(parts[0])
     return y, _run_forward(y, parts, seg, seg, q_reach, seed, causal, scale, dropout)
@@ -332,7 +338,7 @@ def attend_joint_backward(
     dy: Tensor, qkv: Tensor, y: Tensor, top: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """The gradient of qkv."""
+    """Return the gradient of `qkv`."""
     gradients = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     dy, y = _readable(dy, y)
     settings = (causal, scale, dropout)
@@ -361,9 +367,10 @@ attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 def reach(
     seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
 ) -> Int[Tensor, "B n 2"]:
-    """Return the range of `other` that contains the segments of each block of `seg`, which its program has to read.
+    """Return, for each block in `seg`, the range of `other` that contains the segments of the block.
 
-    `causal`: "back" ends the range with the block itself, "on" starts it there.
+    The program for the block reads only this range. With `causal` "back" the range ends with the block itself, and with
+    "on" it starts there.
     """
     blocks = F.pad(seg, (0, -seg.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.amax(-1, keepdim=True)
@@ -381,7 +388,7 @@ def reach(
 
 
 class Layout(NamedTuple):
-    """The segments of queries and keys, and the range of each block: the same for all layers of a stack."""
+    """The segments of queries and keys, and the range that each block reads. All layers of a stack share one layout."""
 
     q_seg: Int[Tensor, "B T"]
     k_seg: Int[Tensor, "B S"]
@@ -391,7 +398,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(q_seg: Int[Tensor, "B T"], k_seg: Int[Tensor, "B S"], causal: bool) -> Layout:
-    """The layout of packed rows."""
+    """Return the layout for packed rows."""
     q_reach = reach(q_seg, k_seg, "back" if causal else None)
     k_reach = reach(k_seg, q_seg, "on" if causal else None)
     return Layout(q_seg.contiguous(), k_seg.contiguous(), q_reach, k_reach, causal)
@@ -406,9 +413,10 @@ def attend(
     dropout: float,
     qkv: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T K"]:
-    """softmax(scale q k') v over the keys of a query's segment, up to itself if causal; zeros for padding (0).
+    """Return softmax(scale q k') v over the keys in the segment of each query.
 
-    Where q, k and v are views of the fused `qkv`, its gradient is computed in one piece.
+    With a causal layout, a query attends only to keys up to itself. The output for padding (segment 0) is zero. If q, k
+    and v are views of a fused projection `qkv`, the gradient is computed for `qkv` in one piece.
     """
     q_seg, k_seg, q_reach, k_reach, causal = layout
     seed = draw_seed(dropout, q.device)

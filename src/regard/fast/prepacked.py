@@ -1,8 +1,8 @@
-"""Prepacked weights for products with few rows, as in a step of decoding on a CPU.
+"""Prepacked weights for products with few rows, for example in a decoding step on a CPU.
 
-Such a product reads a weight once and hardly computes, so its time depends on the order of the weight in memory. A copy
-in a faster order is made on first use: transposed for a single row, in oneDNN's blocks for some rows. For many rows
-there is nothing to gain. Measured in docs/decisions/010-speed.md.
+A product with few rows is limited by memory bandwidth, so its time depends on the order of the weight in memory. A copy
+in a faster order is made on first use: transposed for a single row, in oneDNN's blocks for several rows. For many rows
+no order is faster. Measurements are in docs/decisions/010-speed.md.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from regard.models.baselines.weight_norm import NormedRows
 from regard.nn.linear import Projection
 from regard.nn.vocab.tables import EmbeddingsModule
 
-SOME = 32  # rows up to which blocks are faster
+SOME = 32  # number of rows up to which blocks are faster
 WIDE = 8  # a matrix with this many times more outputs than inputs, such as a vocabulary, ...
 MANY = 128  # ... is faster in blocks up to this many rows
 
@@ -25,13 +25,13 @@ _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
 
 
 class PrepackedWeight:
-    """Copies of one weight in other orders, made on first use and again whenever the weight has changed.
+    """Copies of one weight in other memory orders, made on first use and again whenever the weight has changed.
 
     A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight becomes a
-    copy-on-write tensor that shares its memory with `original`: the first write to it, through any alias, moves the
-    weight to new memory, and its address changes. Only a write past torch, through a numpy array of the weight, is not
-    detected. `frozen` is for memory that torch cannot move: there a write through `.data` is not detected either, and
-    others are detected by the weight's version.
+    copy-on-write tensor that shares its memory with `original`. The first write to the weight, through any alias, moves
+    the weight to new memory and thus changes its address. Only a write that bypasses torch, for example through a numpy
+    array, is not detected. `frozen` is for weights in memory that torch cannot move. Writes to frozen weights are
+    detected by the weight's version, which does not reveal a write through `.data`.
     """
 
     def __init__(self, frozen: bool = False) -> None:
@@ -40,8 +40,8 @@ class PrepackedWeight:
 
     def discard(self) -> None:
         """Discard the copies."""
-        self.address = -1  # of the weight; no other tensor can have it while `original` exists
-        self.version = -1  # of the weight, if frozen
+        self.address = -1  # the weight's address, which no other tensor can have while `original` exists
+        self.version = -1  # the weight's version, if frozen
         self.original: Tensor | None = None
         self.transposed: Tensor | None = None
         self.blocks: Tensor | None = None
@@ -67,7 +67,7 @@ class PrepackedWeight:
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
-        """x W' + b, from the fastest order. Every projection of a step calls this, so it does as little as it can."""
+        """Return x W' + b, computed from the fastest order. Every projection in a step calls this, so it must be short."""
         if _address(weight) != self.address or (self.frozen and _version(weight) != self.version):
             self._begin(weight)
         rows = x.numel() // self.inputs
@@ -84,12 +84,12 @@ class PrepackedWeight:
 
 
 def _version(weight: Tensor) -> int:
-    """Return the version counter of a tensor; 0 for one made in inference mode, which has none."""
+    """Return the version counter of a tensor, or 0 for an inference tensor, which has no counter."""
     return 0 if weight.is_inference() else weight._version
 
 
 def _alias(weight: Tensor) -> Tensor | None:
-    """Return a copy-on-write alias of the weight; None where its memory is not torch's own."""
+    """Return a copy-on-write alias of the weight, or None if torch does not own the weight's memory."""
     try:
         return _lazy_clone(weight.detach())
     except RuntimeError:
@@ -97,13 +97,13 @@ def _alias(weight: Tensor) -> Tensor | None:
 
 
 class Prepacked(nn.Module):
-    """Abstract: a module whose one weight is multiplied by its input, from a prepacked copy in inference."""
+    """Abstract module that multiplies the input by one weight, and by a prepacked copy of the weight in inference."""
 
     weight: Tensor
     prepacked: PrepackedWeight
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
-        """x W' + b, from a prepacked weight in inference mode, where there is no gradient."""
+        """Return x W' + b. In inference mode, where there is no gradient, the weight is prepacked."""
         if not torch.is_inference_mode_enabled():
             return F.linear(x, self.weight, bias)
         return self.prepacked.product(x, self.weight, bias)
@@ -115,23 +115,24 @@ class Prepacked(nn.Module):
 
 
 class PrepackedLinear(Prepacked, Projection):
-    """x W' + b from a prepacked weight."""
+    """A linear layer x W' + b with a prepacked weight."""
 
     def forward(self, input: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:  # torch's name
         return self.product(input, self.bias)
 
 
 class PrepackedEmbeddings(Prepacked, EmbeddingsModule):
-    """A vocabulary table with logits from a prepacked weight."""
+    """An embedding table that computes logits from a prepacked weight."""
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
         return self.product(h, None)
 
 
 class CachedRows(NormedRows):
-    """Weight-normalised rows, computed once for all steps of a decoding on a CPU and again whenever they change.
+    """Weight-normalised rows, computed once for all decoding steps on a CPU and again whenever the parameters change.
 
-    Only on a CPU: a GPU computes them in no time, and a captured step could not check that they are up to date.
+    On a GPU, rows are not cached, because they are cheap to compute and a captured step could not check whether the
+    cached rows are up to date.
     """
 
     cached: "CachedProduct"
@@ -147,14 +148,14 @@ class CachedRows(NormedRows):
 
 
 class CachedProduct:
-    """The cached rows of a `CachedRows`; no parameter or buffer of the model."""
+    """The cached rows of a `CachedRows`. They are neither a parameter nor a buffer of the model."""
 
     def __init__(self) -> None:
         self.version: tuple[int, ...] = ()
         self.weight: Tensor | None = None
 
     def get(self, rows: CachedRows) -> Float[Tensor, "o i"]:
-        """Return the rows, computed again if the weights have changed."""
+        """Return the weight-normalised rows, computed again if the parameters have changed."""
         parts = (rows.direction, rows.length)
         if any(part.is_inference() for part in parts):  # tensors without a version
             return NormedRows.forward(rows)
@@ -171,7 +172,7 @@ class CachedProduct:
 
 
 def available() -> bool:
-    """Return whether torch has these operators, which are not part of its public interface."""
+    """Return whether torch has the operators for prepacking, which are not part of the public interface of torch."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     if _address is None or _lazy_clone is None:
         return False

@@ -1,4 +1,4 @@
-"""Recurrent cells over a whole sequence by torch's fused kernels: cuDNN, oneDNN, or a loop in C++."""
+"""Recurrent cells that process a whole sequence in one of torch's fused kernels: cuDNN, oneDNN, or a loop in C++."""
 
 import warnings
 from abc import abstractmethod
@@ -11,15 +11,15 @@ from regard.nn.linear import Projection
 from regard.nn.precision import full_precision
 from regard.nn.recurrent import CellModule, ElmanModule, GRUModule, LSTMModule, State
 
-CLOSED = 1e4  # added to the logit of a gate, whose sigmoid is then exactly 0 or 1 in any precision
+CLOSED = 1e4  # added to or subtracted from a gate's logit, so that its sigmoid is exactly 1 or 0 in any precision
 
-# cuDNN requires one contiguous block of weights. Here each weight is a parameter of its own, so torch copies them in
-# every call, which takes as long as reading them.
+# cuDNN requires one contiguous block of weights. Here each weight is a separate parameter, so torch copies the weights
+# in every call, which takes as long as reading them.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 
 class FusedCell(CellModule):
-    """Abstract: a cell that computes several tokens in one kernel."""
+    """Abstract cell that processes several tokens in one kernel."""
 
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
@@ -38,11 +38,11 @@ class FusedCell(CellModule):
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """h after every token and the last state; `weights` are W_x, W_h and their biases."""
+        """Return h after every token, and the last state. `weights` are W_x, W_h and their biases."""
 
 
 class FusedElman(FusedCell, ElmanModule):
-    """torch.rnn_tanh or torch.rnn_relu."""
+    """An Elman cell computed by `torch.rnn_tanh` or `torch.rnn_relu`."""
 
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
@@ -53,7 +53,7 @@ class FusedElman(FusedCell, ElmanModule):
 
 
 class FusedGRU(FusedCell, GRUModule):
-    """torch.gru."""
+    """A GRU cell computed by `torch.gru`."""
 
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
@@ -63,7 +63,7 @@ class FusedGRU(FusedCell, GRUModule):
 
 
 class FusedLSTM(FusedCell, LSTMModule):
-    """torch.lstm."""
+    """An LSTM cell computed by `torch.lstm`."""
 
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
@@ -81,7 +81,7 @@ class FusedLSTM(FusedCell, LSTMModule):
 
 
 def last_real(y: Float[Tensor, "B T H"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B H"]:
-    """y at the last real token of every row."""
+    """Return y at the last real token of every row."""
     if lengths is None:
         return y[:, -1]
     return y.gather(1, (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, y.shape[2])).squeeze(1)

@@ -1,4 +1,4 @@
-"""Continuous batching: replace finished sources of a static decoding by new ones, in place.
+"""Continuous batching: finished sources in a static decoding run are replaced by new sources, in place.
 
 All tensors keep their addresses, so that a step captured as a CUDA graph continues with the new sources.
 """
@@ -18,14 +18,17 @@ from regard.nn.mask import View
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:
-    """Return whether `refill` is possible: shapes are static, every state is refillable, masks are plain tensors."""
+    """Return whether `refill` is possible: shapes are static, states are refillable and masks are plain tensors."""
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
     return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)
 
 
 def refill(decoding: Decoding, fresh: Decoding, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-    """Source at[i] becomes source of[i] of `fresh`, a decoding of the same shape that has read nothing."""
+    """Replace source at[i] in `decoding` by source of[i] from `fresh`, in place.
+
+    `fresh` is a decoding run of the same shape that has not read any token.
+    """
     for state, its in zip(flat(decoding.states), flat(fresh.states), strict=True):
         state.put(its, of, at)
     decoding.rows.restart((at[:, None] * decoding.beams + torch.arange(decoding.beams, device=at.device)).flatten())
@@ -36,10 +39,10 @@ def refill(decoding: Decoding, fresh: Decoding, of: Int[Tensor, " n"], at: Int[T
 
 
 def _of_sources(decoding: Decoding) -> list[Tensor]:
-    """The tensors of a decoding that have one row per source and do not change from step to step."""
+    """Return the tensors of a decoding run that have one row per source and do not change between steps."""
     memory = () if decoding.memory is None else (*decoding.memory.x, decoding.memory.seg)
     mask = () if decoding.cross is None else (decoding.cross.mask.k_seg,)
-    # The segments of the mask may be those of the memory.
+    # The mask and the memory may share one segment tensor.
     return list({id(tensor): tensor for tensor in (*memory, *mask) if tensor is not None}.values())
 
 
