@@ -62,8 +62,8 @@ def test_a_size_that_is_none_is_one_sentence(
     corpus: dict[str, str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGARD_CACHE_SIZE", "much")
-    assert "REGARD_CACHE_SIZE: 'much' is no size" in complaint("cache")
-    assert "REGARD_CACHE_SIZE: 'much' is no size" in complaint(*training(corpus, tmp_path / "run", "-q"))
+    assert "REGARD_CACHE_SIZE: 'much' is not a size" in complaint("cache")
+    assert "REGARD_CACHE_SIZE: 'much' is not a size" in complaint(*training(corpus, tmp_path / "run", "-q"))
     assert not (tmp_path / "run").exists()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from regard import fast
 from regard.ablation import ladder as climbing
 from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, select_rungs
 from regard.ablation.path_length import Length, path_lengths
@@ -117,7 +118,9 @@ def measured(model: Any, n: int) -> int:
     """The chain from the score of the last of n target tokens down to the tables."""
     batch = translation([([5 + i % 4 for i in range(n)], [6 + i % 3 for i in range(n - 1)])])
     assert batch.target.shape[1] == n
-    return chain(build(model, seed=1).eval().log_probs(batch)[0, -1, 3].grad_fn)  # type: ignore[operator]
+    module = build(model, seed=1).eval()
+    fast.install(module)  # one node for each step of a cell
+    return chain(module.log_probs(batch)[0, -1, 3].grad_fn)  # type: ignore[operator]
 
 
 SMALL: dict[str, Any] = {"vocab": 20, "d_model": 8, "heads": 2, "encoder.depth": 2, "decoder.depth": 1}

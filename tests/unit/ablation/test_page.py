@@ -55,7 +55,7 @@ def test_a_page_of_an_incomplete_table(tmp_path: Path) -> None:
     page = table.page(json.loads(json.dumps(facts | {"devices": ["cuda"]})), published())
     assert "| `swiglu` | 10.0M | 1.00G | 20.0 | 2.000 ± 0.100 | 1.900 |" in page
     assert "compared by their own variance: `elu`." in page
-    assert "over the 3 rows that both have" in page
+    assert "over the 3 rows of both tables" in page
     assert "| final loss | final loss | +1.00 |" in page
     gelu = next(line for line in page.splitlines() if line.startswith("| `gelu`"))
     assert "diverged" in gelu

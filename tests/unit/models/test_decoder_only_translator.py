@@ -97,7 +97,7 @@ def test_an_encoder_decoder_becomes_one_stack(name: str, visibility: str) -> Non
     assert isinstance(base, EncoderDecoder)
     assert isinstance(changed, DecoderOnlyTranslator)
     assert (changed.visibility, changed.decoder.blocks(), changed.tied) == (visibility, 6, True)
-    with pytest.raises(SpecError, match="only a model with an encoder can give it up"):
+    with pytest.raises(SpecError, match="only an encoder-decoder can be joined into one stack"):
         apply(name, tiny.decoder_only())
 
 

@@ -244,7 +244,7 @@ def test_bases_unsuitable_for_fixup_are_refused(site: MakeSite) -> None:
         def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
             return Dense().build(d_in, widths, bias, site)
 
-    with pytest.raises(SpecError, match=r"^linear: fixup makes projections its own way and cannot also be 'other'"):
+    with pytest.raises(SpecError, match=r"^linear: is 'other', but fixup has projections of its own"):
         apply("fixup", replace(narang(), linear=Other()))
-    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: 'no_residual' replaces"):
+    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: is 'no_residual'"):
         apply("fixup", preset("sahai"))

@@ -140,5 +140,5 @@ def test_only_folded_scales_are_unfolded() -> None:
 
 
 def test_no_residual_bases_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: 'no_residual' replaces"):
+    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: is 'no_residual'"):
         apply("rezero", preset("sahai"))

@@ -211,10 +211,10 @@ def test_groups_scale_with_the_depth(depth: int, layers: tuple[int, ...]) -> Non
 
 def test_bases_unsuitable_for_a_funnel_are_refused() -> None:
     for words, spec in (
-        ("^only an encoder-decoder or an encoder alone", preset("gpt2_small")),
+        ("^a funnel needs a model with an encoder", preset("gpt2_small")),
         (r"^encoder\.depth: a funnel needs at least 2 layers", small(depth=1)),
-        ("^encoder: a funnel is made of a plain stack", small("block_sharing")),
-        ("^encoder: a funnel is made of a plain stack", small("universal")),
+        ("^encoder: must be a plain stack without shared layers for a funnel", small("block_sharing")),
+        ("^encoder: must be a plain stack without shared layers for a funnel", small("universal")),
         (r"^bridge: 'transparent' mixes layers", small("transparent")),
         ("changes nothing", small("funnel")),
     ):

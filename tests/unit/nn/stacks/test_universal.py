@@ -333,7 +333,7 @@ def test_bases_unsuitable_for_universal_are_refused() -> None:
         apply("universal", two)
     with pytest.raises(SpecError, match=r"^encoder: is 'universal', but 'universal_act' needs"):
         apply("universal_act", apply("universal", spec))
-    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: 'no_residual'"):
+    with pytest.raises(SpecError, match=r"^encoder\.pattern\[0\]\.residual\[1\]\.kind: is 'no_residual'"):
         apply("universal", preset("sahai"))
 
 
