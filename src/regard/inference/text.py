@@ -1,4 +1,4 @@
-"""From text to text: translations, continuations, classes and scores, batched by length, in the order of the input."""
+"""Translations, continuations, predicted classes and scores of texts, batched by length, in the order of the input."""
 
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from regard.inference.engine import Engine
 from regard.inference.native import Native, by_length
 from regard.models.base import Classifier, Generator, LanguageModel
 
-AHEAD = 32  # batches that are read before the first is decoded, to sort them by length
+AHEAD = 32  # the number of batches that are read ahead, to sort their texts by length
 NEW = 200  # default number of tokens of a continuation
 Warn = Callable[[str], None]
 Growing = abc.Generator[str, None, tuple[list[int], bool]]
@@ -36,23 +36,26 @@ Growing = abc.Generator[str, None, tuple[list[int], bool]]
 class Output:
     """One output text of a model."""
 
-    text: str  # with the prompt, if there was one
-    score: float  # by which outputs rank: length-normalised log-probability
+    text: str  # begins with the prompt, if there was one
+    score: float  # the length-normalised log-probability, by which outputs are ranked
     log_prob: float
     tokens: tuple[str, ...]
-    ended: bool  # with eos, not cut at the length limit
-    ids: tuple[int, ...] = ()  # of the tokens
-    read: tuple[int, ...] = ()  # the source with its end, or the prompt; (): nothing was decoded
+    ended: bool  # whether the output ended with eos, and was not cut at the length limit
+    ids: tuple[int, ...] = ()  # the ids of the tokens
+    read: tuple[int, ...] = ()  # ids of the source with eos, or of the prompt; (): nothing was decoded
 
 
-# The translation of an empty line, and the place of an output where a search returns fewer than n_best.
+# EMPTY is the translation of an empty line. MISSING fills the list where a search returns fewer than n_best outputs.
 EMPTY = Output("", 0.0, 0.0, (), True)
 MISSING = Output("", float("-inf"), float("-inf"), (), False)
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Constraints on every output, in words: its prefix, required and banned words. A string is one word."""
+    """Constraints on every output, as text: a prefix, required words, banned words, and n-grams that must not repeat.
+
+    A string in place of a sequence of words is one word.
+    """
 
     prefix: str = ""
     required: Sequence[str] = ()
@@ -65,29 +68,29 @@ class Constraints:
             object.__setattr__(self, name, (words,) if isinstance(words, str) else tuple(words))
 
     def parts(self) -> tuple[Constraint, ...]:
-        """Return the constraints that are given."""
+        """Return the constraints as separate parts."""
         given: list[Constraint] = [RequiredWords(tuple(self.required)), BannedWords(tuple(self.banned))]
         given += [ForcedPrefix(self.prefix), NoRepeatedNgram(self.no_repeat)]
         return tuple(given)
 
     def rules(self, tokenizer: Tokenizer) -> TokenConstraints:
-        """Return the same constraints on the ids of a tokenizer."""
+        """Return the same constraints expressed in the token ids of `tokenizer`."""
         return bind_all(self.parts(), tokenizer)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Models that share their tokenizers, with the conversion from text and to text."""
+    """Models that share their tokenizers, with methods that read and return text."""
 
     models: Sequence[Generator]
     source: Tokenizer
     target: Tokenizer
-    max_len: int  # tokens of an input that are read; the rest is cut off, with a warning
+    max_len: int  # the greatest number of tokens of an input; the rest is cut off, with a warning
     device: torch.device
     warn: Warn = field(default=lambda _: None)
-    engine: Engine | None = None  # computes translations; None: the models themselves
-    begin: tuple[int, ...] = ()  # read before every prompt; (): an empty prompt begins with a line feed
-    length_limit: LengthLimit | None = None  # of a translation, from the training text; None: that of `Limits`
+    engine: Engine | None = None  # computes translations; None: the native engine
+    begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
+    length_limit: LengthLimit | None = None  # for translations, from the training text; None: as in `Limits`
 
     def translate(
         self,
@@ -98,9 +101,10 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield the n_best outputs of every text, in order.
+        """Yield the n_best translations of every text, in order.
 
-        An empty text has empty translations. `first` is the number of the first text, where these are some of many.
+        An empty text has empty translations. If `texts` are part of a longer sequence, `first` is the index of their
+        first text in it.
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
@@ -126,7 +130,7 @@ class Texts:
     def translate_stream(
         self, text: str, search: Search, limits: Limits = Limits(), wishes: Constraints = Constraints(), number: int = 0
     ) -> Iterator[str]:
-        """Yield a translation as it is generated. `number` is that of the text among all texts."""
+        """Yield the pieces of a translation as they are generated; `number` is the index of `text` among all texts."""
         if not text.strip():
             return
         (source,) = self.sources([text], number)
@@ -146,9 +150,10 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield continuations of prompts, each with its prompt before it.
+        """Yield the n_best continuations of every prompt, in order; each output begins with its prompt.
 
-        Without `limits.max_len` it is 200 tokens, or as many as the model has positions for.
+        If `limits.max_len` is None, a continuation has at most 200 tokens, or fewer if the model has fewer positions
+        left. If `prompts` are part of a longer sequence, `first` is the index of the first of them.
         """
         refuse_string(prompts)
         search, rules = self._bound(search, wishes)
@@ -178,7 +183,10 @@ class Texts:
         wishes: Constraints = Constraints(),
         number: int = 0,
     ) -> Iterator[str]:
-        """Yield a prompt, then its continuation as it is generated. `number` is that of the prompt."""
+        """Yield a prompt, then the pieces of its continuation as they are generated.
+
+        `number` is the index of the prompt among all prompts.
+        """
         text = self._prompt(prompt)
         (read,) = self.prompts([text], number, limits)
         ids, seg = pad([read])
@@ -190,14 +198,14 @@ class Texts:
         self._warn_about_output(number + 1, search, ids, read)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
-        """Yield the text as it grows; return its ids, and whether it ended by itself."""
+        """Yield each new piece of a text as it is generated; return its ids, and whether it ended with eos."""
         ids: list[int] = []
         shown, ended = "", False
         for pieces in steps:
             ids += [i for piece in pieces for i in piece.ids]
             ended = ended or any(piece.hypothesis is not None and piece.hypothesis.ended for piece in pieces)
             text = self.target.decode(ids)
-            # A character of several bytes is yielded once it is whole.
+            # A character of several bytes is yielded once all its bytes are generated.
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(shown) :]
                 shown = text
@@ -205,13 +213,13 @@ class Texts:
         return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
-        """Return a search without its own constraints, and all constraints on ids."""
+        """Return `search` without its own constraints, and all constraints together, expressed in token ids."""
         own: tuple[Constraint, ...] = getattr(search, "constraints", ())
         rules = bind_all((*constraints.parts(), *own), self.target)
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
-        """Return the limits of a translation; without one, that of the training text."""
+        """Return the limits of a translation; if `limits.derived` is None, it is the limit from the training text."""
         return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
 
     def _warn_about_output(
@@ -223,7 +231,7 @@ class Texts:
         ended: bool = True,
         limits: Limits = Limits(),
     ) -> None:
-        """Warn about an output that repeats itself, unless its input does, or that is cut at a derived limit."""
+        """Warn if an output is cut at a derived limit, or if it repeats itself and its input does not."""
         loop = None if isinstance(search, Sample) else find_loop(ids)
         if loop is not None and find_loop(read) is None:
             self.warn(
@@ -243,11 +251,11 @@ class Texts:
 
     @cached_property
     def positions(self) -> Positions:
-        """Return the positions of the models."""
+        """The number of positions that the models have, and how inputs use them."""
         return positions(self.models)
 
     def sources(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Encode sources: each with its end token, and cut at the end if it is too long."""
+        """Return the ids of the sources, each with eos; a source that is too long is cut at the end, with a warning."""
         encoded = self.source.encode_batch(list(texts))
         warn_about(
             self.warn,
@@ -257,10 +265,10 @@ class Texts:
         return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
 
     def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:
-        """Encode prompts, each cut at the beginning if it is too long: its end is continued.
+        """Return the ids of the prompts; a prompt that is too long is cut at the beginning, with a warning.
 
-        It is too long if it is longer than what the model was trained for, or leaves no room for `max_len` tokens; half
-        of the positions are always for the prompt.
+        A prompt is too long if it has more tokens than the model was trained for, or if it leaves too few positions for
+        `limits.max_len` new tokens. Half of the positions are always reserved for the prompt.
         """
         count, keep = self.positions.count, self.max_len
         if count is not None:
@@ -283,7 +291,7 @@ class Texts:
         return [[*self.begin, *ids[-keep:]] for ids in encoded]
 
     def _prompt(self, text: str) -> str:
-        """Return a prompt as it is read and printed; without a token that begins texts, an empty one is a line feed."""
+        """Return the prompt to read and print: a line feed if `text` is empty and the model has no start token."""
         return text if text or self.begin else "\n"
 
     def _bounds(self, limits: Limits, read: Sequence[int]) -> Limits:
@@ -294,13 +302,13 @@ class Texts:
         return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
 
     def _read_first(self, source: Sequence[int]) -> int:
-        """Return the number of positions that are taken before a translation begins."""
+        """Return the number of positions in use before a translation begins: bos, and the source if it shares them."""
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
-        """Refuse limits beyond the positions of the model; warn where a line leaves room for fewer tokens than max_len.
+        """Refuse limits that exceed the number of positions; warn if a line leaves fewer than `max_len` positions.
 
-        `read` is how many tokens come before an output, by the number of its line.
+        `read` maps the number of each line to the number of tokens before its output.
         """
         count = self.positions.count
         if count is None:
@@ -339,7 +347,7 @@ class Texts:
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
-    """Warn about several lines for one reason; `lines` maps their numbers to what each of them has."""
+    """Warn about several lines for one reason; `lines` maps line numbers to the subject of each warning."""
     for line, what in lines.items():
         warn(f"line {line}: {what} {why}")
 
@@ -350,7 +358,7 @@ def outputs_of(search: Search) -> int:
 
 
 def refuse_string(texts: object) -> None:
-    """Refuse a string where several texts are needed: its characters are no texts."""
+    """Refuse a string in place of a sequence of texts, because each character would be read as a text."""
     if isinstance(texts, str):
         raise DataError("texts: a string is one text; give a list of them")
 
@@ -367,13 +375,13 @@ class TextScore:
     """The log-probability of a given text under a model."""
 
     log_prob: float  # the sum of token_log_probs
-    token_log_probs: tuple[float, ...]  # with that of the end, where there is one
+    token_log_probs: tuple[float, ...]  # includes the end token, if there is one
     tokens: int  # number of scored tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringInput:
-    """Tokens to score: `scored` after `given` in one row, and after a source if there is one."""
+    """Tokens to score: the sequence is `given` followed by `scored`, after a source if there is one."""
 
     given: tuple[int, ...]
     scored: tuple[int, ...]
@@ -389,9 +397,9 @@ def score(
     batch_size: int = 32,
     first: int = 0,
 ) -> list[TextScore]:
-    """Return log p of the scored tokens of every row, in one pass each; a first token without context is not scored.
+    """Return the log-probabilities of the scored tokens of every input; a first token without context is not scored.
 
-    `first` is the number of the first row, where these are some of many.
+    If `rows` are part of a longer sequence of inputs, `first` is the index of the first of them.
     """
     results = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
     scored = [i for i, row in enumerate(rows) if row.scored and len(row.given) + len(row.scored) > 1]
@@ -438,9 +446,9 @@ def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the option
     warn: Warn = lambda _: None,
     first: int = 0,
 ) -> list[Prediction]:
-    """Predict the class of every text, also of an empty one.
+    """Return the predicted class of every text; an empty text also has a class.
 
-    `first` is the number of the first text, where these are some of many.
+    If `texts` are part of a longer sequence, `first` is the index of the first of them.
     """
     refuse_string(texts)
     whole = Table({objective.columns[0]: objective.inputs(texts, tokenizers)})

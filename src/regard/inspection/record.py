@@ -14,11 +14,8 @@ from regard.models.base import Model
 from regard.nn.stacks.base import Stack
 from regard.nn.trace import Trace
 
-LAYER_LISTS = (
-    "blocks",
-    "layers",
-    "cells",
-)  # names of the layer lists in the encoder or decoder of a convolutional or recurrent model
+# The attributes that hold the layers in the encoder or decoder of a convolutional or recurrent model.
+LAYER_LISTS = ("blocks", "layers", "cells")
 
 
 def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T S"]]]:

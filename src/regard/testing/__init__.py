@@ -1,4 +1,7 @@
-"""The laws that every part keeps, for our parts and for yours: `check(MyNorm())`, or `regard check module:MyNorm`."""
+"""Tests of the laws that every part must satisfy, including a part of yours.
+
+Run them with `check(MyNorm())` or with `regard check module:MyNorm`.
+"""
 
 from regard.testing.laws import LAWS, Law, LawBroken, NotApplicable
 from regard.testing.run import Report, Verdict, check, examine, subject_of

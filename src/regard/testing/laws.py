@@ -1,6 +1,7 @@
-"""The laws, one function each: it raises LawBroken, with a small example, if a subject breaks the law.
+"""The laws, one function each. The function raises `LawBroken`, with a small example, if a subject breaks the law.
 
-Models run in float64 with noise added to every weight: weights initialised to zero or one could hide a fault.
+The first paragraph of a function's docstring is the statement of its law. Most laws run models in float64. Noise is
+added to every weight, because weights initialised to zero or one could hide a fault.
 """
 
 import tempfile
@@ -29,23 +30,23 @@ TOLERANCE = 1e-9
 
 
 class LawBroken(AssertionError):  # noqa: N818  # reads better than with a suffix
-    """A part breaks a law; the message is an example."""
+    """The error for a part that breaks a law; the message contains an example."""
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error
-    """The law does not apply to this family, or the family refuses the input of the law."""
+    """The exception for a law that does not apply to a model family, or whose input the family refuses."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model under the laws, built once; a law that changes it calls `own_model`."""
+    """A tiny model to test, built once and shared by the laws; a law that changes the model calls `own_model`."""
 
     spec: ModelSpec
     extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
     built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # with its condition
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Return the model with noise on every weight, in evaluation mode, shared by all laws that do not change it."""
+        """Return the shared model, in evaluation mode, with noise on every weight; a law must not change it."""
         model, before = self.built.get(dtype, (None, ()))
         if model is None or _condition(model) != before:
             model = self.own_model(dtype)
@@ -53,7 +54,7 @@ class Subject:
         return model
 
     def own_model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Build a new model with noise on every weight, for a law that changes it."""
+        """Return a new model with noise on every weight, which a law may change."""
         if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
             raise NotApplicable("a pooled encoder has no outputs without a task")
         model = build(self.spec, seed=1).to(dtype)
@@ -64,14 +65,14 @@ class Subject:
         return model.eval()
 
     def generator(self) -> LanguageModel:
-        """Return the model, if it generates."""
+        """Return the shared model; raise `NotApplicable` if it does not generate."""
         model = self.model()
         if not isinstance(model, LanguageModel):
             raise NotApplicable("this family does not generate")
         return model
 
     def examples(self, number: int, seed: int = 0) -> list[tiny.Example]:
-        """Return random examples for the model."""
+        """Return `number` random examples for the model."""
         return tiny.examples(self.spec, number, seed)
 
     def collate(self, rows: list[tiny.Example], **options: Any) -> Batch:
@@ -80,7 +81,7 @@ class Subject:
 
 
 def _condition(model: Model) -> tuple[Any, ...]:
-    """Return the state that a law could change in a model: mode, hooks, gradients, and the version of each tensor."""
+    """Return the state of a model that a law could change: modes, hooks, gradients, and versions of tensors."""
     modules = [(module.training, len(module._forward_hooks), len(module._buffers)) for module in model.modules()]
     learned = [(id(p), p._version, p.grad is None, p.requires_grad) for p in model.parameters()]
     return (*modules, *learned, *((id(buffer), buffer._version) for buffer in model.buffers()))
@@ -106,7 +107,7 @@ def close(a: Tensor, b: Tensor, what: str, tolerance: float = TOLERANCE) -> None
 
 
 def causality(subject: Subject) -> None:
-    """Changing target token t changes nothing before t."""
+    """Changing the target token at position t does not change the outputs before position t."""
     model = subject.generator()
     example = subject.examples(1)[0]
     before = answers(model, subject.collate([example]))
@@ -121,7 +122,7 @@ def causality(subject: Subject) -> None:
 
 
 def padding(subject: Subject) -> None:
-    """More padding changes no real output and no loss."""
+    """Adding padding changes neither the outputs at real tokens nor the loss."""
     model, rows = subject.model(), subject.examples(3)
     tight, loose = subject.collate(rows), subject.collate(rows, extra=3)
     a, b = answers(model, tight), answers(model, loose)
@@ -142,7 +143,7 @@ def loss(model: Model, batch: Batch) -> Tensor:
 
 
 def packing(subject: Subject) -> None:
-    """Two examples packed into one row have the outputs that they have in two rows."""
+    """Examples packed into one row have the same outputs as in separate rows."""
     model, rows = subject.model(), subject.examples(3)
     apart = subject.collate(rows)
     alone = answers(model, apart)
@@ -158,7 +159,7 @@ def packing(subject: Subject) -> None:
 
 
 def steps(subject: Subject) -> None:
-    """Decoding 2, 1 and 1 tokens equals one parallel pass over all 4; with static shapes, too."""
+    """Decoding in steps of 2, 1 and 1 tokens equals one parallel pass over all 4, also with static shapes."""
     model, rows = subject.generator(), [replace(row, target=row.target[:4]) for row in subject.examples(2)]
     rows = [replace(row, labels=row.labels[:4], weights=row.weights[:4]) for row in rows]
     batch = subject.collate(rows)
@@ -174,7 +175,7 @@ def steps(subject: Subject) -> None:
 
 
 def ragged(subject: Subject) -> None:
-    """Rows of different prompt lengths continue correctly."""
+    """Decoding is correct for a batch of prompts with different lengths."""
     model, rows = subject.generator(), subject.examples(3)
     prefixed = tiny.prefixed_by(subject.spec)
     lengths = [2, 2, 2] if prefixed else [3, 1, 2]
@@ -198,7 +199,7 @@ def ragged(subject: Subject) -> None:
 
 
 def beams(subject: Subject) -> None:
-    """The score of every beam equals the score of its tokens in one pass, after any reordering."""
+    """After any reordering, the score of every beam equals the score of its tokens in one parallel pass."""
     model, rows = subject.generator(), subject.examples(2)
     batch, width = subject.collate(rows), 3
     for static in (False, True):
@@ -225,7 +226,7 @@ def beams(subject: Subject) -> None:
 
 
 def batch_law(subject: Subject) -> None:
-    """A row's output does not depend on its neighbours."""
+    """The output for a row does not depend on the other rows of the batch."""
     model, rows = subject.model(), subject.examples(4)
     together = answers(model, subject.collate(rows))
     for i, row in enumerate(rows):
@@ -235,10 +236,11 @@ def batch_law(subject: Subject) -> None:
 
 
 def positions(subject: Subject) -> None:
-    """The order of tokens matters if and only if a part depends on it; in a decoder, so do positions.
+    """Outputs depend on the order of tokens (in a decoder, on positions) if and only if a part declares it.
 
-    Without such a part, permuting the tokens of an encoder permutes its outputs, up to 1e-10. A decoder depends on
-    order by its mask; without such a part, its outputs do not change when positions are twice as far apart.
+    If no part of an encoder depends on order, permuting the tokens permutes the outputs, up to 1e-10. A decoder depends
+    on order through its causal mask; if no part of a decoder depends on positions, the outputs do not change when
+    positions are twice as far apart.
     """
     model, streams = subject.model(), tiny.streams(subject.spec)
     if not streams:
@@ -268,7 +270,10 @@ SAME, CHANGED = 1e-10, 1e-12  # without residuals, a token may change the output
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return the largest difference between the outputs for shuffled tokens and the shuffled outputs."""
+    """Return a description of the change, and the largest difference that it makes.
+
+    The outputs for shuffled tokens are compared with the outputs for the original tokens, shuffled in the same way.
+    """
     rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
     before, after = (answers(model, subject.collate([row])) for row in rows)
     if stream == "target" and before.dim() == 3:
@@ -277,7 +282,10 @@ def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
 
 
 def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return the largest difference between the outputs at positions 0, 1, 2, ... and at 0, 2, 4, ..."""
+    """Return a description of the change, and the largest difference that it makes.
+
+    The outputs at positions 0, 1, 2, ... are compared with the outputs at positions 0, 2, 4, ...
+    """
     batch = subject.collate([_row(subject, stream, DISTINCT)])
     pos = 2 * torch.arange(len(DISTINCT))
     wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))
@@ -297,7 +305,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def inspection(subject: Subject) -> None:
-    """Outputs are bit-equal with a trace; it has one entry per call; weights sum to one, or zero in an empty row."""
+    """With a trace, outputs are bit-equal, each call has one entry, and attention weights sum to one or zero."""
     model, calls = subject.model(), 0
 
     def counted(module: nn.Module, *_: Any) -> None:
@@ -325,7 +333,7 @@ def inspection(subject: Subject) -> None:
 
 
 def records(subject: Subject) -> None:
-    """from_record(to_record(m)) == m; the error for a misspelt key suggests the right one."""
+    """`from_record(to_record(m)) == m`, and the error for a misspelt key suggests the right key."""
     parts = {**PARTS, **subject.extra}
     record = to_record(subject.spec)
     if read(record, ModelSpec, "", parts) != subject.spec:
@@ -351,7 +359,7 @@ def records(subject: Subject) -> None:
 
 
 def parameters(subject: Subject) -> None:
-    """Every parameter receives a gradient; the number of parameters on the meta device is exact."""
+    """Every parameter receives a gradient, and the parameter count on the meta device is exact."""
     model = subject.own_model().train()
     total, _, aux, _ = model.loss(subject.collate(subject.examples(3)))
     (total + aux).backward()
@@ -364,7 +372,7 @@ def parameters(subject: Subject) -> None:
 
 
 def storage(subject: Subject) -> None:
-    """No tensor is stored twice; saving and loading is exact."""
+    """No tensor is stored twice, and a model that is saved and loaded has bit-equal outputs."""
     model = subject.model()
     tensors = model.state_dict()
     names: dict[int, str] = {}
@@ -383,7 +391,7 @@ def storage(subject: Subject) -> None:
 
 
 def kernels_law(subject: Subject) -> None:
-    """Every attention kernel (sdpa, flex) equals the reference, or refuses."""
+    """Every attention kernel (sdpa, flex) gives the reference outputs up to rounding, or refuses the input."""
     model, rows = subject.own_model(torch.float32), subject.examples(2)
     fast.install(model)
     for packed in (False, True):
@@ -392,7 +400,7 @@ def kernels_law(subject: Subject) -> None:
         except DataError:
             continue
         outputs: dict[str, Tensor] = {}
-        # Building the block mask of flex is slow on a CPU, and a packed mask covers all that a padded one does.
+        # Building a block mask for flex is slow on a CPU, and a packed mask tests everything that a padded mask tests.
         for name in ("reference", "sdpa", "flex") if packed else ("reference", "sdpa"):
             try:
                 with kernels.use(name):
@@ -410,7 +418,7 @@ def kernels_law(subject: Subject) -> None:
 
 
 def fast_law(subject: Subject) -> None:
-    """The fast form of a model equals the plain one in outputs, gradients, and every step of a beam search."""
+    """The fast form of a model has the same outputs, gradients and beam search steps as the plain form."""
     plain, quick, rows = subject.own_model(), subject.own_model(), subject.examples(2)
     fast.install(quick)
     for packed in (False, True):
@@ -459,7 +467,7 @@ def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor
 
 
 def compile_law(subject: Subject) -> None:
-    """torch.compile traces the loss and its gradient as one graph, and neither changes."""
+    """`torch.compile` traces the loss and its gradient as one graph and changes neither beyond rounding."""
     model = subject.own_model(torch.float32)
     fast.install(model)  # as in training
     batch = subject.collate(subject.examples(2))
@@ -482,7 +490,7 @@ def compile_law(subject: Subject) -> None:
 
 
 def build_law(subject: Subject) -> None:
-    """Other depths, widths and numbers of heads build, or are refused with the path of a field."""
+    """The model builds with other depths, widths and numbers of heads, or the error names the path of a field."""
     spec = subject.spec
     for path, values in _sizes(spec).items():
         for value in values:
@@ -507,14 +515,14 @@ def _sizes(spec: ModelSpec) -> dict[str, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Law:
-    """A law by name."""
+    """A law: its name, and the function that tests a subject."""
 
     name: str
     hold: Callable[[Subject], None]
 
     @property
     def statement(self) -> str:
-        """Return the law in one sentence."""
+        """The statement of the law, which is the first paragraph of the docstring of `hold`."""
         return (self.hold.__doc__ or "").strip().partition("\n\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""Run the laws on a part and report which it keeps."""
+"""Functions that test a part against the laws, and the report of the results."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from regard.tree import Spec, walk
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one law on one model."""
+    """The outcome of testing one law on one model."""
 
     model: str
     law: str
@@ -25,19 +25,19 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All verdicts about a part."""
+    """The verdicts of all tested laws on a part."""
 
     part: str
     verdicts: tuple[Verdict, ...]
 
     @property
     def broken(self) -> tuple[Verdict, ...]:
-        """The laws that the part breaks."""
+        """The verdicts with the outcome "broken"."""
         return tuple(verdict for verdict in self.verdicts if verdict.outcome == "broken")
 
 
 def subject_of(spec: ModelSpec) -> Subject:
-    """Return a model as a subject, with the kinds in it that are not in the catalogue."""
+    """Return a subject for the laws; it records all kinds of parts in the model, also kinds outside the catalogue."""
     extra = {type(part).kind: type(part) for part in walk(spec)}
     clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
     if clash:
@@ -48,7 +48,10 @@ def subject_of(spec: ModelSpec) -> Subject:
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """Try laws on one model and return the verdicts. A law in `bends` may be broken, for the reason given there."""
+    """Return the verdicts of `laws` on one model.
+
+    `bends` maps the name of each law that the model may break to the reason.
+    """
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
@@ -58,7 +61,7 @@ def examine(
         subject.model()
     except SpecError as refusal:
         return [Verdict(name, law, "refused", str(refusal)) for law in laws]
-    except Exception:  # every law raises it again and reports it
+    except Exception:  # every law raises the error again, and the verdict reports it
         pass
     verdicts = []
     for law in laws:
@@ -71,7 +74,7 @@ def examine(
                 verdicts.append(Verdict(name, law, "bent", f"{bends[law]} ({broken})"))
             else:
                 verdicts.append(Verdict(name, law, "broken", str(broken)))
-        except Exception as error:  # any failure of a user's part is a verdict
+        except Exception as error:  # any error in a user's part is a broken law
             verdicts.append(Verdict(name, law, "broken", f"{type(error).__name__}: {error}"))
         else:
             verdicts.append(Verdict(name, law, "kept"))
@@ -79,7 +82,11 @@ def examine(
 
 
 def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None) -> Report:
-    """Build tiny models around `part` (a spec, or a spec class whose fields have defaults) and try the laws on each."""
+    """Return a report on `part`: the verdicts of `laws` on tiny models that contain it.
+
+    `part` is a spec, or a spec class whose fields all have defaults. `bends` maps the name of each law that the part
+    may break to the reason.
+    """
     part = _instance(part)
     laws = tuple(laws)
     verdicts: list[Verdict] = []
@@ -93,7 +100,7 @@ def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Map
 
 
 def _alone(part: Spec, bends: Mapping[str, str] | None) -> list[Verdict]:
-    """Try the law of positions on models in which only `part` depends on positions, by position scheme and family."""
+    """Return verdicts of the law `positions` on models whose only source of positions is `part` or one scheme."""
     verdicts = []
     for (scheme, family), model in positioned(part).items():
         verdict = examine(family, model, ["positions"], bends)[0]

@@ -51,7 +51,7 @@ CLASSES = 3
 
 
 def encoder_decoder(depth: int = 2) -> EncoderDecoder:
-    """A tiny encoder-decoder, post-norm."""
+    """Return a tiny post-norm encoder-decoder."""
     return EncoderDecoder(
         vocab=VOCAB,
         d_model=16,
@@ -62,7 +62,7 @@ def encoder_decoder(depth: int = 2) -> EncoderDecoder:
 
 
 def narang(depth: int = 2, d_model: int = 16, heads: int = 4) -> EncoderDecoder:
-    """A tiny version of the baseline of Narang et al. 2021."""
+    """Return a tiny version of the baseline of Narang et al. 2021."""
     spec = narang_base()
     spec = swap(spec, Plain, lambda stack: replace(stack, depth=depth))
     spec = swap(spec, FeedForward, lambda branch: replace(branch, d_hidden=24))
@@ -70,41 +70,41 @@ def narang(depth: int = 2, d_model: int = 16, heads: int = 4) -> EncoderDecoder:
 
 
 def decoder_only(depth: int = 2) -> DecoderOnly:
-    """A tiny causal language model, pre-norm."""
+    """Return a tiny pre-norm causal language model."""
     block = Block((SelfAttention(), FeedForward(24)), PreNorm())
     return DecoderOnly(vocab=VOCAB, d_model=16, heads=4, decoder=Plain((block,), depth))
 
 
 def prefix_lm() -> DecoderOnly:
-    """A tiny prefix language model."""
+    """Return a tiny prefix language model."""
     return replace(decoder_only(), visibility="prefix")
 
 
 def encoder_only(task: Task | None = None) -> EncoderOnly:
-    """A tiny encoder with a task on top."""
+    """Return a tiny encoder for `task`, or for masked language modelling if `task` is None."""
     block = Block((SelfAttention(), FeedForward(24)), PostNorm())
     return EncoderOnly(task=task or MaskedLM(), vocab=VOCAB, d_model=16, heads=4, encoder=Plain((block,), 2))
 
 
 def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurrent:
-    """A tiny recurrent encoder-decoder, by default with attention."""
+    """Return a tiny recurrent encoder-decoder; if `decoder` is None, its decoder has attention."""
     encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScore())
     return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
 
 
 def convs2s() -> ConvS2S:
-    """A tiny ConvS2S with layers of different widths and kernels."""
+    """Return a tiny ConvS2S with layers of different widths and kernel sizes."""
     return ConvS2S(vocab=VOCAB, d_model=12, d_out=10, encoder=((8, 3), (10, 4)), decoder=((8, 3), (10, 1), (10, 2)))
 
 
 def bytenet() -> ByteNet:
-    """A tiny ByteNet."""
+    """Return a tiny ByteNet."""
     return ByteNet(vocab=VOCAB, d_model=16, encoder_blocks=2, decoder_blocks=3, dilations=(1, 2))
 
 
 @cache
 def families() -> Mapping[str, ModelSpec]:
-    """One tiny model of every family."""
+    """Return one tiny model of every family, keyed by family."""
     return {
         "encoder_decoder": encoder_decoder(),
         "decoder_only": decoder_only(),
@@ -119,7 +119,7 @@ def families() -> Mapping[str, ModelSpec]:
 
 
 def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return for each slot
-    """Tiny models with `part` in its slot, by family. Some may refuse to build."""
+    """Return tiny models with `part` in its slot, keyed by family; some of the models may refuse to build."""
     if isinstance(part, ModelSpec):
         return {part.kind: part}
     if isinstance(part, Task):
@@ -144,16 +144,17 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
         return around(BySide(part)) | {name: _with(model, part) for name, model in models.items()}
     if isinstance(part, BranchSpec):
         return {name: _with_branch(model, part) for name, model in models.items()}
-    if isinstance(part, StackSpec | Block):  # the same on both sides, so without cross-attention
+    if isinstance(part, StackSpec | Block):  # in an encoder-decoder, the decoder would lose its cross-attention
         del models["encoder_decoder"]
     return {name: _with(model, part) for name, model in models.items()}
 
 
 def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
-    """Tiny models whose only source of positions is `part` or one position scheme, by scheme and family.
+    """Return tiny models whose only source of positions is `part` or one position scheme, keyed by scheme and family.
 
-    A branch that attends to other tokens replaces self-attention, once with each kind of position term. A branch that
-    has a position of its own, or does not attend, is tested in models without positions.
+    A branch that attends to other tokens replaces self-attention, in models without positions and in models with each
+    position scheme. A branch that has a position scheme of its own, or that does not attend, is tested only in models
+    without positions.
     """
     if not isinstance(part, BranchSpec) or isinstance(part, CrossAttention):
         return {}
@@ -169,7 +170,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
-    """Replace the branches of the same type by `part`; add a new type of branch before the feed-forward."""
+    """Return the model with `part` in place of branches of its type; a new type is added before the feed-forward."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
         swapped = swap(model, type(part), lambda _: part)
         if swapped is model:
@@ -199,12 +200,12 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
 
 
 def _bare(model: ModelSpec) -> ModelSpec:
-    """Remove the positions from the input."""
+    """Return the model without positions at the input."""
     return swap(model, Tokens, lambda tokens: replace(tokens, position=None))
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """The sides of a batch (source, target) whose order may matter, each with the parts of the model that read it."""
+    """Return the inputs whose order may matter (source, target), each with the parts of the model that read it."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
@@ -219,10 +220,10 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return the kind of a part that makes order matter (None: no part must), and whether order may matter.
+    """Return the kind of a part through which order must matter, or None, and whether order may matter.
 
-    With a causal mask order always matters, so only parts that read positions count. A branch that depends on order
-    by itself may do so with or without positions, and an attention pattern may hide nothing of a short row.
+    With a causal mask, order always matters, so the kind is that of a part that reads positions. A branch that depends
+    on order may or may not depend on positions, and an attention pattern may mask nothing in a short row.
     """
     inside = [inner for part in parts for inner in walk(part)]
     ordered = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
@@ -233,18 +234,18 @@ def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence for any family; fields that a family does not use are ignored."""
+    """An example for a model of any family; a family ignores the fields that it does not use."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]  # input of the decoder
-    labels: tuple[int, ...]  # its expected outputs
+    labels: tuple[int, ...]  # the expected outputs of the decoder
     weights: tuple[float, ...]
     prefix: int
     row_label: int
 
 
 def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
-    """Random examples of unequal length."""
+    """Return `count` random examples of different lengths."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(length: int, high: int) -> tuple[int, ...]:
@@ -265,20 +266,20 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
 
 
 def prefixed_by(spec: ModelSpec) -> bool:
-    """Whether batches of this model must mark a prefix, which every token of the segment attends to."""
+    """Return whether a batch for this model must mark a prefix, to which every token of the segment attends."""
     return isinstance(spec, DecoderOnly) and spec.visibility == "prefix" and not spec.reads_source
 
 
 def collate(
     spec: ModelSpec, rows: Sequence[Example], *, packed: bool = False, extra: int = 0, device: str = "cpu"
 ) -> Batch:
-    """Examples as a batch, with `extra` columns of padding, or all in one packed row."""
+    """Return a batch of examples with `extra` columns of padding, in one packed row if `packed` is True."""
     masked = isinstance(spec, EncoderOnly) and isinstance(spec.task, MaskedLM)
     by_row = isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier)
     prefixed = prefixed_by(spec)
 
     def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Ids, segments, positions."""
+        """Return ids, segments and positions."""
         if packed:
             return pack([sequences], sum(map(len, sequences)) + extra)
         return (*pad(sequences, max(map(len, sequences)) + extra), None)
@@ -309,7 +310,7 @@ def collate(
 
 
 def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
-    """Return the ids, or a fixed random vector for each if the model's input on that side is vectors."""
+    """Return the ids, or a fixed random vector for each id if the model reads vectors as `side`."""
     input_ = getattr(spec, "input", None)
     channels = input_.of(side).vector_channels if isinstance(input_, InputSpec) else 0
     return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids
