@@ -28,11 +28,11 @@ from regard.evaluation.validation import measured
 from regard.training.checkpoint import RunFolder, read_json, write_json
 from regard.training.spec import TrainSpec
 
-ORDER = 4  # of the n-gram model
+ORDER = 4  # the order of the n-gram model
 # The largest samples of the text: with these sizes, the baselines take seconds on one core.
 NGRAM_TOKENS = 3_000_000
 BAG_TOKENS = 1_500_000
-BAG_WORK = 20_000_000  # tokens x classes
+BAG_WORK = 20_000_000  # the largest tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # the number of blocks in a sample of a stream
 
@@ -188,7 +188,7 @@ def report(
 
 
 def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, say: Callable[[str], None]) -> None:
-    """Print a warning if the best baseline of a run is better than its final scores."""
+    """Print a warning if the best baseline of a run is better than the model, whose final scores are `scores`."""
 
     def metric_of(baseline: Baseline) -> Metric:
         name = _metric(baseline, criterion.name)

@@ -24,7 +24,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The negative log-likelihood of a text, in nats; if the model predicts the ends of lines, they count as tokens."""
+    """The negative log-likelihood of a text, in nats; the ends of lines count as tokens if the model predicts them."""
 
     nll: float
     tokens: int

@@ -39,7 +39,7 @@ def workers() -> int:
 
 
 def adapted(search: Search, warn: Callable[[str], None]) -> Search:
-    """Return the search with the only stopping rule that this engine has; warn if the rule changes."""
+    """Return the search with the stopping rule of this engine; warn if the search has another rule."""
     if not isinstance(search, Beam) or search.stopping == NAME:
         return search
     warn(f"the engine {NAME!r} stops by its own rule (stopping={NAME}), not by {search.stopping!r}")

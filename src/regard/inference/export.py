@@ -99,7 +99,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """Return the description of the origin of an export; if any value differs, the export is stale."""
+        """Return a description of the origin of an export; if any value differs, the export is stale."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,
@@ -121,7 +121,7 @@ class Check:
     agreed: int  # outputs of beam search with equal tokens
     ties: int  # outputs with different tokens but equal scores
     tokens: int  # the number of tokens whose log-probabilities were compared
-    largest: float  # the largest difference of log-probabilities, relative for those below -1
+    largest: float  # the largest difference of log-probabilities; it is relative for log-probabilities below -1
 
     def passed(self, stored: str) -> bool:
         """Return whether the engines differ only by the rounding of the weights to the type `stored`."""
@@ -165,8 +165,8 @@ def export(
     """Write a model for CTranslate2 into the folder `out`, and return the finished export.
 
     An existing folder is refused, unless `own` says that this package manages the folder, or `force` is given and the
-    folder contains an export. The exported model is checked before the folder receives its name. If
-    `Check.passed` rejects it, an error is raised and nothing is written.
+    folder contains an export. The exported model is checked before the folder is renamed to
+    `out`. If the check fails, an error is raised and nothing is written.
     """
     stored = named(quantize)
     version = library().__version__

@@ -103,8 +103,8 @@ class Texts:
     ) -> Iterator[list[Output]]:
         """Yield the n_best translations of every text, in order.
 
-        An empty text has empty translations. If `texts` are part of a longer sequence, `first` is the index of their
-        first text in it.
+        An empty text has empty translations. If `texts` are part of a longer sequence, `first` is the index of the
+        first of them.
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
@@ -219,7 +219,7 @@ class Texts:
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
-        """Return the limits of a translation; if `limits.derived` is None, it is the limit from the training text."""
+        """Return `limits` with the length limit from the training text, unless `limits.derived` is given."""
         return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
 
     def _warn_about_output(
@@ -295,7 +295,7 @@ class Texts:
         return text if text or self.begin else "\n"
 
     def _bounds(self, limits: Limits, read: Sequence[int]) -> Limits:
-        """Return the limits of the continuation of a prompt."""
+        """Return the limits for the continuation of a prompt."""
         if limits.max_len is not None:
             return limits
         left = self.positions.left(len(read))
@@ -446,7 +446,7 @@ def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the option
     warn: Warn = lambda _: None,
     first: int = 0,
 ) -> list[Prediction]:
-    """Return the predicted class of every text; an empty text also has a class.
+    """Return the predicted class of every text, including empty texts.
 
     If `texts` are part of a longer sequence, `first` is the index of the first of them.
     """

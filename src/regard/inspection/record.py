@@ -84,7 +84,7 @@ def _record_output(record: Callable[[int, Any], None], layer: int, _module: nn.M
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients, and restore the mode of every module afterwards."""
+    """Disable dropout and gradients in a `with` block, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -305,7 +305,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def inspection(subject: Subject) -> None:
-    """With a trace, outputs are bit-equal, each call has one entry, and attention weights sum to one or zero."""
+    """With a trace, outputs are bit-equal, each attention call has one entry, and weights sum to one or zero."""
     model, calls = subject.model(), 0
 
     def counted(module: nn.Module, *_: Any) -> None:

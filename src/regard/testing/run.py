@@ -37,7 +37,7 @@ class Report:
 
 
 def subject_of(spec: ModelSpec) -> Subject:
-    """Return a subject for the laws; it records all kinds of parts in the model, also kinds outside the catalogue."""
+    """Return a subject that contains a model and the kinds of its parts; refuse a kind that is already taken."""
     extra = {type(part).kind: type(part) for part in walk(spec)}
     clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
     if clash:
