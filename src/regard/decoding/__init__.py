@@ -1,1 +1,1 @@
-"""From a model to text: beam search, greedy search, sampling and decoding constraints, on token ids."""
+"""Generate token ids with a model: beam search, greedy search, sampling and decoding constraints."""

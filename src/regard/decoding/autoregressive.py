@@ -1,4 +1,4 @@
-"""The autoregressive loop of greedy search, sampling and streaming: one token for every path at each step."""
+"""The autoregressive loop for greedy search, sampling and streaming. Each step adds one token to every path."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from regard.decoding.job import BatchDecoding, Job
 from regard.decoding.rank import best
 from regard.errors import SpecError
 
-# (log-probs, the paths of their rows, the step) -> (token, log p) of each path; None where every token is banned
+# (log-probs, the path of each row, the step) -> (token, log p) for each path; None if every token is banned
 Pick = Callable[[Float[Tensor, "B V"], "Sequence[Path]", int], list[tuple[int, float] | None]]
 
 
 class Path:
-    """The tokens that one sample of a row has generated so far."""
+    """One sample for a row, with the tokens generated so far."""
 
     __slots__ = ("ids", "log_probs", "number", "over", "row", "sample", "total")
 
     def __init__(self, row: int, number: int, sample: int) -> None:
-        """`row` is its index in the batch, `number` the caller's number of the row."""
+        """`row` is the index of the row in the batch, `number` the caller's number for the row."""
         self.row, self.number, self.sample = row, number, sample
         self.ids: tuple[int, ...] = ()
         self.log_probs: tuple[float, ...] = ()
@@ -34,15 +34,16 @@ class PathStep(NamedTuple):
     """One step of one path."""
 
     path: Path
-    token: int | None  # None: the path only ended
-    hypothesis: Hypothesis | None  # once the path has ended
+    token: int | None  # None: the path ended without a new token
+    hypothesis: Hypothesis | None  # None: the path has not ended
 
 
 @dataclass(frozen=True, slots=True)
 class AutoregressiveLoop:
-    """Decode `paths` outputs of each row with the tokens that `pick` chooses; `score` ranks them.
+    """A loop that decodes `paths` outputs for each row.
 
-    `eos_at_limit`: a path of the greatest length may still end with eos.
+    `pick` chooses the tokens, and `score` computes the score of an output from its log-probability and its length. If
+    `eos_at_limit` is true, a path of the maximum length may still end with eos.
     """
 
     paths: int
@@ -51,7 +52,7 @@ class AutoregressiveLoop:
     eos_at_limit: bool = True
 
     def steps(self, job: Job) -> Iterator[list[PathStep]]:
-        """Yield one step of every path at a time."""
+        """Yield, for each step of the loop, one `PathStep` for every path that has not ended."""
         if any(rules.required for rules in job.rules):
             raise SpecError("rules.required", "required words need a beam search; set beam_size to 2 or more")
         paths = [[Path(row, number, sample) for sample in range(self.paths)] for row, number in enumerate(job.rows)]
@@ -65,7 +66,7 @@ class AutoregressiveLoop:
             yield steps
 
     def step(self, run: BatchDecoding, paths: Sequence[Path]) -> list[PathStep] | None:
-        """Extend all paths by one token; None if the model has no position left for it."""
+        """Extend all paths by one token and return the steps; None if the model has no position left."""
         slots = [paths[i : i + self.paths] for i in range(0, len(paths), self.paths)]
         log_probs = run.read([[path.ids for path in slot] for slot in slots])
         if log_probs is None:
@@ -78,7 +79,7 @@ class AutoregressiveLoop:
         return steps
 
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
-        """Extend a path by the token that was picked, or end it."""
+        """Extend a path by the picked token, or end the path, and return the step."""
         most = run.job.most[path.row]
         if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.over(path, False))
@@ -91,13 +92,17 @@ class AutoregressiveLoop:
         return PathStep(path, token, self.over(path, False) if full else None)
 
     def over(self, path: Path, ended: bool) -> Hypothesis:
-        """End a path and return its hypothesis."""
+        """End a path and return its hypothesis. `ended` says whether the path ended with eos."""
         path.over = True
         score = self.score(path.total, len(path.log_probs))
         return Hypothesis(path.ids, score, path.total, path.log_probs, ended)
 
     def without_room(self, run: BatchDecoding, paths: Sequence[Sequence[Path]]) -> Iterator[list[PathStep]]:
-        """End the paths without a position left; decode again those whose prompts share a batch with longer ones."""
+        """Yield the last steps of the paths when the model has no position left.
+
+        Paths with a prompt shorter than the longest one have more positions left in a batch of their own, so they are
+        decoded again without the longest prompts. All other paths end.
+        """
         again = run.short()
         yield [
             PathStep(path, None, self.over(path, False))
@@ -113,11 +118,11 @@ class AutoregressiveLoop:
             yield [
                 each._replace(path=path)
                 for path, each in zip(before, step, strict=True)
-                if not path.over and (n >= run.step or each.hypothesis is not None)  # earlier steps were yielded before
+                if not path.over and (n >= run.step or each.hypothesis is not None)  # earlier steps have been yielded
             ]
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every row, in the order of its paths."""
+        """Return the hypotheses for every row, in the order of the paths."""
         hypotheses: list[list[Hypothesis | None]] = [[None] * self.paths for _ in job.most]
         for step in self.steps(job):
             for path, _, hypothesis in step:
@@ -126,7 +131,7 @@ class AutoregressiveLoop:
         return [[each for each in row if each is not None] for row in hypotheses]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        """Yield the tokens of the first path of every row as they are generated."""
+        """Yield the new tokens of every path after each step."""
         for step in self.steps(job):
             pieces = [
                 Piece(path.row, () if token is None else (token,), hypothesis) for path, token, hypothesis in step
@@ -140,6 +145,6 @@ def likeliest(
     paths: Sequence[Path],
     step: int,  # noqa: ARG001
 ) -> list[tuple[int, float] | None]:
-    """Greedy search: return the likeliest token of every path, the lowest id among equals."""
+    """Return the likeliest token for every path (greedy search). Among equal probabilities, the lowest id is chosen."""
     totals = [[float("-inf") if path.over else path.total] for path in paths]
     return [(one[0].token, one[0].log_prob) if one else None for one in best(log_probs, totals, 1)]

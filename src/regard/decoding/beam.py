@@ -25,22 +25,27 @@ from regard.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Beam(Search):
-    """Beam search: keep the `beam_size` likeliest hypotheses of every source and extend each by every token.
+    """Beam search, which keeps the `beam_size` likeliest hypotheses for every source and extends them by every token.
 
-    A hypothesis ends when eos is among the `beam_size` best candidates of a step. Finished ones rank by
+    A hypothesis ends when its extension by eos is among the `beam_size` best candidates of a step. Finished hypotheses
+    are ranked by
 
         score = log p / norm(length)^alpha + coverage * sum_j log(min(sum_t a_tj, 1)),
 
-    where norm is 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016); the length counts eos;
-    a_tj is the attention of the t-th token to source token j, the mean over the heads of the last decoder layer
-    (positions without attention, as padding, are left out). `stopping` is the rule that ends the search: "optimal",
-    when no live hypothesis can become one of the n_best; "first", when n_best have ended; or the behaviour of another
-    library, see regard.decoding.stopping. Hypotheses cut at the length limit rank behind those that ended.
+    where norm is 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016). The length includes
+    eos. a_tj is the attention of the t-th token to source token j, averaged over the heads of the last decoder layer.
+    Positions without any attention, for example padding, are left out.
 
-    `groups` of beams, searched in turn, lower the score of a token for each beam of earlier groups that chose it by
-    `diversity` (Vijayakumar et al. 2016); the penalty steers the choice and is part of no score.
+    `stopping` is the rule that ends the search. With "optimal", the search ends when no live hypothesis can become one
+    of the `n_best`. With "first", it ends when `n_best` hypotheses have ended. The other rules are those of other
+    libraries (see `regard.decoding.stopping`). With "optimal" and "first", hypotheses that were cut at the length limit
+    rank behind those that ended with eos.
 
-    One beam is greedy search: the likeliest token until eos.
+    With several `groups`, the beams are divided into groups, which are searched in turn. The score of a token is
+    lowered by `diversity` for each beam in an earlier group that chose the same token (Vijayakumar et al. 2016). This
+    penalty affects the choice of tokens but not the score of a hypothesis.
+
+    With one beam this is greedy search, which takes the likeliest token until eos.
     """
 
     kind = "beam"
@@ -78,7 +83,7 @@ class Beam(Search):
             self._check_as_theirs()
 
     def _check_as_theirs(self) -> None:
-        """Refuse settings that the library whose stopping rule is used does not have."""
+        """Raise SpecError for settings that do not exist in the library whose stopping rule is used."""
         if self.groups > 1:
             raise SpecError("groups", f"{self.stopping!r} has no groups; choose stopping='optimal' or 'first'")
         if self.normalise == "gnmt":
@@ -88,7 +93,7 @@ class Beam(Search):
 
     @property
     def scoring(self) -> Scoring:
-        """The score of a hypothesis."""
+        """The function that computes the score of a hypothesis."""
         return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha)
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
@@ -114,7 +119,10 @@ class Beam(Search):
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """Search again on the host the rows whose result on the device is uncertain (None)."""
+        """Return the results of a search on the device, completed on the host.
+
+        A row whose result on the device is uncertain (None) is searched again on the host.
+        """
         again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
         repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]
@@ -129,7 +137,7 @@ class Beam(Search):
         return self.greedy().stream(job)
 
     def greedy(self) -> AutoregressiveLoop:
-        """Return the search of one beam."""
+        """Return the loop that searches with one beam."""
         return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].eos_at_limit)
 
     def _check_required(self) -> None:
@@ -140,7 +148,7 @@ class Beam(Search):
 
 
 class Source:
-    """The beams of one source, and its finished hypotheses."""
+    """The search for one source: the beams and the finished hypotheses."""
 
     def __init__(self, spec: Beam, job: Job, row: int) -> None:
         required = job.rules[row].required
@@ -148,7 +156,7 @@ class Source:
         self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
         self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beam_size, spec.n_best, self.limit)
         begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)
-        # Every group begins with one empty hypothesis: with one in each beam, all beams would be equal.
+        # Every group begins with only one empty hypothesis: if every beam had one, all beams would be equal.
         per_group = spec.beam_size // spec.groups
         self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beam_size)]
         self.tokens, self.parents = [self.pad] * spec.beam_size, list(range(spec.beam_size))
@@ -159,7 +167,10 @@ class Source:
         return [float("-inf")] * len(self.live) if self.over else [one.total for one in self.live]
 
     def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
-        """Take one step. Coverage penalties are those of each beam before this step and with it."""
+        """Update the beams with the candidates of one step.
+
+        `before` and `now` are the coverage penalties of each beam without and with the attention of this step.
+        """
         rule = self.stopping
         full = step + 1 == self.limit and not rule.eos_at_limit
         self.topped = self.topped or (bool(choice.first) and choice.first[0].token == self.eos)
@@ -187,32 +198,32 @@ class Source:
         self.parents = [beam if one is None else one.beam for beam, one in enumerate(onward)]
 
     def extended(self, one: Candidate) -> Partial:
-        """Return a beam with one more token."""
+        """Return the live hypothesis that a candidate creates: a beam with one more token."""
         text = self.live[one.beam]
         progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, one.token)
         return Partial((*text.ids, one.token), (*text.log_probs, one.log_prob), one.total, progress)
 
     def add(self, ids: Ids, log_probs: tuple[float, ...], total: float, ended: bool, penalty: float) -> None:
-        """Store a hypothesis that is over."""
+        """Store a finished hypothesis. `ended` says whether the hypothesis ended with eos."""
         score = self.stopping.scoring.score(total, len(log_probs)) + penalty
         self.stopping.add(Hypothesis(ids, score, total, log_probs, ended))
 
     def cut(self, penalties: Sequence[float]) -> None:
-        """End the search here, with the live beams as cut hypotheses."""
+        """End the search and store the live beams as hypotheses without eos."""
         for one, penalty in zip(self.live, penalties, strict=True):
             if one is not EMPTY:
                 self.add(one.ids, one.log_probs, one.total, False, penalty)
         self.end()
 
     def end(self) -> None:
-        """End the search of this source; its beams generate padding until their slot is dropped."""
+        """End the search for this source. The beams generate padding until the source is dropped from the batch."""
         self.over = True
         self.tokens, self.parents = [self.pad] * len(self.live), list(range(len(self.live)))
 
 
 @torch.inference_mode()
 def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
-    """Return the best hypotheses of all rows of a job."""
+    """Return the best hypotheses for every row of a job."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
     run = BatchDecoding(
         job, spec.beam_size, max(job.most) + STOPPING[spec.stopping].eos_at_limit, watch=spec.coverage > 0.0
@@ -245,7 +256,7 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
 
 
 def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source], step: int) -> list[Choice]:
-    """Return the candidates of every source in this step."""
+    """Return the candidates for every source in this step."""
     totals, eos = [source.totals() for source in sources], sources[0].eos
     if spec.groups > 1:
         return diverse(log_probs, totals, eos, spec.groups, spec.diversity)

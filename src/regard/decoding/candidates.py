@@ -1,7 +1,8 @@
-"""Candidates: the best continuations of many sources, in the order of `rank`, without a transfer to the host.
+"""Candidates: the best continuations of many sources, without a transfer to the host.
 
-That order is one number: round(score / 1e-5) * (k V) - (token * k + beam), higher is better, for k beams and V tokens.
-It is a whole number and float64 holds it, unless log-probabilities fall below -1e16 / (k V): no text is that unlikely.
+The order of candidates is the one of `regard.decoding.rank`, expressed as one number, where higher is better:
+round(score / 1e-5) * (k V) - (token * k + beam), for k beams and V tokens. This whole number is exact in float64 unless
+log-probabilities fall below -1e16 / (k V), and no text is that unlikely.
 """
 
 from typing import NamedTuple
@@ -14,16 +15,16 @@ from regard.decoding.rank import NEVER, TIE, block_width
 
 
 class Onward(NamedTuple):
-    """The best continuations of every source, best first; `total` is NEVER where there are too few."""
+    """The best continuations for every source, best first. Where there are too few, `total` is NEVER."""
 
     place: Int[Tensor, "s k"]  # beam * V + token
     value: Float[Tensor, "s k"]  # log p of the token
-    total: Float[Tensor, "s k"]  # of the text with it
+    total: Float[Tensor, "s k"]  # log p of the hypothesis including the token
     rank: Float[Tensor, "s k"]  # higher is better
 
 
 class Candidates:
-    """The candidates for the next token of each beam, without `never` and without eos, which is ranked apart."""
+    """A ranking of the candidates for the next token. It excludes the ids in `never` and eos, which is ranked apart."""
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
@@ -34,35 +35,39 @@ class Candidates:
         beam = torch.arange(k, device=device)[:, None]
         first = torch.arange(self.blocks, device=device) * self.width
         token = (first[:, None] + torch.arange(self.width, device=device))[None]  # (1, blocks, width)
-        # Places beyond the vocabulary are filled with eos, which is no continuation.
+        # Indices beyond the vocabulary are filled with eos, which is never chosen as a continuation.
         token = torch.where(token < V, token, eos)
         self.places = (beam[:, :, None] * V + token).flatten(0, 1)  # (k * blocks, width)
         self.ties = -(token * k + beam[:, :, None]).flatten(0, 1).double()
-        self.block_ties = -(first * k + beam).double()  # (k, blocks): those of the first token of each block
+        self.block_ties = -(first * k + beam).double()  # (k, blocks): the ties of the first token in each block
         self.eos_ties = -(eos * k + beam[:, 0]).double()  # (k)
         self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # divides; a number would be multiplied with
-        # The k best lie in the k best blocks. Blocks of one score and the same tokens, of several beams, are ranked by
-        # beam, though the first token of the score decides: up to k - 1 of them may rank too high.
+        # The k best candidates are in the k best blocks. Blocks from several beams with equal scores and the same
+        # tokens are ranked by beam, although the first token with that score should decide. Up to k - 1 such blocks may
+        # rank too high.
         self.looked_at = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of candidates: nan is above all others, NEVER below all."""
+        """Return the rank of candidates. A total of nan ranks above all others, and NEVER ranks below all others."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
-        """Return log p of eos."""
+        """Return log p of eos for each beam; NEVER if eos is in `never`."""
         last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # overwritten later
         return torch.full_like(last, NEVER) if self.silent else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
-        """Return the best continuations without eos, one for each beam; overwrites log p of tokens that are banned."""
+        """Return the k best continuations without eos for every source of k beams.
+
+        `log_probs` is overwritten with NEVER at eos and at the ids in `never`.
+        """
         k, V, width = self.beams, self.vocab, self.width
         log_probs.index_fill_(2, self.never, NEVER)
         whole = V // width
         maxima = log_probs[:, :, : whole * width].unflatten(2, (whole, width)).amax(-1)
         if whole < self.blocks:
             maxima = torch.cat((maxima, log_probs[:, :, whole * width :].amax(-1, keepdim=True)), -1)
-        # The best of a block is no worse than its maximum at its first token.
+        # No candidate in a block ranks above the maximum of the block at the first token of the block.
         best = self.ranks(maxima + totals[:, :, None], self.block_ties).flatten(1)
         block = best.topk(self.looked_at).indices
         chosen, of = block.flatten(), block // self.blocks

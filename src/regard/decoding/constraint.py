@@ -1,6 +1,7 @@
-"""Decoding constraint slot: what an output must begin with, contain or avoid; part of a search record.
+"""The Constraint slot: the specs of what an output must begin with, contain or avoid. They are part of a search spec.
 
-A search applies the constraints of a row before each of its tokens. A user's constraint overrides `banned` or `forced`.
+A search applies the constraints on a row before it chooses each token. To define a new constraint, write a subclass
+that overrides `banned` or `forced`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,21 +15,24 @@ from regard.tree import Spec
 
 
 class Constraint(Spec):
-    """Slot: the tokens that may follow what a row has generated so far (ids without a prompt, bos or eos)."""
+    """The Constraint slot: a spec of the tokens that may follow the output of a row so far.
+
+    The output is given as ids, without the prompt, bos or eos.
+    """
 
     __slots__ = ()
-    vectorized: ClassVar[bool] = False  # `banned` is the same at every step, so any search on the GPU can apply it
+    vectorized: ClassVar[bool] = False  # True: `banned` is the same at every step, so a search on the GPU can apply it
 
     def banned(self, output: Ids, tokenizer: Tokenizer) -> Iterable[int]:  # noqa: ARG002
-        """Return the ids that must not follow `output`; that of eos keeps a row from ending."""
+        """Return the ids that must not follow `output`. The id of eos prevents the row from ending."""
         return ()
 
     def forced(self, output: Ids, tokenizer: Tokenizer) -> int | None:  # noqa: ARG002
-        """Return the only id that may follow `output`; None: any."""
+        """Return the only id that may follow `output`; None if any id may follow."""
         return None
 
     def bind(self, tokenizer: Tokenizer) -> TokenConstraints:
-        """Return the constraint on the ids of a tokenizer."""
+        """Return the constraint expressed in the token ids of a tokenizer."""
         if self.vectorized:
             return TokenConstraints(banned=tuple((token,) for token in self.banned((), tokenizer)))
         return TokenConstraints(others=(BoundConstraint(self, tokenizer),))
@@ -36,7 +40,7 @@ class Constraint(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ForcedPrefix(Constraint):
-    """The text that every output begins with; its probability counts."""
+    """The text that every output begins with. The probability of this text counts towards the score."""
 
     kind = "forced_prefix"
     text: str
@@ -47,7 +51,7 @@ class ForcedPrefix(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class BannedWords(Constraint):
-    """Words that no output contains, at its beginning or after a space."""
+    """Words that must not occur in an output, either at the beginning or after a space."""
 
     kind = "banned_words"
     words: tuple[str, ...]
@@ -61,7 +65,7 @@ class BannedWords(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class RequiredWords(Constraint):
-    """Words that every output contains, as they are tokenized after a space; needs a beam of at least 2."""
+    """Words that every output must contain, tokenized as after a space. The beam size must be at least 2."""
 
     kind = "required_words"
     words: tuple[str, ...]
@@ -75,7 +79,7 @@ class RequiredWords(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class NoRepeatedNgram(Constraint):
-    """Every n-gram of tokens at most once; 0: n-grams may repeat."""
+    """A constraint that every n-gram of tokens occurs at most once in an output. If `n` is 0, n-grams may repeat."""
 
     kind = "no_repeated_ngram"
     n: int
@@ -86,7 +90,7 @@ class NoRepeatedNgram(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class MinLength(Constraint):
-    """At least this many tokens before eos."""
+    """The minimum number of tokens before eos."""
 
     kind = "min_length"
     tokens: int
@@ -99,7 +103,7 @@ CONSTRAINTS: tuple[type[Constraint], ...] = (BannedWords, ForcedPrefix, MinLengt
 
 
 def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenConstraints:
-    """Return several constraints as one: all of them hold."""
+    """Return a constraint on token ids that combines all of the given constraints."""
     bound = [constraint.bind(tokenizer) for constraint in constraints]
     prefixes = list(dict.fromkeys(each.prefix for each in bound if each.prefix))
     if len(prefixes) > 1:
@@ -114,12 +118,12 @@ def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenCo
 
 
 def check_words(name: str, words: Sequence[str]) -> None:
-    """Refuse an empty word."""
+    """Raise SpecError at the path `name` if a word is blank."""
     if not all(word.strip() for word in words):
         raise SpecError(name, "an empty word constrains nothing; leave it out")
 
 
 def spellings(word: str, tokenizer: Tokenizer) -> list[Ids]:
-    """Return the ids of a word after a space, and at the beginning of a text, where they differ."""
+    """Return the ids of a word after a space and, if they differ, the ids of the word at the beginning of a text."""
     encoded = [tuple(tokenizer.encode(f" {word}")), tuple(tokenizer.encode(word))]
     return list(dict.fromkeys(ids for ids in encoded if ids))

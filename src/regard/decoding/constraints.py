@@ -1,7 +1,7 @@
 """Decoding constraints on token ids: a forced prefix, required and banned sequences, no repeated n-grams.
 
-A banned token gets log p = -inf where the choice is made; every token that can still be chosen keeps the model's own
-log-probability, so the log-probability of an output is that of reading it back in one pass.
+A banned token gets log p = -inf when a token is chosen. Every other token keeps the model's own log-probability. The
+log-probability of an output therefore equals the one that the model gives when it reads the output in one pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class BoundConstraint:
-    """A constraint and the tokenizer of the outputs."""
+    """A constraint, and the tokenizer whose ids the outputs consist of."""
 
     constraint: "Constraint"
     tokenizer: "Tokenizer" = field(compare=False)
@@ -35,17 +35,17 @@ class BoundConstraint:
         return self.constraint.banned(output, self.tokenizer)
 
     def forced(self, output: Ids) -> int | None:
-        """Return the only id that may follow `output`; None: any."""
+        """Return the only id that may follow `output`; None if any id may follow."""
         return self.constraint.forced(output, self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """The constraints on the output of one row; a prompt neither breaks nor meets any.
+    """The constraints on the output of one row. They do not apply to a prompt.
 
-    A prefix is forced token by token, so its probability counts. Of a banned sequence every token but the last may
-    occur, as long as it is not completed. `no_repeat=n` allows every n-gram once; the prefix is free to repeat itself.
-    Required sequences may overlap. `others` are asked for banned and forced tokens at every step.
+    A prefix is forced token by token, so its probability counts. An output may contain the beginning of a banned
+    sequence, but not the complete sequence. `no_repeat=n` allows every n-gram once, but n-grams in the prefix may
+    repeat. Required sequences may overlap. At every step, each constraint in `others` returns banned and forced tokens.
     """
 
     prefix: Ids = ()
@@ -55,7 +55,7 @@ class TokenConstraints:
     others: tuple[BoundConstraint, ...] = ()
 
     def __post_init__(self) -> None:
-        """Convert sequences of ids to tuples; refuse empty ones and constraints that contradict each other."""
+        """Convert the sequences to tuples. Raise SpecError for an empty sequence or for contradictory constraints."""
         object.__setattr__(self, "prefix", tuple(self.prefix))
         for name in ("banned", "required"):
             sequences = tuple(dict.fromkeys(tuple(sequence) for sequence in getattr(self, name)))
@@ -79,7 +79,7 @@ class TokenConstraints:
                 )
 
     def check(self, ends: SpecialTokens) -> None:
-        """Refuse constraints on ids that are never generated, or that end the row."""
+        """Raise SpecError for constraints on ids that are never generated or that end a row."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
@@ -91,17 +91,17 @@ class TokenConstraints:
                     )
 
     def used(self) -> list[str]:
-        """Return the names of the constraints that there are."""
+        """Return the names of the constraints that are set."""
         names = [name for name in ("prefix", "banned", "required", "no_repeat") if getattr(self, name)]
         return names + [type(other.constraint).kind for other in self.others]
 
     @property
     def vectorized(self) -> bool:
-        """The same tokens are banned at every step, and nothing else is constrained."""
+        """Whether the only constraint is a set of tokens that are banned at every step."""
         return not (self.prefix or self.required or self.follows())
 
     def highest(self) -> int:
-        """Return the highest id in any constraint."""
+        """Return the highest id in the prefix and in the banned and required sequences; -1 if there is none."""
         return max((i for ids in (self.prefix, *self.banned, *self.required) for i in ids), default=-1)
 
     def follows(self) -> bool:
@@ -109,19 +109,19 @@ class TokenConstraints:
         return self.no_repeat > 0 or bool(self.others) or any(len(sequence) > 1 for sequence in self.banned)
 
     def next_banned(self, output: Ids) -> list[int]:
-        """Return the ids that must not follow `output`, apart from those that are always banned."""
+        """Return the ids that must not follow `output`, without the ids that are always banned."""
         ids = [s[-1] for s in self.banned if len(s) > 1 and output[len(output) - len(s) + 1 :] == s[:-1]]
         return ids + (list(self.repeats(output)) if self.no_repeat else [])
 
     def repeats(self, output: Ids) -> Iterable[int]:
-        """Return every token that would complete an n-gram for the second time."""
+        """Return every token that would complete an n-gram which `output` already contains."""
         n = self.no_repeat - 1
         tail = output[len(output) - n :] if len(output) >= n else None
         return (output[i + n] for i in range(len(output) - n) if output[i : i + n] == tail)
 
 
 class Bans:
-    """The constraints of all rows of a decoding, as writes into its log-probabilities."""
+    """The constraints on all rows of a decoding run, applied by writing into the log-probabilities."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`least` is the number of tokens before each row may end."""
+        """`least` is the minimum number of tokens for each row."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)
@@ -146,7 +146,10 @@ class Bans:
     def apply(
         self, log_probs: Float[Tensor, "B V"], step: int, slots: Sequence[int], outputs: Sequence[Sequence[Ids]]
     ) -> None:
-        """Write -inf for every banned token; slot i decodes source slots[i], and its beams have `outputs[i]`."""
+        """Write -inf into `log_probs` for every banned token.
+
+        The i-th group of beams decodes source `slots[i]`, and its beams have generated the outputs `outputs[i]`.
+        """
         size = log_probs.shape[1]
         if step == 0 and self.highest >= size:
             raise DataError(
@@ -181,7 +184,7 @@ class Bans:
 
 
 def _known(other: BoundConstraint, ids: Iterable[int], size: int) -> Iterator[int]:
-    """Yield ids; refuse one that is not in the vocabulary."""
+    """Yield the ids, and raise DataError for an id that is not in the vocabulary."""
     for token in ids:
         if not 0 <= token < size:
             kind = type(other.constraint).kind
@@ -190,7 +193,7 @@ def _known(other: BoundConstraint, ids: Iterable[int], size: int) -> Iterator[in
 
 
 def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pairs of (row, token) as an index."""
+    """Return pairs of (row, token) as two index tensors on the device of `like`."""
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
     return rows, tokens
 

@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """The attention that each row has paid to every source token so far. With weight 0 nothing is recorded."""
+    """The total attention of each row to every source token so far. With weight 0, no attention is recorded."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight
@@ -25,9 +25,10 @@ class Coverage:
             self.now = attention if self.before is None else self.before + attention
 
     def penalties(self) -> tuple[list[float], list[float]]:
-        """Return weight * sum_j log(min(covered_j, 1)) of every row, before this step and with it.
+        """Return the penalties for all rows: first without the attention of the last step, then including it.
 
-        Positions without any attention are padding and are left out.
+        The penalty is weight * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Positions
+        without any attention are padding and are left out.
         """
         return self._penalty(self.before), self._penalty(self.now)
 
@@ -38,6 +39,6 @@ class Coverage:
         return (self.weight * wide.clamp(max=1.0).where(wide > 0.0, 1.0).log().sum(-1)).tolist()
 
     def follow(self, origin: Sequence[int]) -> None:
-        """Let row i continue row origin[i]."""
+        """Reorder the recorded attention so that row i continues row `origin[i]`."""
         if self.now is not None:
             self.before = self.now.index_select(0, torch.tensor(origin, dtype=torch.int64, device=self.now.device))

@@ -1,4 +1,4 @@
-"""Ensemble: several models that act as one."""
+"""Ensembles: several models that are used as one model."""
 
 import math
 from collections.abc import Sequence
@@ -17,33 +17,33 @@ from regard.models.decoding import Decoding
 
 @dataclass(frozen=True, slots=True)
 class Decodings:
-    """The decoding states of all members."""
+    """The decoding states of all models in an ensemble."""
 
     members: tuple[Decoding, ...]
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Let row i continue row parent[i], a beam of the same source."""
+        """Reorder the states so that row i continues row `parent[i]`, which is a beam of the same source."""
         for decoding in self.members:
             decoding.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether all members can drop sources."""
+        """Return whether the states of all models can drop sources."""
         return all(decoding.droppable() for decoding in self.members)
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
-        """Drop all other sources."""
+        """Drop all sources except the given ones."""
         for decoding in self.members:
             decoding.keep(sources)
 
     def watch(self) -> None:
-        """Record attention in the following steps."""
+        """Start to record attention."""
         for decoding in self.members:
             decoding.trace = Trace()
 
     def attention(self) -> Float[Tensor, "B S"]:
-        """Return the attention of the last token to the source: the mean over the heads of the last layer.
+        """Return the attention of the last token to the source, and clear the recorded attention.
 
-        That of an ensemble is the mean over its members. The record is cleared.
+        The attention is averaged over the heads of the last layer and over the models.
         """
         layers = []
         for decoding in self.members:
@@ -59,7 +59,10 @@ class Decodings:
 
 
 class Ensemble:
-    """The mean of the members' probabilities: log p(v) = log((1 / n) sum_m p_m(v)). One vocabulary, one state each."""
+    """Several models whose probabilities are averaged: log p(v) = log((1 / n) sum_m p_m(v)).
+
+    The models share a vocabulary. Each model has its own decoding state.
+    """
 
     def __init__(self, models: Generator | Sequence[Generator]) -> None:
         self.models = (models,) if isinstance(models, Generator) else tuple(models)
@@ -73,18 +76,18 @@ class Ensemble:
 
     @property
     def device_search(self) -> Any:
-        """The captured beam search of the GPU, if every member has one installed."""
+        """The captured beam search on the GPU; None if a model has none installed."""
         searches = [model.device_search for model in self.models]
         return None if None in searches else searches[0]
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
-        """Start a decoding of at most `max_len` tokens in every member."""
+        """Return new decoding states of all models, for at most `max_len` tokens."""
         return Decodings(tuple(model.start(batch, max_len, beams, static) for model in self.models))
 
     def advance(
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Read new tokens and return log p of the next ones, in a tensor that the caller may overwrite."""
+        """Read new tokens and return log p of the next token of each row, in a tensor that the caller may overwrite."""
         log_probs = [
             model.advance(ids, state, seg) for model, state in zip(self.models, decodings.members, strict=True)
         ]

@@ -17,39 +17,45 @@ class Partial(NamedTuple):
     ids: Ids
     log_probs: tuple[float, ...]
     total: float
-    progress: Progress | None = None  # towards the required sequences, if there are any
+    progress: Progress | None = None  # progress towards the required sequences; None: no sequence is required
 
 
-EMPTY = Partial((), (), float("-inf"))  # a beam that is not in use
+EMPTY = Partial((), (), float("-inf"))  # an unused beam
 
 
 class Choice(NamedTuple):
-    """The candidates of one step of one source."""
+    """The candidates chosen for one source in one step."""
 
-    first: list[Candidate]  # the best of all, as many as beams; those with eos end
-    onward: list[Candidate | None]  # the best without eos, one for each beam; None where there are too few
+    first: list[Candidate]  # the best candidates, at most one per beam; those with eos end their hypothesis
+    onward: list[Candidate | None]  # the best candidates without eos, one per beam; None if there are too few
 
 
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
-    """Return the best continuations. Each beam has one with eos, so twice as many as beams suffice."""
+    """Return the best continuations for every source.
+
+    Each beam has one continuation with eos, so it is enough to rank twice as many candidates as there are beams.
+    """
     beams = len(totals[0])
     return [split(ranked, beams, eos) for ranked in best(log_probs, totals, 2 * beams)]
 
 
 def split(ranked: Sequence[Candidate], beams: int, eos: int) -> Choice:
-    """Split ranked candidates into the first of all and the first without eos."""
+    """Return the choice for ranked candidates: the best candidates, and the best candidates without eos."""
     return Choice([*ranked[:beams]], filled([one for one in ranked if one.token != eos][:beams], beams))
 
 
 def filled(onward: Sequence[Candidate], beams: int) -> list[Candidate | None]:
-    """Pad candidates with None to one for each beam."""
+    """Return the candidates, padded with None to one entry per beam."""
     return [*onward, *(None,) * (beams - len(onward))]
 
 
 def diverse(
     log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int, groups: int, diversity: float
 ) -> list[Choice]:
-    """Expand group after group, with a penalty on the tokens that earlier groups chose (Vijayakumar et al. 2016)."""
+    """Return the best continuations for every source, chosen by one group of beams after the other.
+
+    Tokens that earlier groups have chosen get a penalty (Vijayakumar et al. 2016).
+    """
     sources, width = len(totals), len(totals[0]) // groups
     choices = [Choice([], []) for _ in totals]
     chosen = log_probs.new_zeros(sources, log_probs.shape[1])
@@ -77,10 +83,11 @@ def diverse(
 def constrained(
     log_probs: Float[Tensor, "k V"], live: Sequence[Partial], goal: Required, room: int, eos: int
 ) -> Choice:
-    """Dynamic beam allocation (Post & Vilar 2018) with `room` tokens left after this step.
+    """Return the continuations for one source by dynamic beam allocation (Post & Vilar 2018).
 
-    Candidates are the best of all, the best of each beam, and tokens that bring a beam nearer to a required sequence.
-    Only a hypothesis with all of them may end; one that has no room for them is dropped while there are others.
+    The candidates are the best continuations of all beams, the best of each beam, and tokens that advance a beam in a
+    required sequence. A hypothesis may end only if it has all required sequences. `room` is the number of tokens left
+    after this step. Hypotheses that miss more than `room` tokens are dropped, unless all hypotheses do.
     """
     beams, totals = len(live), [one.total for one in live]
     (candidates,) = best(log_probs, [totals], 2 * beams)

@@ -1,4 +1,4 @@
-"""Special tokens and length limits of a search, and the hypotheses that it returns."""
+"""Special tokens and length limits for a search, and the hypotheses that a search returns."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The ids that are not text: beginning, end and padding of a row."""
+    """The ids that are not text: the beginning, the end and the padding of a row."""
 
     bos: int
     eos: int
     pad: int
 
     def __post_init__(self) -> None:
-        """Refuse negative ids."""
+        """Raise SpecError for a negative id."""
         for name in ("bos", "eos", "pad"):
             if getattr(self, name) < 0:
                 raise SpecError(name, f"must not be negative, not {getattr(self, name)}")
@@ -29,10 +29,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class Limits(Spec):
-    """The length of an output in tokens, without eos.
+    """The minimum and maximum length of an output in tokens, without eos. A forced prefix counts.
 
-    Without `max_len` the limit is `derived` from the length S of a row's own source; where the training text is not
-    known (None), it is 2 S + 20. A forced prefix counts.
+    If `max_len` is None, the maximum is computed from the length S of the row's source: by `derived`, which comes from
+    the training text, or as 2 S + 20 if `derived` is None.
     """
 
     kind = "limits"
@@ -47,7 +47,10 @@ class Limits(Spec):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 
     def most(self, source: int | None, needed: int = 0) -> int:
-        """Return the greatest length for a source of this length; a derived limit is at least `needed`."""
+        """Return the maximum length of the output for a source of length `source`.
+
+        If the maximum is computed from the source, it is at least `needed`. `source` is None for a model without one.
+        """
         if self.max_len is not None:
             return self.max_len
         if source is None:
@@ -58,19 +61,19 @@ class Limits(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """An output of a model. Log-probabilities are the model's own, whatever constraints limited the choice."""
+    """An output of a model. Log-probabilities are the model's own and do not depend on constraints."""
 
-    ids: tuple[int, ...]  # without bos and eos; a forced prefix is part of it, a prompt is not
-    score: float  # by which hypotheses rank: the normalised log_prob, with penalties
+    ids: tuple[int, ...]  # ids without bos and eos; a forced prefix is included, a prompt is not
+    score: float  # the normalised log_prob with penalties, which ranks hypotheses
     log_prob: float  # the sum of token_log_probs
-    token_log_probs: tuple[float, ...]  # of every id, and of eos if it ended by itself
-    ended: bool  # with eos, not cut at the length limit
+    token_log_probs: tuple[float, ...]  # log p of every id, and of eos if the output ended with eos
+    ended: bool  # True: the output ended with eos; False: it was cut at the length limit
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The new tokens of one row of a stream."""
+    """The new tokens of one row when outputs are streamed."""
 
     row: int
-    ids: tuple[int, ...]  # empty where the row only ended
-    hypothesis: Hypothesis | None = None  # the whole output, once the row has ended
+    ids: tuple[int, ...]  # (): the row ended without a new token
+    hypothesis: Hypothesis | None = None  # the whole output; None: the row has not ended

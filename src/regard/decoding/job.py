@@ -1,4 +1,4 @@
-"""The decoding of one batch, step by step, as every search uses it."""
+"""Step-by-step decoding of one batch, which all searches share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ class Job:
     batch: Batch
     ends: SpecialTokens
     rules: tuple[TokenConstraints, ...]
-    least: tuple[int, ...]  # fewest tokens of each row
-    most: tuple[int, ...]  # most tokens of each row
-    rows: tuple[int, ...]  # the caller's numbers of the rows
-    lengths: tuple[int, ...]  # of what each row reads before its first token: its prompt, source or bos
+    least: tuple[int, ...]  # minimum number of tokens for each row
+    most: tuple[int, ...]  # maximum number of tokens for each row
+    rows: tuple[int, ...]  # the caller's numbers for the rows
+    lengths: tuple[int, ...]  # number of tokens that each row reads before its first output: the prompt, source or bos
 
     def part(self, rows: Sequence[int]) -> "Job":
-        """Return the job of some of its rows."""
+        """Return a job with only the given rows."""
         at = torch.tensor(rows, device=self.batch.target.device)
         whole = self.batch
         read = (whole.target, whole.target_seg) if whole.source is None else (whole.source, whole.source_seg)
@@ -56,7 +56,7 @@ def prepare(
     rules: TokenConstraints | Sequence[TokenConstraints],
     rows: Sequence[int] | None,
 ) -> Job:
-    """Check the constraints and compute the limits of every row."""
+    """Return the job of decoding a batch, with checked constraints and computed limits for every row."""
     B = batch.target.shape[0]
     every = (rules,) * B if isinstance(rules, TokenConstraints) else tuple(rules)
     bounds = (limits,) * B if isinstance(limits, Limits) else tuple(limits)
@@ -89,15 +89,19 @@ def prepare(
 
 
 def row_lengths(ids: Int[Tensor, "B T"], seg: Int[Tensor, "B T"] | None) -> tuple[int, ...]:
-    """Return the number of tokens of each row, without padding."""
+    """Return the number of tokens in each row, without padding."""
     return (ids.shape[1],) * ids.shape[0] if seg is None else tuple((seg != 0).sum(1).tolist())
 
 
 class BatchDecoding:
-    """The state of a decoding. Slot i decodes source `slots[i]` in `beams` rows; finished sources leave their slots."""
+    """The state of a decoding run.
+
+    The batch has `beams` rows per source, and the i-th group of rows decodes source `slots[i]`. The rows of finished
+    sources are dropped.
+    """
 
     def __init__(self, job: Job, beams: int, steps: int, watch: bool = False) -> None:
-        """`steps` is the greatest number of steps; `watch` records the attention to the source."""
+        """`steps` is the maximum number of steps. If `watch` is true, the attention to the source is recorded."""
         self.job, self.beams, self.step = job, beams, 0
         self.device = job.batch.target.device
         self.slots = list(range(len(job.most)))
@@ -111,14 +115,15 @@ class BatchDecoding:
         self.droppable = self.decodings.droppable()
 
     def read(self, outputs: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
-        """Read the last tokens and return log p of the next, -inf for banned ones; None if no position is left.
+        """Read the last tokens and return log p of the next token; None if the model has no position left.
 
-        `outputs` are the tokens that the beams of every slot have generated, for the constraints.
+        Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far, from
+        which the constraints determine the banned tokens.
         """
         try:
             log_probs = self.job.models.advance(self.ids, self.decodings, self.seg)
         except SpecError as error:
-            # A model with learned positions refuses to read beyond its table.
+            # A model with learned positions refuses to read more tokens than the position table has rows.
             if self.step == 0 or not error.path.endswith("max_len"):
                 raise
             return None
@@ -128,10 +133,11 @@ class BatchDecoding:
     def follow(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], done: Sequence[bool]
     ) -> list[int]:
-        """Continue beam k of slot i with tokens[i][k] after its beam parents[i][k]; return the former row of each row.
+        """Continue the beams with new tokens, and return for each row the former row that it continues.
 
-        Slots that are done are dropped once they are an eighth of all, as dropping costs about as much as reordering;
-        until then they are carried along.
+        Beam k in group i continues beam `parents[i][k]` of the group with the token `tokens[i][k]`. `done[i]` says
+        whether the source of group i is finished. Finished groups stay in the batch until they are an eighth of all
+        groups and are then dropped together, because dropping costs about as much as reordering.
         """
         left = [slot for slot, over in enumerate(done) if not over]
         self.running = [self.slots[slot] for slot in left]
@@ -151,13 +157,19 @@ class BatchDecoding:
         return [slot * self.beams + parent for slot in left for parent in parents[slot]]
 
     def short(self) -> list[int]:
-        """Return the unfinished sources with shorter prompts than others; alone, they have more positions left."""
+        """Return the unfinished sources whose prompts are shorter than the longest prompt in the batch.
+
+        In a batch without the longest prompt, these sources have more positions left.
+        """
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]
 
 
 def first_read(job: Job, beams: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return what the decoder reads first: bos where there is a source, else the prompts, without common padding."""
+    """Return the ids that the decoder reads first, and their segments: bos if there is a source, else the prompts.
+
+    Padding shared by all prompts is removed. The segments are None if no padding is left.
+    """
     batch, width = job.batch, max(job.lengths)
     if batch.source is not None:
         rows = batch.source.shape[0] * beams

@@ -1,4 +1,7 @@
-"""Limit the length of outputs by the training text: its longest target, and a line above its pairs of lengths."""
+"""Length limits for outputs, fitted to the training text.
+
+A limit is computed from the longest target and from a straight line above the (source, target) lengths.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,22 +14,22 @@ from regard.data.token_store import Table
 from regard.errors import SpecError
 from regard.tree import Spec
 
-SHARE = 0.999  # of the training pairs that the line covers; the rest are mostly misaligned
-SLACK, MORE = 1.5, 5  # other text may need more than the training text did
-SLOPES = 64  # that are tried
+SHARE = 0.999  # share of the training pairs at or below the line; the other pairs are mostly misaligned
+SLACK, MORE = 1.5, 5  # other text may need longer outputs than the training text
+SLOPES = 64  # number of slopes that are tried
 
 
 @dataclass(frozen=True, slots=True)
 class LengthLimit(Spec):
-    """Most tokens of an output for a source of S tokens: 1.5 min(longest, slope S + constant) + 5, rounded up.
+    """The maximum length of an output for a source of S tokens: 1.5 min(longest, slope S + constant) + 5, rounded up.
 
-    S counts the end of the source, the output does not count its own.
+    S includes the eos of the source. The length of the output does not include eos.
     """
 
     kind = "length_limit"
     slope: float
     constant: int
-    longest: int  # target of the training text
+    longest: int  # number of tokens in the longest target of the training text
 
     def check(self) -> None:
         for name in ("slope", "constant", "longest"):
@@ -35,7 +38,7 @@ class LengthLimit(Spec):
                 raise SpecError(name, f"must be a number of at least 0, not {value}")
 
     def most(self, source: int) -> int:
-        """Return the limit for a source of this length."""
+        """Return the limit for a source of length `source`."""
         return math.ceil(SLACK * min(self.longest, self.slope * source + self.constant)) + MORE
 
     def __str__(self) -> str:
@@ -44,10 +47,10 @@ class LengthLimit(Spec):
 
 
 def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> LengthLimit:
-    """Return the lowest line that is at or above 99.9 % of the (source, target) lengths, and the longest target.
+    """Return the limit with the longest target and the lowest line at or above 99.9 % of the (source, target) lengths.
 
-    For each slope, the smallest constant is a quantile of target - slope * source; of the slopes from 0 to that of a
-    line through the origin, the one with the smallest mean over all sources is chosen.
+    Slopes are tried from 0 to the slope of a line through the origin. For each slope, the smallest possible constant is
+    a quantile of target - slope * source. The line with the smallest mean over all sources is chosen.
     """
     width = int(targets.max()) + 1
     cells, counts = np.unique(sources.astype(np.int64) * width + targets, return_counts=True)
@@ -69,16 +72,20 @@ def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> Lengt
 
 
 def of_tables(tables: Sequence[Table]) -> LengthLimit | None:
-    """Return the limit of tables of translation pairs; None without a pair. Targets are stored with bos and eos."""
+    """Return the limit fitted to token tables of translation pairs; None if there is no pair.
+
+    The tables store targets with bos and eos, which the limit does not count.
+    """
     sources = np.concatenate([table["source"].lengths for table in tables])
     targets = np.concatenate([table["target"].lengths for table in tables]) - 2
     return fit(sources, targets) if len(sources) else None
 
 
 def widest(limits: Sequence[LengthLimit | None]) -> LengthLimit | None:
-    """Return the limit that is at least each of several, of an ensemble or of the texts of a fine-tuned model.
+    """Return a limit that is at least as high as each of the given limits; None if one of them is None.
 
-    None, the limit of a run without a record, is not compared with others: it stays None.
+    The limits come from the models of an ensemble or from the texts of a fine-tuned model. None is the limit of a run
+    that did not store one.
     """
     known = [limit for limit in limits if limit is not None]
     if not known or len(known) < len(limits):

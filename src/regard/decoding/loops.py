@@ -1,16 +1,17 @@
-"""Find loops in an output: the same few tokens repeated, as undertrained models generate."""
+"""Find loops in an output: repetitions of the same few tokens, which undertrained models generate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PERIOD = 8  # most tokens of the repeated sequence
-COPIES = 4  # at least
-TOKENS, AT_END = 8, 12  # of all copies together, at least: where they are half of the output, or where it ends in them
+PERIOD = 8  # maximum number of tokens in the repeated sequence
+COPIES = 4  # minimum number of copies
+# Minimum number of tokens in all copies: for a loop of at least half the output, and for a loop at the end.
+TOKENS, AT_END = 8, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`tokens` tokens from `start` on that have this period: each is the one `period` places before it."""
+    """A repetition: the `tokens` tokens from index `start` on repeat after every `period` tokens."""
 
     start: int
     tokens: int
@@ -18,11 +19,12 @@ class Loop:
 
 
 def find_loop(ids: Sequence[int]) -> Loop | None:
-    """Return the longest loop that makes an output degenerate, of the shortest period; None if there is none.
+    """Return the longest loop that makes an output degenerate; None if there is none.
 
-    A loop is a sequence of at most 8 tokens that stands at least 4 times in a row; the last copy may be cut. It counts
-    if it has at least 8 tokens and half of the output, or at least 12 tokens and the output ends in it. Of 107,000
-    training targets of six corpora, in subwords, none has one.
+    A loop consists of at least 4 consecutive copies of a sequence of at most 8 tokens, and may end with an incomplete
+    copy. A loop makes the output degenerate if it has at least 8 tokens and covers half of the output, or if it has at
+    least 12 tokens and is at the end of the output. Among the longest loops, the one with the shortest period is
+    returned. None of 107,000 training targets from six corpora, in subwords, has such a loop.
     """
     longest: Loop | None = None
     for period in range(1, PERIOD + 1):
@@ -35,7 +37,7 @@ def find_loop(ids: Sequence[int]) -> Loop | None:
 
 
 def _equal(ids: Sequence[int], period: int) -> list[tuple[int, int]]:
-    """Return (start, end) of the longest stretches of this period."""
+    """Return (start, end) for each maximal run of tokens with the given period."""
     stretches, start = [], 0
     for at in range(period, len(ids) + 1):
         if at == len(ids) or ids[at] != ids[at - period]:

@@ -1,4 +1,7 @@
-"""Limits on the tokens that a decoder can read: learned positions and synthesizers have tables of fixed size."""
+"""Limits on the number of tokens that a decoder can read.
+
+Learned positions and synthesizers have tables of fixed size.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +12,21 @@ from regard.tree import leaves
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The positions that all models of a decoding have; None: there is no such limit."""
+    """The number of positions that every model in a decoding run has. If `count` is None, there is no limit."""
 
     count: int | None
-    source_first: bool = False  # a source is read as the beginning of the sequence, and takes up positions
+    source_first: bool = False  # True: the sequence begins with the source, which takes up positions
 
     def left(self, read: int) -> int | None:
-        """Return the number of tokens that can follow `read` tokens; the last one need not be read."""
+        """Return the number of tokens that can follow `read` tokens, or None if there is no limit.
+
+        The last token does not need a position, because the model does not read it.
+        """
         return None if self.count is None else self.count - read + 1
 
 
 def positions(models: Sequence[Generator]) -> Positions:
-    """Return the fewest positions of any table in a decoder or in its input, over all models."""
+    """Return the positions of several models: the minimum over all tables of fixed size outside the encoders."""
     tables = [
         value
         for model in models

@@ -1,7 +1,7 @@
 """Rank candidates in an order that does not depend on batch size, machine or order of summation.
 
-Scores are compared in steps of 1e-5, that is by
-round(score / 1e-5); where that is equal the lower token id goes first, then the lower beam.
+Scores are compared in steps of 1e-5, that is, by round(score / 1e-5). Candidates with equal values are ordered by token
+id and then by beam, the lower number first.
 """
 
 import math
@@ -15,10 +15,10 @@ from torch import Tensor
 from regard.errors import DataError
 
 TIE = 1e-5
-SPARE = 4  # candidates beyond the requested ones, so that ties at the cut are detected
+SPARE = 4  # number of candidates fetched beyond the requested ones, to detect ties with the last requested one
 NEVER = float("-inf")
-SMALL = 2**15  # up to this many candidates, topk over all of them takes fewer calls than over blocks
-WIDTHS = (64, 96, 100, 128)  # of blocks of tokens: one that divides the vocabulary leaves no odd block
+SMALL = 2**15  # up to this number of candidates, topk over all of them takes fewer calls than topk over blocks
+WIDTHS = (64, 96, 100, 128)  # block widths; with a divisor of the vocabulary size, no shorter last block is needed
 
 
 class Candidate(NamedTuple):
@@ -26,28 +26,29 @@ class Candidate(NamedTuple):
 
     beam: int
     token: int
-    log_prob: float  # of the token, the model's own
-    total: float  # of the hypothesis with it
+    log_prob: float  # log p of the token under the model
+    total: float  # log p of the hypothesis including the token
 
 
 def bucket(score: float) -> int:
-    """Return a finite score in steps of 1e-5."""
+    """Return a finite score as a number of steps of 1e-5."""
     return round(score / TIE)
 
 
 def order(score: float, ids: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Sort key of finished hypotheses: the better score first, then the lower ids."""
+    """Return the sort key of a finished hypothesis: a higher score comes first, then lower ids."""
     return (-bucket(score), ids)
 
 
 def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], count: int) -> list[list[Candidate]]:
-    """Return the `count` best continuations of every source, best first; fewer where the rest has probability 0.
+    """Return the `count` best continuations of every source, best first.
 
-    `totals` has the log-probability of every beam of every source, and log_probs one row for each of them.
+    Continuations of probability 0 are left out. `totals` has the log-probability of every beam, grouped by source, and
+    `log_probs` has one row for each beam.
     """
     sources, beams, V = len(totals), len(totals[0]), log_probs.shape[1]
     requested = min(count + SPARE, beams * V)
-    # Relative to the best beam of their source, sums keep their precision in float32 at any length.
+    # Sums relative to the best beam of the same source keep their precision in float32 at any length.
     tops = [top if top > NEVER else 0.0 for top in map(max, totals)]
     ahead = [[total - top for total in row] for row, top in zip(totals, tops, strict=True)]
     shift = torch.tensor(ahead, dtype=log_probs.dtype, device=log_probs.device)
@@ -67,7 +68,7 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
 
 
 def apart(best_first: Sequence[Candidate], count: int) -> bool:
-    """Return whether the first `count` and the next differ by so much that rounding cannot change their order."""
+    """Return whether the first `count` + 1 candidates differ so much that rounding cannot change their order."""
     if len(best_first) <= count:
         return False
     return all(best_first[i].total - best_first[i + 1].total > 2 * TIE for i in range(count))
@@ -76,30 +77,33 @@ def apart(best_first: Sequence[Candidate], count: int) -> bool:
 def settled(
     candidates: Sequence[Candidate], log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int
 ) -> list[Candidate]:
-    """Return the candidates of one source in their exact order, without those of probability 0."""
+    """Return the candidates for one source in exact order, without candidates of probability 0."""
     if any(math.isnan(one.total) for one in candidates):
         raise DataError("models: a log-probability is not a number; the weights are not usable")
     real = [one for one in candidates if one.total > NEVER]
     ranked = sorted(real, key=exactly)
     everything = len(real) < len(candidates) or len(candidates) == log_probs.numel()
-    # A candidate that was not fetched may tie with the last requested one; one step of margin for float32 sums.
+    # A candidate that was not fetched may tie with the last requested one. The margin for float32 sums is one step.
     if everything or bucket(real[-1].total) < bucket(ranked[count - 1].total) - 1:
         return ranked
     return all_ranked(log_probs, totals, count)
 
 
 def exactly(one: Candidate) -> tuple[int, int, int]:
-    """Sort key of candidates: the score in steps, then the token, then the beam."""
+    """Return the sort key of a candidate: a higher score comes first, then a lower token id, then a lower beam.
+
+    Scores are compared in steps of 1e-5.
+    """
     return (-bucket(one.total), one.token, one.beam)
 
 
 def highest(
     log_probs: Float[Tensor, "s k V"], shift: Float[Tensor, "s k"], count: int
 ) -> tuple[Float[Tensor, "s n"], Int[Tensor, "s n"]]:
-    """Return the highest of log_probs + shift in every source: log_probs there, and their places (beam * V + token).
+    """Return log_probs and indices (beam * V + token) where log_probs + shift is highest, `count` for every source.
 
-    The maxima of blocks of tokens come first: the `count` highest lie in the blocks with the `count` highest maxima,
-    so the vocabulary is read once and never copied.
+    The maxima of blocks of tokens are computed first. The `count` highest values are in the blocks with the `count`
+    highest maxima, so the vocabulary is read once and never copied.
     """
     k, V = log_probs.shape[1:]
     flat = log_probs.flatten(1)
@@ -128,7 +132,7 @@ def block_width(V: int) -> int:
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """Return the `count` best candidates of one source from all of them, ties included."""
+    """Return the `count` best candidates for one source and all that tie with the last one, chosen from all tokens."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]

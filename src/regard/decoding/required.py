@@ -1,4 +1,4 @@
-"""Lexically constrained decoding: sequences that an output must contain (Post & Vilar 2018)."""
+"""Lexically constrained decoding, in which an output must contain given sequences (Post & Vilar 2018)."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -6,27 +6,31 @@ from typing import NamedTuple, TypeVar
 
 Ids = tuple[int, ...]
 Item = TypeVar("Item")
-MOST = 10  # sequences of a row: the state has one of 2^10 sets of missing sequences
+MOST = 10  # maximum number of required sequences per row, which limits the states to 2^10 sets of missing sequences
 
 
 class Progress(NamedTuple):
-    """The state of an output: the sequences that it contains, and the longest beginning of one at its end."""
+    """The state of an output.
+
+    `met` has the numbers of the sequences that the output contains. `tail` is the longest beginning of a required
+    sequence with which the output ends.
+    """
 
     met: frozenset[int]
     tail: Ids
 
 
 class Required:
-    """An automaton over texts (Aho & Corasick 1975) that computes how many more tokens each one needs.
+    """An automaton (Aho & Corasick 1975) that computes how many more tokens an output needs for all sequences.
 
-    `distance` is exact, overlaps included: with (a b) and (b c) required, three tokens are enough. After the tail, the
-    next sequence to be completed needs those of its tokens that are not at its end already, so
+    `distance` is exact and takes overlaps into account: if (a b) and (b c) are required, three tokens are enough. If s
+    is the next sequence to be completed, the output needs the tokens of s that are not already in the tail, so
 
-        distance(met, tail) = min over s not met of  |s| - overlap(tail, s) + distance(after saying them).
+        distance(met, tail) = min over s not met of  |s| - overlap(tail, s) + distance(after these tokens).
     """
 
     def __init__(self, sequences: Sequence[Ids]) -> None:
-        # A sequence inside another is met with it, so only the others are kept.
+        # A sequence inside another one needs no separate state, because both are completed together.
         self.sequences = [s for s in sequences if not any(s != other and _within(s, other) for other in sequences)]
         self.beginnings = {s[:i] for s in self.sequences for i in range(len(s) + 1)} | {()}
         self.alphabet = sorted({token for s in self.sequences for token in s})
@@ -46,13 +50,13 @@ class Required:
         return Progress(met, tail)
 
     def follow(self, progress: Progress, tokens: Sequence[int]) -> Progress:
-        """Return the progress after some more tokens."""
+        """Return the progress after the given tokens."""
         for token in tokens:
             progress = self.step(progress, token)
         return progress
 
     def distance(self, progress: Progress) -> int:
-        """Return the fewest tokens after which nothing is missing."""
+        """Return the minimum number of tokens after which no sequence is missing."""
         if len(progress.met) == len(self.sequences):
             return 0
         if progress not in self._distances:
@@ -74,7 +78,7 @@ class Required:
 
 @lru_cache(maxsize=256)
 def automaton(sequences: tuple[Ids, ...]) -> Required:
-    """Return the automaton of these sequences, cached because often all rows require the same."""
+    """Return the automaton for the given sequences. It is cached, because all rows often require the same sequences."""
     return Required(sequences)
 
 
@@ -83,15 +87,15 @@ def _within(part: Ids, whole: Ids) -> bool:
 
 
 def _overlap(tail: Ids, s: Ids) -> int:
-    """Return the length of the longest end of `tail` that begins `s` without completing it."""
+    """Return the length of the longest suffix of `tail` that is a proper prefix of `s`."""
     return next(n for n in range(min(len(tail), len(s) - 1), -1, -1) if tail[len(tail) - n :] == s[:n])
 
 
 def allocate(ranked: Sequence[Item], places: int, missing: Callable[[Item], int]) -> list[Item]:
-    """Dynamic beam allocation: `places` of the ranked items, as evenly as possible over how much is missing in them.
+    """Return `places` of the ranked items, chosen by dynamic beam allocation. The order of the items is unchanged.
 
-    Items that miss the same number of tokens form a bank. Banks are served in turn, the nearest to completion first,
-    each giving its best; a bank that has no more leaves its places to the others. The result keeps the ranking.
+    Items that miss the same number of tokens form a bank. The banks take turns, beginning with the one that misses the
+    fewest tokens, and in each turn the best remaining item of the bank is chosen. Empty banks are skipped.
     """
     banks: dict[int, list[int]] = {}
     for i, item in enumerate(ranked):

@@ -1,4 +1,4 @@
-"""Sampling."""
+"""Sampling from the model's distribution."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,16 @@ from regard.errors import DataError, SpecError
 
 @dataclass(frozen=True, slots=True)
 class Sample(Search):
-    """Draw every token from the model's distribution, at a sampling temperature and truncated.
+    """Sampling, which chooses every token at random from the model's distribution after a change of temperature.
 
-    In this order: log p / temperature; the `top_k` likeliest (0: all; Fan et al. 2018); the likeliest that together
-    have probability `top_p` (Holtzman et al. 2020); those at least `min_p` times as likely as the likeliest (Nguyen et
-    al. 2024). `n_best` samples are drawn for every source and ranked by their log-probability under the model itself.
+    The distribution is changed in this order. Log-probabilities are divided by `temperature`. `top_k` limits the choice
+    to that number of likeliest tokens (0: no limit; Fan et al. 2018). `top_p` limits it to the likeliest tokens that
+    together have this probability (Holtzman et al. 2020). `min_p` limits it to tokens at least `min_p` times as likely
+    as the likeliest one (Nguyen et al. 2024). Each source gets `n_best` samples, which are ranked by the
+    log-probability under the unchanged model.
 
-    The draw of a token depends on nothing but the seed, the caller's number of its row, the number of its sample and
-    its place in it, so a row's samples are the same in every batch.
+    The random number for a token depends only on the seed, the caller's number for the row, the number of the sample
+    and the index of the token. The samples of a row are therefore the same in every batch.
     """
 
     kind = "sample"
@@ -67,7 +69,7 @@ class Sample(Search):
         return AutoregressiveLoop(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
 
     def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """Return the logits of the sampling distribution; -inf for tokens that are cut off."""
+        """Return the logits of the sampling distribution. Tokens that are cut off get -inf."""
         x = log_probs / self.temperature
         if self.top_k:
             x = x.masked_fill(x < x.topk(min(self.top_k, x.shape[-1])).values[:, -1:], -torch.inf)
@@ -83,14 +85,14 @@ class Sample(Search):
 
 
 class Draw:
-    """Draw tokens by inverting the cumulative distribution at one uniform number each."""
+    """A function that samples tokens: it inverts the cumulative distribution at one uniform random number per token."""
 
     def __init__(self, spec: Sample, steps: int) -> None:
         self.spec, self.steps = spec, steps
         self.numbers: dict[tuple[int, int], np.ndarray] = {}
 
     def number(self, path: Path, step: int) -> float:
-        """Return the uniform number of a path at a step."""
+        """Return the uniform random number for a path at a step."""
         key = (path.number, path.sample)
         if key not in self.numbers:
             self.numbers[key] = uniform(self.spec.seed, *key, self.steps)
@@ -99,12 +101,12 @@ class Draw:
     def __call__(
         self, log_probs: Float[Tensor, "B V"], paths: Sequence[Path], step: int
     ) -> list[tuple[int, float] | None]:
-        """Return a token for every path, with the model's own log-probability of it."""
+        """Return a token and its log-probability under the model for every path; None if every token is banned."""
         u = torch.tensor([self.number(path, step) for path in paths], dtype=torch.float64, device=log_probs.device)
         cumulative = self.spec.warped(log_probs).double().softmax(-1).cumsum_(-1)
-        # u * total < total however it is rounded, so there is a token; the first beyond it has a probability above 0.
+        # u * total < total, however the product is rounded, so the search finds a token with a probability above 0.
         ids = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)
-        ids.clamp_(max=log_probs.shape[1] - 1)  # of a row in which every token is banned
+        ids.clamp_(max=log_probs.shape[1] - 1)  # needed for a row in which every token is banned
         own, top = log_probs.gather(1, ids)[:, 0], log_probs.amax(-1)
         picked: list[tuple[int, float] | None] = []
         for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():
@@ -115,6 +117,6 @@ class Draw:
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
-    """Return numbers in [0, 1) for this sample of this row; more steps begin with the same numbers."""
+    """Return `steps` random numbers in [0, 1) for a sample of a row. A larger `steps` only appends further numbers."""
     philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
     return np.random.Generator(philox).random(steps)

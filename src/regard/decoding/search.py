@@ -1,4 +1,4 @@
-"""Search slot, and the functions that decode a batch of sources or prompts with a model."""
+"""The Search slot, and functions that decode a batch of sources or prompts with a model."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,25 +11,25 @@ from regard.errors import SpecError
 from regard.models.base import Generator
 from regard.tree import Spec
 
-DERIVED = Limits()  # from the length of each source
+DERIVED = Limits()  # limits computed from the length of each source
 FREE = TokenConstraints()
 
 
 class Search(Spec):
-    """Slot: how the next token is chosen."""
+    """The Search slot: a spec of the method that chooses the next token."""
 
     __slots__ = ()
 
     @abstractmethod
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every row, best first."""
+        """Return the hypotheses for every row, best first."""
 
     def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
-        """Yield the hypotheses of several jobs, which may share computation without a change of results."""
+        """Yield the hypotheses for each job. Jobs may share computation, which does not change the results."""
         return map(self.find, jobs)
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
-        """Yield the new tokens of every row at each step, for a search that never revises a token."""
+        """Yield the new tokens of every row at each step. Only a search that never revises a token supports this."""
         raise SpecError(
             "search", f"{self.kind!r} revises earlier tokens and cannot be streamed; use one beam or a sample"
         )
@@ -44,12 +44,13 @@ def find(
     rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best hypotheses of every row of the batch: at most n_best of each, best first.
+    """Return the best hypotheses for every row of the batch: at most `n_best` for each row, best first.
 
-    Several models act as an ensemble. A batch with sources is translated: the decoder begins with bos, and a target in
-    the batch is not read. Without sources, the target rows are prompts and what follows them is returned. `limits` and
-    `rules` are one for all rows or one for each; `rows` are the numbers by which a sample knows its rows (their place
-    in the batch if not given). The result of a row does not depend on the others.
+    Several models form an ensemble. If the batch has sources, the decoder begins with bos, and the target in the batch
+    is not read. Otherwise the target rows are prompts, and the hypotheses are their continuations. `limits` and `rules`
+    are either one value for all rows or a sequence with one value per row. `rows` are the caller's numbers for the
+    rows, from which a sampling search computes random numbers. Default: the indices in the batch. The result for a row
+    does not depend on other rows.
     """
     _check_bound(search)
     return search.find(prepare(models, batch, ends, limits, rules, rows))
@@ -66,13 +67,13 @@ def stream(
 ) -> Iterator[list[Piece]]:
     """Yield, after each step, the new tokens of the rows that have not ended.
 
-    Joined, the pieces of a row are the ids of its hypothesis, which comes with its last piece.
+    The concatenated pieces of a row are the ids of the row's hypothesis. The last piece also has the hypothesis itself.
     """
     _check_bound(search)
     return search.stream(prepare(models, batch, ends, limits, rules, rows))
 
 
 def _check_bound(search: Search) -> None:
-    """Refuse constraints that need a tokenizer, which only a search of texts has."""
+    """Raise SpecError if the search has constraints, because they need a tokenizer and a search on ids has none."""
     if getattr(search, "constraints", ()):
         raise SpecError("constraints", "need a tokenizer; bind them (`Constraint.bind`) and give them as `rules`")

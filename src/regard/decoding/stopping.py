@@ -1,10 +1,10 @@
-"""Stopping rules of beam search: ours, and exactly those of CTranslate2 and Hugging Face transformers.
+"""Stopping rules for beam search: those of regard, and exact copies of those in CTranslate2 and transformers.
 
-The libraries also differ in the treatment of the length limit and in the ranking, so a rule includes both:
+The libraries also differ in how they treat the length limit and rank hypotheses, so a rule has two more settings:
 
-- `eos_at_limit`: a hypothesis of the greatest length may still end with eos.
-- `strict`: hypotheses cut at the limit rank behind all that ended, and scores within 1e-5 are equal. Otherwise the
-  score alone ranks finished hypotheses, to the last bit.
+- `eos_at_limit`: a hypothesis of the maximum length may still end with eos.
+- `strict`: hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
+  If `strict` is false, finished hypotheses are ranked by the exact score.
 """
 
 from abc import abstractmethod
@@ -19,29 +19,32 @@ Normalise = Literal["none", "mean", "gnmt"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The score of a hypothesis: its log-probability over a power of its length, in which eos counts."""
+    """A scoring function: log-probability divided by a power of the length. The length includes eos."""
 
     normalise: Normalise
-    alpha: float  # 0 where nothing is normalised
+    alpha: float  # the power of the length; 0: scores are not normalised
 
     def score(self, log_prob: float, length: int) -> float:
-        """log_prob / length^alpha, or log_prob / ((5 + length) / 6)^alpha for "gnmt"; an empty output counts as one."""
+        """Return log_prob / length^alpha or, for "gnmt", log_prob / ((5 + length) / 6)^alpha.
+
+        For log_prob / length^alpha, a length of 0 counts as 1.
+        """
         return log_prob / self.size(length) ** self.alpha
 
     def size(self, length: int) -> float:
-        """Return the length that the score is normalised by."""
+        """Return the base of the power by which the log-probability is divided."""
         return (5 + length) / 6 if self.normalise == "gnmt" else float(max(length, 1))
 
 
 @dataclass(slots=True)
 class Stopping:
-    """Abstract: the finished hypotheses of one source, and the rule that ends its search."""
+    """The finished hypotheses for one source, and the rule that ends the search for this source (abstract class)."""
 
     scoring: Scoring
     beams: int
     n_best: int
-    limit: int  # tokens it may have
-    finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # by their ids
+    limit: int  # maximum number of tokens in a hypothesis
+    finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # ids -> hypothesis
     eos_at_limit: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
@@ -49,16 +52,16 @@ class Stopping:
     def done(self, live: float, length: int, topped: bool) -> bool:
         """Return whether the search can stop.
 
-        Live hypotheses have `length` tokens, and the best of them log-probability `live`; `topped`: the best of all
-        candidates ended, in this step or in an earlier one.
+        `length` is the number of tokens in the live hypotheses, and `live` is the log-probability of the best one.
+        `topped` says whether, in this step or an earlier one, the best candidate ended with eos.
         """
 
     def add(self, hypothesis: Hypothesis) -> None:
-        """Store a finished hypothesis; the same output of two groups counts once."""
+        """Store a finished hypothesis. If two groups of beams find the same output, it is stored once."""
         self.finished.setdefault(hypothesis.ids, hypothesis)
 
     def nth(self, n: int) -> float:
-        """Return the score of the n-th best."""
+        """Return the n-th best score of the finished hypotheses."""
         return sorted((each.score for each in self.finished.values()), reverse=True)[n - 1]
 
     def ranked(self) -> list[Hypothesis]:
@@ -75,10 +78,10 @@ class Stopping:
 
 
 class Optimal(Stopping):
-    """Stop when no live hypothesis can beat the n_best-th finished one; the result is the best of the whole beam.
+    """Stop when no live hypothesis can reach the score of the finished hypothesis with rank `n_best`.
 
-    Log-probabilities only fall and the coverage penalty is never positive, so a hypothesis of log-probability `live`
-    can at best reach the score of `live` at the shortest or the longest length it may still have.
+    Log-probabilities only fall, and the coverage penalty is never positive. A hypothesis with log-probability `live`
+    can therefore at best reach the score of `live` at the shortest or the longest length that is still possible.
     """
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
@@ -89,20 +92,21 @@ class Optimal(Stopping):
 
 
 class First(Stopping):
-    """Stop when n_best have ended."""
+    """Stop when `n_best` hypotheses have ended."""
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
         return len(self.finished) >= self.n_best
 
 
 class CTranslate2(Stopping):
-    """As CTranslate2 4 with patience 1: stop when as many have ended as there are beams.
+    """Stop as in CTranslate2 4 with patience 1, when as many hypotheses have ended as there are beams.
 
-    Where a score is just a log-probability (length_penalty 0), stop when n_best have ended and one of them was the best
-    candidate of its step. eos counts as a token of max_decoding_length, which is max_len here.
+    If a score is the plain log-probability (length_penalty 0), stop when `n_best` hypotheses have ended and one
+    hypothesis was the best candidate in its step. As in the library, eos counts towards max_decoding_length, which is
+    `max_len` in regard.
 
-    Differs from the library: it renormalises over what min_decoding_length (1 if not given) and suppressed sequences
-    leave, so give it min_decoding_length=0 to compare.
+    There is one difference: the library renormalises probabilities after it excludes eos before min_decoding_length
+    (default 1) and suppressed sequences. For a comparison, call the library with min_decoding_length=0.
     """
 
     eos_at_limit, strict = False, False
@@ -114,10 +118,10 @@ class CTranslate2(Stopping):
 
 
 class HuggingFace(Stopping):
-    """As transformers 5, early_stopping=False: stop when `beams` hypotheses have ended and no live one is better.
+    """Stop as in transformers 5 with early_stopping=False: `beams` hypotheses have ended, and no live one is better.
 
-    A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished ones.
-    eos counts as a token of max_new_tokens, which is max_len here.
+    A live hypothesis gets the score for ending now, which is compared with the worst of the `beams` best finished
+    hypotheses. As in the library, eos counts towards max_new_tokens, which is `max_len` in regard.
     """
 
     eos_at_limit, strict = False, False
@@ -133,14 +137,18 @@ class HuggingFace(Stopping):
 
 
 class HuggingFaceEarly(HuggingFace):
-    """As transformers 5, early_stopping=True: stop when as many have ended as there are beams."""
+    """Stop as in transformers 5 with early_stopping=True, when as many hypotheses have ended as there are beams."""
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
         return len(self.finished) >= self.beams
 
 
 class HuggingFaceNever(HuggingFace):
-    """As transformers 5, early_stopping="never": as "huggingface", scored at max_new_tokens if length_penalty > 0."""
+    """Stop as in transformers 5 with early_stopping="never".
+
+    This rule is the same as `HuggingFace`, except that live hypotheses are scored at the length max_new_tokens if
+    length_penalty > 0.
+    """
 
     def judged(self, length: int) -> int:
         return self.limit if self.scoring.alpha > 0.0 else length
