@@ -41,7 +41,7 @@ class BeamAncestry:
         sources = torch.arange(rows // beams, device=device)[:, None]
         self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
         self.here: Int[Tensor, " n"] | None = None
-        self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, by value of `at`
+        self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, indexed by `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
         """Assign slots, from column `bound` on, to the T tokens that every row reads at the positions `places`.
@@ -113,7 +113,7 @@ class BeamAncestry:
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Remove all rows except `rows`, in this order. `rows` must contain all beams of some sources."""
+        """Retain only `rows`, in the given order. They must contain all beams of some sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:

@@ -30,7 +30,7 @@ from regard.nn.precision import widen
 if TYPE_CHECKING:
     from regard.decoding.beam import Beam
 
-POLL = 4  # steps between two checks of which sources are done
+POLL = 4  # number of steps between two checks for sources that are done
 REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sources are encoded
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
@@ -64,7 +64,7 @@ def refusal(job: Job, spec: "Beam") -> str | None:
 
 
 class CapturedDecoder:
-    """A static decoding run, the state of its search, and CUDA graphs of a step of both, one per cache window.
+    """A static decoding run, the state of its search, and CUDA graphs of a decoding step, one per cache window.
 
     It has no reference to a model, so that it can be cached for the next batch without keeping the model alive.
     """

@@ -29,7 +29,7 @@ from regard.decoding.stopping import (
 from regard.errors import DataError
 
 FIELDS = 5  # number of values stored for a finished output
-ENDED = 2.0**52  # above any score counted in steps, so that outputs that ended with eos rank before those that were cut
+ENDED = 2.0**52  # exceeds every `order`, so that outputs that ended with eos rank before those that were cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 # ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride; operators take what their gradients need
-"""Triton kernels for packed (variable-length) attention, which skip blocks without pairs inside a segment.
+"""Triton kernels for packed (variable-length) attention. They skip keys outside the segments of a block.
 
 A general kernel reads an additive mask in every layer and computes every pair of tokens in a row, of which nine in ten
 are hidden. A varlen kernel works in blocks of which a sentence fills a fifth. Here each block of queries reads only a
@@ -43,7 +43,7 @@ def _write(pointer, tile, b, h, at, there, b_stride, h_stride, t_stride, K: tl.c
 
 @triton.jit
 def _reach(reach_ptr, b):
-    """Return the begin and end of the range that this program's block has to read."""
+    """Return the start and end of the range that this program's block has to read."""
     at = reach_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * 2
     return tl.load(at), tl.load(at + 1)
 

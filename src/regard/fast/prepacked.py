@@ -97,7 +97,7 @@ def _alias(weight: Tensor) -> Tensor | None:
 
 
 class Prepacked(nn.Module):
-    """Abstract module that multiplies the input by one weight, and by a prepacked copy of the weight in inference."""
+    """Abstract module that multiplies the input by one weight. In inference, a copy of the weight is prepacked."""
 
     weight: Tensor
     prepacked: PrepackedWeight

@@ -63,7 +63,7 @@ class GeneralScore(AttentionScore):
 
     kind = "general"
     scale: Scale = "sqrt"
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: as in the model's `linear`
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
         width = site.heads * site.d_head
@@ -93,7 +93,7 @@ class AdditiveScore(AttentionScore):
 class AttentionScoreModule(nn.Module):
     """Abstract module that computes queries, keys, values and context vectors."""
 
-    width: int  # of a context vector
+    width: int  # width of a context vector
     heads: int
     dropout: float
 

@@ -105,7 +105,7 @@ class ByteNet(ModelSpec):
         check_input(self.input)
 
     def dilation(self, block: int) -> int:
-        """Return the dilation of the block with this index."""
+        """Return the dilation of the block with index `block`."""
         return self.dilations[block % len(self.dilations)]
 
     def estimate(self, length: int) -> int:

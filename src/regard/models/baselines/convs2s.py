@@ -184,7 +184,8 @@ class ConvS2SEncoder(nn.Module):
         h = self.enter(e)
         for block in self.blocks:
             h = block(h, view)
-        # The gradients of all attentions are summed here, so the encoder would learn in larger steps than the decoder.
+        # The encoder receives the summed gradients of all attentions. Unscaled, it would learn in larger steps
+        # than the decoder.
         return ScaledGradient.apply(self.leave(h), self.factor)
 
 
@@ -291,7 +292,7 @@ class ConvS2SAttention(nn.Module):
         assert ctx.memory is not None
         k, v = (x[:, None] for x in ctx.memory.x)  # (b, 1, S, D)
         q = ((self.query(y) + e) * HALF).to(k.dtype)
-        # The queries of all beams of a source are in the row of that source.
+        # The queries of all beams of a source share one row.
         queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
         if ctx.trace is not None:
             weights = attention_weights(queries, k, ctx.cross, 1.0)

@@ -105,10 +105,7 @@ class EncoderStateModule(InitialStateModule):
         states = []
         layers: Any = self.maps
         for below, maps in zip(self.below, layers, strict=True):
-            inputs = [
-                *last[below],
-                *[last[below][0]] * len(maps),
-            ]  # an LSTM state c that the encoder lacks is computed from h
+            inputs = [*last[below], *[last[below][0]] * len(maps)]  # if the encoder has no c, c is computed from h
             states.append(tuple(self.activate(part(source)) for part, source in zip(maps, inputs, strict=False)))
         return states
 
@@ -129,9 +126,9 @@ class ConstantStateModule(InitialStateModule):
 class RecurrentEncoder(Spec):
     """Stacked recurrent layers over the source.
 
-    With `direction`, all layers read forwards, backwards (Sutskever et al. 2014) or in both directions. With
-    "first_both", the first layer reads in both directions and the others forwards (Wu et al. 2016). The outputs of both
-    directions are concatenated.
+    With `direction` "forwards", "backwards" (Sutskever et al. 2014) or "both", all layers read in this direction or in
+    both directions. With "first_both", the first layer reads in both directions and the others forwards (Wu et al.
+    2016). The outputs of both directions are concatenated.
     """
 
     kind = "recurrent_encoder"
@@ -139,9 +136,7 @@ class RecurrentEncoder(Spec):
     depth: int = 2
     d_hidden: int | None = None  # width of the state in each direction; None: d_model
     direction: Reading = "both"
-    residual_from: int | None = (
-        None  # the lowest layer with a residual connection, counted from 1; None: no layer has one
-    )
+    residual_from: int | None = None  # the lowest residual layer, counted from 1; None: no layer
     start: Start = ZeroStart()
 
     def check(self) -> None:
@@ -171,9 +166,7 @@ class RecurrentDecoder(Spec):
     residual_from: int | None = None  # as in the encoder
     initial_state: InitialState = EncoderState()
     attention: AttentionScore | None = None  # attention to the source; None: no attention
-    self_attention: AttentionScore | None = (
-        None  # attention to previous states of the layer that gives the query; None: no attention
-    )
+    self_attention: AttentionScore | None = None  # attention to previous query states; None: no attention
     query: Literal["top", "bottom"] = "top"
     input_feeding: Literal["none", "found", "output"] = "none"
 
