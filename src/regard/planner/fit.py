@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """True if texts may share a row: not if each has a label, nor if a part shortens or mixes rows."""
+    """Return whether several texts can share a row: not if each text has a label, or a part shortens or mixes rows."""
     if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))
@@ -29,22 +29,23 @@ def packs(model: ModelSpec, objective: Objective) -> bool:
 
 
 def packed(batching: Batching, longest: int) -> Packing:
-    """The same budget in rows of one shape, wide enough for the longest example and a good fit of several."""
+    """Return packing with the same number of tokens per batch, in rows that are long enough for the longest example."""
     tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
     return Packing(max(tokens, length), length)
 
 
 def padded(batching: Batching) -> Batching:
-    """The same budget without packing, for evaluation: a row is a record."""
+    """Return batching with the same number of tokens per batch but one example per row, for evaluation."""
     return Buckets(getattr(batching, "tokens", None))
 
 
 def fitted(
     model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int, joint: bool = True
 ) -> dict[str, Any]:
-    """Edits (path -> value) that make a model fit its tokenizers, its labels and its longest text.
+    """Return edits (path -> value) that make a model fit its tokenizers, its labels and its longest text.
 
-    `joint`: source and target have one tokenizer. The subwords of two tokenizers share no table, whatever their number.
+    `joint` says that source and target have one tokenizer. Two tokenizers never share an embedding table, even if their
+    vocabularies have the same size.
     """
     source, target = vocabulary.get("source"), vocabulary.get("target")
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))} if vocabulary else {}

@@ -1,4 +1,4 @@
-"""The models that a planner chooses from, for every objective the smallest first."""
+"""The candidate models of the planner, for every objective in order of size."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,22 +23,22 @@ from regard.nn.vocab.softmax import Softmax
 from regard.tree import swap, walk
 from regard.variants import apply
 
-LONG = 64  # tokens of a text that is no sentence but an article
+LONG = 64  # number of tokens from which a text counts as long: an article rather than a sentence
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that may be chosen; its dropout is chosen with the number of passes through the text."""
+    """A model that the planner may choose. Its dropout is set later, from the number of passes over the text."""
 
     name: str
     spec: ModelSpec
     width: int  # d_model
-    blocks: int  # parameters without the tables of the vocabulary and the output layer
-    tokens: int  # the largest batch
+    blocks: int  # number of parameters without embedding tables and output layer
+    tokens: int  # tokens of the largest batch
 
 
 def candidates(objective: Objective) -> list[Candidate]:
-    """The models for an objective, the smallest first."""
+    """Return the candidate models for an objective, the smallest first."""
     return list(_of_type(objective.model))
 
 
@@ -49,9 +49,10 @@ def _of_type(model: ModelType) -> tuple[Candidate, ...]:
 
 
 def _translators() -> list[Candidate]:
-    """Encoder-decoders with rotary positions, with which short training aligns sooner (docs/decisions/014-planner.md).
+    """Return encoder-decoders with pre-norm and rotary positions.
 
-    Pre-norm: at these learning rates post-norm often learns the target language alone.
+    Models with rotary positions learn to align source and target in fewer steps (docs/decisions/014-planner.md). At
+    these learning rates, a post-norm model often learns only the target language.
     """
     shapes = [  # layers, d_model, heads, hidden, largest batch
         (2, 128, 4, 256, 4096),
@@ -88,7 +89,7 @@ def _translator(depth: int, width: int, heads: int, hidden: int) -> ModelSpec:
 
 
 def _language_models() -> list[Candidate]:
-    """Decoders as GPT-2's, with rotary positions."""
+    """Return decoders like GPT-2, but with rotary positions."""
     shapes = [(4, 128, 4, 4096), (4, 256, 4, 8192), (6, 384, 6, 16384), (8, 512, 8, 32768), (12, 768, 12, 65536)]
     return [
         Candidate(
@@ -113,9 +114,10 @@ def _gpt(depth: int, width: int, heads: int) -> ModelSpec:
 
 
 def _classifiers() -> list[Candidate]:
-    """Convolutions over n-grams and the maximum over the text, Kim 2014: each channel of the result is an n-gram found.
+    """Return convolutions over n-grams with max pooling over the text (Kim 2014), followed by Transformers.
 
-    With a few thousand labels they are better than attention, which learns the labels by heart.
+    Each channel of a convolution detects an n-gram. With a few thousand labels, convolutions are better than attention,
+    which memorises the labels.
     """
     shapes = [(192, 8192), (384, 16384), (768, 32768)]
     ngrams = [
@@ -126,7 +128,7 @@ def _classifiers() -> list[Candidate]:
 
 
 def _encoders() -> list[Candidate]:
-    """Transformers that classify, for whoever modifies a part that a convolution lacks."""
+    """Return Transformer classifiers, for users who modify a part that a convolution does not have."""
     shapes = [(2, 128, 4, 4096), (4, 256, 8, 8192), (6, 512, 8, 16384)]
     block = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
     return [
@@ -167,10 +169,10 @@ def of_ngrams(spec: ModelSpec) -> bool:
 
 
 def for_length(spec: ModelSpec, length: int) -> ModelSpec:
-    """A classifier for texts of so many tokens, other models as they are.
+    """Return a classifier adapted to texts of `length` tokens; return other models unchanged.
 
-    A long text states its class in many places: the mean beside the maximum counts them, and without some of its words
-    (word dropout) it states it still. With 4,000 film reviews both together were several points of accuracy better.
+    A long text has many indications of its class: mean pooling, in addition to max pooling, counts them, and word
+    dropout removes only some of them. With 4,000 film reviews, both together improved accuracy by several points.
     """
     if length <= LONG or not isinstance(spec, EncoderOnly) or not isinstance(spec.task, SentenceClassifier):
         return spec
@@ -179,6 +181,6 @@ def for_length(spec: ModelSpec, length: int) -> ModelSpec:
 
 
 def dropped(spec: ModelSpec, dropout: float) -> ModelSpec:
-    """The model with this dropout; attention weights are dropped half as often, where they are at all."""
+    """Return the model with a dropout rate, and half of that rate for attention weights if their rate is not 0."""
     attention = round(dropout / 2, 3) if getattr(spec, "attention_dropout", 0.0) else 0.0
     return replace(spec, dropout=dropout, attention_dropout=attention)  # type: ignore[reportCallIssue]

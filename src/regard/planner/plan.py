@@ -1,8 +1,9 @@
-"""Choose what a recipe leaves open, from the text, the device and the time; every choice with its reason.
+"""Choose the settings that a recipe leaves open, from the text, the device and the time, each with a reason.
 
-Two limits decide the size of a model: the text (`TEXT` parameters for each of its tokens) and the time, in which it
-must see `SEEN` tokens for each parameter. The largest candidate within both is taken, so a longer text or more time
-never gives a smaller model. The numbers are from the experiments of docs/decisions/014-planner.md.
+Two limits decide the size of a model: the text (at most `TEXT` parameters per token) and the time, in which training
+must process at least `SEEN` tokens per parameter. The planner takes the largest candidate within both limits, so a
+longer text or more time never gives a smaller model. The numbers come from the experiments in
+docs/decisions/014-planner.md.
 """
 
 import math
@@ -20,21 +21,21 @@ from regard.planner.speed import Hardware, Lengths, muon_share
 from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.spec import TrainSpec
 
-TEXT = 5.5  # parameters of the blocks for each token of the text, at most
-SEEN = 8.0  # tokens that training sees for each of these parameters, at least
-DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run whose time is not given
+TEXT = 5.5  # maximum number of parameters in the blocks per token of the text
+SEEN = 8.0  # minimum number of training tokens per parameter in the blocks
+DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run if no time is given
 MOST_STEPS = 200_000
-MANY = 30_000  # short texts of a classifier
-SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # tokens of a batch, at least
-TRAINING = 0.85  # of the time goes into steps: the rest into reading, validation and saving
-ROOM = 0.6  # of the memory is used by a plan
-GENTLE = 0.1  # of the usual learning rate, for weights that are trained already
-TUNING_PASSES = 5.0  # through the text of a fine-tuning; up to 20 of a text that has but a few batches
+MANY = 30_000  # number of short texts from which a classifier has more dropout
+SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # minimum number of tokens per batch
+TRAINING = 0.85  # share of the time for steps; the rest is for reading, validation and saving
+ROOM = 0.6  # share of the memory that a plan uses
+GENTLE = 0.1  # factor of the usual learning rate for weights that are already trained
+TUNING_PASSES = 5.0  # passes through the text in fine-tuning; up to 20 for a text of only a few batches
 TUNING_STEPS = 100
-VALIDATIONS = 20  # of a run, at most
-VALIDATION = 0.1  # of the time goes into them
-# Validations of a timed run without improvement: about a quarter of it. While the learning rate is high, a score that
-# does not improve for an eighth of the run still does so when the rate falls.
+VALIDATIONS = 20  # maximum number of validations in a run
+VALIDATION = 0.1  # share of the time for validations
+# Validations without improvement before a timed run stops: about a quarter of the run. While the learning rate is high,
+# a score may not improve for an eighth of the run, and improve again when the learning rate falls.
 PATIENCE = 7
 GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
 SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hundred rows
@@ -42,7 +43,7 @@ SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hun
 
 @dataclass(frozen=True)
 class Chosen:
-    """A planned model, its batches and training, with the reason for each choice."""
+    """The planned model, batching and training settings, with a reason for each choice."""
 
     model: ModelSpec
     batching: Batching
@@ -52,30 +53,30 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Given:
-    """A model that is not chosen here."""
+    """What the user has decided about the model."""
 
-    model: ModelSpec | None = None  # from a preset or another run
-    trained: bool = False  # it goes on from another run
-    attention: bool = False  # none is given, but it has to be a Transformer
+    model: ModelSpec | None = None  # from a preset or another run; None: the planner chooses it
+    trained: bool = False  # whether training continues from the weights of another run
+    attention: bool = False  # whether a model that the planner chooses must be a Transformer
 
 
 @dataclass(frozen=True)
 class Text:
-    """Sizes of a text in tokens, from which a run is planned."""
+    """The sizes of a training text, from which a run is planned."""
 
-    total: int  # of all sides
-    labels: int  # that are predicted, or read by a classifier
+    total: int  # number of tokens, source and target together
+    labels: int  # number of tokens to predict, or that a classifier reads
     records: int
-    lengths: Lengths  # of a usual source and target
+    lengths: Lengths  # mean tokens of a source and a target
 
     @property
     def epoch(self) -> int:
-        """Tokens on the longer side."""
+        """Number of tokens in one pass, counting source or target, whichever is longer."""
         return max(1, max(self.lengths) * self.records)
 
 
 def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
-    """The text of a survey; a stream is read in windows."""
+    """Return the sizes of the surveyed text. Continuous text is divided into windows."""
     columns = {name: survey.ids[name] for name in objective.measured}
     records = max(1, survey.kept)
     if objective.stream:
@@ -87,7 +88,7 @@ def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
     return Text(sum(columns.values()), columns[objective.measured[-1]], records, lengths)
 
 
-def plan(  # noqa: PLR0913  # all that a plan is made from
+def plan(  # noqa: PLR0913  # the inputs of a plan
     objective: Objective,
     survey: Survey,
     batching: Batching,
@@ -100,10 +101,11 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
     longest: int = 0,
     validates: bool = True,
 ) -> Chosen:
-    """Choose model, batches and training; what is given is left as it is.
+    """Choose model, batching and training settings; settings that are given are not changed.
 
-    `finished` makes the whole model of a candidate: with its vocabulary and the user's modifications. `elapsed` seconds
-    of a given time are over. A batch holds an example of `longest` tokens. `validates`: there is validation text.
+    `finished` returns the complete model for a candidate, with its vocabulary sizes and the user's modifications.
+    `elapsed` is the time already used, in seconds. `longest` is the number of tokens of the longest example, which must
+    fit into a batch. `validates` says whether there is validation text.
     """
     text = described(objective, survey, batching)
     time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
@@ -156,7 +158,7 @@ def plan(  # noqa: PLR0913  # all that a plan is made from
 
 @dataclass(frozen=True)
 class Budgeted:
-    """A model, a text and a time; `speed` in target tokens a second is None where steps are given."""
+    """A model, a text and a time; `speed` is in target tokens per second, or None if the number of steps is given."""
 
     text: Text
     candidate: Candidate
@@ -167,7 +169,7 @@ class Budgeted:
 
     @property
     def labels(self) -> float:
-        """Target tokens that training sees in its time, or in the passes that the text is worth."""
+        """Number of target tokens in training, limited by the time and the number of useful passes through the text."""
         most = _most_passes(self.candidate, self.text, self.trained) * self.text.labels
         return most if self.speed is None else min(most, self.speed * self.time * TRAINING)
 
@@ -180,16 +182,16 @@ def _largest(
     train: TrainSpec,
     finished: Callable[[ModelSpec], ModelSpec],
 ) -> tuple[Candidate, float | None]:
-    """The largest model that the text and the time allow, and its speed. Larger ones are not even probed."""
+    """Return the largest model that the text and the time allow, and its speed. Larger models are not measured."""
     best = known[0]
-    if train.steps is not None and train.time is None:  # how long they take is the user's affair
+    if train.steps is not None and train.time is None:  # the user has chosen the steps, so time is no limit
         fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
         return (fitting[-1] if fitting else best), None
     speed = hardware.speed(finished(best.spec), text.lengths)
     for candidate in known[1:]:
         if candidate.blocks > TEXT * text.total or not _fits(candidate, hardware):
             break
-        # A larger model is slower in proportion, if not more: what cannot be is not measured.
+        # A larger model is slower, so do not measure it if it would be too slow at the speed of the previous one.
         if _seen(text, speed * time) < SEEN * candidate.blocks:
             break
         found = hardware.speed(finished(candidate.spec), text.lengths)
@@ -200,7 +202,7 @@ def _largest(
 
 
 def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
-    """The candidates that the user's modifications fit: of one family, the first unless `attention` is asked for."""
+    """Return candidates to which the modifications apply: n-gram convolutions, else (or with `attention`) others."""
     found, refusals = [], []
     for candidate in known:
         try:
@@ -216,23 +218,23 @@ def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]
 
 
 def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:
-    """Return whether a model has the layers and the width of a candidate."""
+    """Return whether a complete model has the same layers and width as its candidate."""
     paths = ("d_model", "heads", "encoder", "decoder")
     return all(getattr(whole, name, None) == getattr(spec, name, None) for name in paths)
 
 
 def _seen(text: Text, labels: float) -> float:
-    """Tokens of all sides that training sees along with so many labels."""
+    """Return the number of source and target tokens that training processes, given labels in the whole time."""
     return TRAINING * labels * text.total / max(1, text.labels)
 
 
 def _fits(candidate: Candidate, hardware: Hardware) -> bool:
-    """Return whether a model with its gradients, its optimizer and a smallest batch fits the memory."""
+    """Return whether a model, its gradients, its optimizer state and a small batch fit into the memory."""
     return bytes_needed(candidate, 1024) <= ROOM * hardware.memory
 
 
 def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> float:
-    """Bytes that a training step takes: weights with gradients and AdamW's moments, activations, and the output."""
+    """Return the bytes that a training step needs: weights, gradients, AdamW's moments, activations and output."""
     weights = 16.0 * (candidate.blocks + vocab * candidate.width)
     depth = max(1, round(candidate.blocks / (12 * candidate.width**2)))
     return weights + tokens * (4.0 * 40 * depth * candidate.width + 12.0 * vocab)
@@ -241,7 +243,7 @@ def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> floa
 def _batches(
     batching: Batching, budget: Budgeted, train: TrainSpec, longest: int, why: list[str]
 ) -> tuple[Batching, int]:
-    """A batch size that leaves a few thousand steps in the time."""
+    """Return the batching and its tokens per batch, chosen so that the time is enough for a few thousand steps."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
     small = _smallest(budget.text, budget.candidate, budget.hardware)
@@ -256,17 +258,17 @@ def _batches(
 
 
 def _smallest(text: Text, candidate: Candidate, hardware: Hardware) -> int:
-    """Tokens of the smallest batch.
+    """Return the number of tokens of the smallest useful batch.
 
-    Of short texts even a small batch has a hundred labels; a larger one leaves too few steps. The gradient of a
-    language model is noisier than that of a translator.
+    Even a small batch of short texts has a hundred labels, and larger batches leave too few steps. A language model has
+    a noisier gradient than a translation model, and needs a larger batch.
     """
     small = SMALL["cpu" if of_ngrams(candidate.spec) else hardware.kind]
     return max(small, 2048) if text.lengths[0] == 0 else small
 
 
 def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: Given) -> OptimizerSpec:
-    """Muon for a Transformer that is chosen here; a model that is given or trained is known with AdamW."""
+    """Return Muon for a Transformer that the planner chooses, and AdamW for any other model."""
     transformer = not objective.labelled and not of_ngrams(candidate.spec)
     if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
         return muon(objective)
@@ -274,7 +276,7 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """The pooling and the word dropout of a classifier."""
+    """Return the pooling and the word dropout of a classifier; None for other models."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 
@@ -289,7 +291,7 @@ def _training(
         passes = budget.labels / max(1, budget.text.labels)
         steps = _steps(passes, epoch)
         passes = min(passes, steps / epoch) if steps == MOST_STEPS else passes
-        # Under a time budget the trainer finds out how many fit; more than the text is worth are never made.
+        # With a time budget, the trainer finds out how many steps fit, up to the number of useful steps.
         most = _most_passes(budget.candidate, budget.text, budget.trained)
         changes["steps"] = steps if train.time is None else _steps(most, epoch)
         assert budget.speed is not None
@@ -340,7 +342,7 @@ def _steps(passes: float, epoch: float) -> int:
 
 
 def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
-    """Seconds of a validation: the loss of the held-out text, and translations of some of it."""
+    """Return the estimated duration of a validation in seconds: the validation loss, and some translations."""
     speed = budget.speed or 1e4
     records = min(1000.0, 0.1 * budget.text.records + 1)
     loss = records * max(budget.text.lengths) / (3 * speed)
@@ -353,12 +355,12 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
 
 
 def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
-    """Passes through a text beyond which more hardly help: 300 for a few lines, 80 for a million tokens, 8 at least.
+    """Return the number of passes through a text after which more passes hardly help.
 
-    A language model, which predicts all of its text, learns it by heart sooner: 32 for a million tokens.
-
-    A convolution over n-grams learns faster: 12 passes through 5,000 texts, 3 through 50,000, 2 through the largest;
-    2.5 times as many through long texts, half of whose words are dropped.
+    For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
+    predicts all tokens and memorises the text sooner: 32 passes for a million tokens. A convolution over n-grams learns
+    faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2, and 2.5 times as many for long texts, because word
+    dropout removes half of their words.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)
@@ -371,7 +373,7 @@ def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
 
 
 def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) -> float:
-    """The peak learning rate of a model; Muon's updates are as large as AdamW's and stand a higher one."""
+    """Return the peak learning rate; Muon's updates are as large as AdamW's but allow a higher learning rate."""
     width = candidate.width
     if objective.model == "classifier":
         return round(min(2e-3, (0.384 if of_ngrams(candidate.spec) else 0.128) / width), 6)
@@ -383,9 +385,9 @@ def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) 
 
 
 def _dropout(objective: Objective, passes: float, text: Text) -> float:
-    """More dropout for more passes: what is seen once cannot be learned by heart.
+    """Return the dropout, which grows with the number of passes: text that is seen once cannot be memorised.
 
-    A classifier of many short texts makes more steps, and with them can afford Kim's 0.5.
+    A classifier of many short texts trains for more steps, and so can use the dropout of Kim 2014, 0.5.
     """
     if objective.model == "classifier":
         return 0.5 if text.records >= MANY and max(text.lengths) <= LONG else 0.3
@@ -401,18 +403,18 @@ def _passes(passes: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 def adamw(objective: Objective) -> AdamW:
-    """AdamW with the defaults of an objective."""
+    """Return AdamW with the default settings for an objective."""
     return AdamW(**objective.optimizers.get("adamw", {}))
 
 
 def muon(objective: Objective) -> Muon:
-    """Muon with the defaults of an objective."""
+    """Return Muon with the default settings for an objective."""
     settings: dict[str, Any] = {"weight_decay": 0.0, **objective.optimizers.get("muon", {})}
     return Muon(**settings)

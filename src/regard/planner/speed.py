@@ -1,7 +1,7 @@
-"""Training speed of a model on this device: measured by a few steps, and kept in the cache.
+"""The training speed of a model on this device, measured or estimated, and stored in the cache.
 
-On a CPU some real steps are timed. On a GPU a step is captured or compiled, which takes longer than a probe may, so the
-speed of a matrix product is measured and the model's speed estimated from its FLOPs.
+On a CPU, a few real steps are timed. On a GPU, a step would have to be captured or compiled first, which takes too long
+for a measurement. So the speed of a matrix product is measured, and the speed of the model is estimated from its FLOPs.
 """
 
 import json
@@ -24,18 +24,18 @@ from regard.models.build import build
 from regard.training.optim import AdamW, muon_matrices
 from regard.tree import to_record
 
-PROBED = 1024  # tokens of a batch whose steps are timed
+PROBED = 1024  # tokens in the batch that is used to time steps
 STEPS = 3
-PATIENCE = 4.0  # seconds that one model is timed at most
-UTILISATION = 0.25  # of a matrix product's speed, by a captured training step of a model of d_model 512 (H200: 0.25)
-LEAST_STEP = 2.5e-3  # seconds: a captured step of the smallest models on an H200
+PATIENCE = 4.0  # maximum seconds for timing one model
+UTILISATION = 0.25  # FLOP/s of a captured training step at d_model 512, relative to a matrix product (H200: 0.25)
+LEAST_STEP = 2.5e-3  # seconds of a captured step of the smallest models on an H200
 
-Lengths = tuple[int, int]  # of source and target; 0 where there is none
+Lengths = tuple[int, int]  # tokens of source and target; 0 if there is none
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device, from which a run is planned; `speed` estimates target tokens a second of training a model."""
+    """A device to plan for. `speed` returns the estimated training speed of a model in target tokens per second."""
 
     kind: str  # cpu, cuda or mps
     memory: float  # bytes
@@ -43,7 +43,7 @@ class Hardware:
 
 
 def hardware(device: torch.device, keep: bool = True) -> Hardware:
-    """This device, whose speeds are measured when they are first wanted; `keep` stores them for later plans."""
+    """Return a description of the device. Speeds are measured on first use; `keep` stores them for later plans."""
     count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
@@ -54,7 +54,7 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
 
 
 def nominal(kind: str, memory: float = 16e9) -> Hardware:
-    """A device of which nothing is measured: two cores of a laptop, or a data-centre GPU."""
+    """Return a typical device, without measuring anything: two cores of a laptop, or a data-centre GPU."""
     flops = 60e9 if kind == "cpu" else 150e12
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
@@ -64,7 +64,7 @@ def nominal(kind: str, memory: float = 16e9) -> Hardware:
 
 
 def memory(device: torch.device) -> float:
-    """Bytes of memory of a device."""
+    """Return the total memory of a device in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     if hasattr(os, "sysconf"):
@@ -79,7 +79,7 @@ def _name(device: torch.device) -> str:
 
 
 def _kept(facts: str, measure: Callable[[], float], keep: bool) -> float:
-    """A measurement from the cache, or a new one; what is measured beside busy processes is not kept."""
+    """Return a speed from the cache, or measure it; `keep` stores a new measurement in the cache."""
     path = cached.timings_file(facts)
     try:
         found = json.loads(path.read_text())["tokens_per_second"]
@@ -104,7 +104,7 @@ def _measured(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
 
 
 def _product(device: torch.device) -> float:
-    """FLOP/s of a large matrix product in the precision that training has there."""
+    """Return the FLOP/s of a large matrix product in the precision that training uses on the device."""
     side, real = 4096, torch.cuda.is_bf16_supported(including_emulation=False)
     a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if real else torch.float16)
     for _ in range(3):
@@ -118,7 +118,7 @@ def _product(device: torch.device) -> float:
 
 
 def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> float:
-    """Target tokens a second from FLOPs: `flops` are those of a step of a model of d_model 512; narrower ones less."""
+    """Return the estimated target tokens per second; `flops` is the FLOP/s of a training step at d_model 512."""
     source, target = lengths
     per_token = _flops_per_token(spec)
     if source and target:
@@ -131,15 +131,16 @@ def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> fl
 
 @cache
 def _flops_per_token(spec: ModelSpec) -> float:
-    """FLOPs of a training step for each token: six for each parameter (Kaplan et al. 2020)."""
+    """Return the FLOPs of a training step per token: six per parameter (Kaplan et al. 2020)."""
     return 6.0 * sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
 
 
 @cache
 def muon_share(spec: ModelSpec, tokens: int) -> float:
-    """FLOPs of Muon's products in a step, relative to those of the model for so many tokens.
+    """Return the FLOPs of Muon's matrix products in a step, relative to the FLOPs of the model for `tokens` tokens.
 
-    For a matrix of m rows and n >= m columns they are five times two products of 2 m^2 n and one of 2 m^3.
+    A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 m^2 n FLOPs and one of
+    2 m^3 FLOPs.
     """
     matrices = [sorted(matrix.shape[-2:]) for matrix in muon_matrices(build(spec, device="meta")).values()]
     products = sum(20.0 * m * m * n + 10.0 * m**3 for m, n in matrices)
@@ -147,7 +148,7 @@ def muon_share(spec: ModelSpec, tokens: int) -> float:
 
 
 def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
-    """Target tokens a second of a few real steps on a batch of random ids."""
+    """Return the target tokens per second of a few real steps on a batch of random ids."""
     batch, labels = _batch(spec, lengths)
     batch = batch.to(device)
     with torch.random.fork_rng(devices=[]):
@@ -160,14 +161,14 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
             (loss.total / labels).backward()
             optimizer.step()
             optimizer.zero()
-            loss.total.item()  # a device that works on by itself is waited for
+            loss.total.item()  # waits for an asynchronous device
             durations.append(time.perf_counter() - start)
-    timed = durations[1:] or durations  # the first one also warms up
+    timed = durations[1:] or durations  # the first step is a warm-up
     return labels * len(timed) / sum(timed)
 
 
 def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:
-    """Random text of usual lengths, and its number of labels."""
+    """Return a batch of random ids with the given lengths, and its number of labels."""
     source, target = lengths
     generator = torch.Generator().manual_seed(0)
 

@@ -1,11 +1,11 @@
-"""How many CPU threads: measured once on a machine, for neither one nor all of them are best everywhere.
+"""Choose the number of CPU threads by measuring, because neither one thread nor all threads are best on every machine.
 
-Threads wait for each other by spinning, so that beside another busy process two of them can be many times slower than
-one, and the small products of a decoding step are often over before a second thread has begun. Nothing that is known
-about a machine tells this, so `regard train` tries it out, in a process of its own. What it finds on a machine with
-nothing else to do is kept in the cache. Without a measurement, a small model decodes with one thread; and no decoding
-has more threads than there are idle cores when it starts. Whoever says how many (--threads, OMP_NUM_THREADS) gets as
-many.
+Threads wait for each other by spinning, so that two threads can be many times slower than one if another process is
+busy, and the small matrix products of a decoding step often finish before a second thread has started. The best number
+cannot be predicted from the hardware, so `regard train` measures it in a separate process, and stores the result in the
+cache if the machine was idle. Without a measurement, a small model decodes with one thread. Decoding never uses more
+threads than there are idle cores when it starts. A number set by the user (`--threads`, `OMP_NUM_THREADS`) is always
+used.
 """
 
 import json
@@ -28,18 +28,18 @@ from regard.processes import python
 Kind = Literal["train", "decode"]
 KINDS: tuple[Kind, ...] = ("train", "decode")
 SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-GAIN = 1.1  # more threads must be faster by this much: what is within it is noise
-SECONDS = 30  # that a measurement may take, with the start of its process; it takes about four
+GAIN = 1.1  # factor by which more threads must be faster; smaller differences are noise
+SECONDS = 30  # time limit of a measurement, including the start of its process; it usually takes about 4 s
 ROUNDS = 3
-SMALL = 20_000_000  # parameters
-INTERVAL = 0.1  # seconds in which idle cores are counted
+SMALL = 20_000_000  # number of parameters below which a model is small
+INTERVAL = 0.1  # seconds during which idle cores are counted
 STAT = Path("/proc/stat")
 
 
 def for_training() -> int | None:
-    """Return how many threads to train with: what was measured on this machine, now if it was not before.
+    """Return the number of threads for training, as measured on this machine; measure it if that has not been done.
 
-    None: torch's choice, because it was said, there is one core, or the measurement failed.
+    None means torch's default: the user has set the number, there is only one core, or the measurement failed.
     """
     if said() or cores() == 1:
         return None
@@ -53,11 +53,11 @@ def for_training() -> int | None:
 
 
 def for_decoding(parameters: int | None = None) -> int | None:
-    """Return how many threads to decode with; None: torch's choice, because it was said or there is one core.
+    """Return the number of threads for decoding; None means torch's default (set by the user, or only one core).
 
-    That is what was measured on this machine; else 1 for a model of fewer than `SMALL` parameters, and torch's choice
-    for a larger one; but never more than there are idle cores. Two threads beside one busy process on two cores were 2
-    to 15 times slower than one, for models of 2 to 52 million parameters.
+    This is the number measured on this machine. Without a measurement, it is 1 for a model of fewer than `SMALL`
+    parameters, and torch's default for a larger model. It is never more than the number of idle cores: with one busy
+    process on two cores, two threads were 2 to 15 times slower than one, for models of 2 to 52 million parameters.
     """
     if said() or cores() == 1:
         return None
@@ -74,28 +74,28 @@ def for_decoding(parameters: int | None = None) -> int | None:
 
 
 def best(seconds: dict[int, float]) -> int:
-    """The fewest threads that are as fast as any."""
+    """Return the smallest number of threads that is as fast as any other, up to noise."""
     fastest = min(seconds.values())
     return min(threads for threads, spent in seconds.items() if spent <= GAIN * fastest)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def said() -> bool:
-    """Whether the environment says how many threads there are to be."""
+    """Return whether environment variables set the number of threads."""
     return any(os.environ.get(name) for name in SAID)
 
 
 def quiet() -> bool:
-    """Return whether the cores are idle. What is measured beside them holds for now only."""
+    """Return whether most cores are idle; a measurement on a busy machine should not be stored."""
     return idle_cores() >= 0.75 * cores()
 
 
 def idle_cores() -> float:
-    """Return how many of the cores of this process have nothing to do: by /proc/stat, else by the load average."""
+    """Return the number of idle cores among those of this process, from /proc/stat, else from the load average."""
     before = _ticks()
     if not before or not hasattr(os, "sched_getaffinity"):
         return max(0.0, cores() - os.getloadavg()[0]) if hasattr(os, "getloadavg") else float(cores())
@@ -106,7 +106,7 @@ def idle_cores() -> float:
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
-    """Return the clock ticks that each core has been idle, and all it has counted; empty where the system has none."""
+    """Return (idle clock ticks, all clock ticks) of each core; empty if the system does not report them."""
     try:
         rows = [line.split() for line in STAT.read_text().splitlines() if re.match(r"cpu\d", line)]
         # user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user
@@ -117,7 +117,7 @@ def _ticks() -> dict[int, tuple[int, int]]:
 
 
 def recorded(run: Path) -> int | None:
-    """How many threads a run was trained with: going on with another number would round differently."""
+    """Return the number of threads that a run was trained with; resuming with another would round differently."""
     try:
         threads = json.loads((run / "environment.json").read_text())["threads"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -126,13 +126,13 @@ def recorded(run: Path) -> int | None:
 
 
 def _file() -> Path:
-    """Where the measurements of this machine are, by all that they depend on."""
+    """Return the path of the measurements in the cache; its key is everything that the measurements depend on."""
     facts = (cpu(), cores(), platform.platform(), metadata.version("torch"))
     return cache.timings_file(repr(facts))
 
 
 def cpu() -> str:
-    """The name of the processor, as far as the system tells it."""
+    """Return the name of the processor, as precisely as the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -147,7 +147,7 @@ def _read() -> dict[Kind, dict[int, float]] | None:
 
 
 def _write(found: dict[Kind, dict[int, float]]) -> None:
-    """Whole or not at all. A folder that cannot be written to only means that it is measured again."""
+    """Store the measurements atomically. If that fails, they are measured again next time."""
     path = _file()
     try:
         if not cache.size_limit():
@@ -159,7 +159,7 @@ def _write(found: dict[Kind, dict[int, float]]) -> None:
 
 
 def _measured() -> dict[Kind, dict[int, float]] | None:
-    """What a process of its own finds; None if it fails, for whatever reason."""
+    """Return the measurements of a separate process; None if the process fails for any reason."""
     try:
         done = subprocess.run(
             python("regard.planner.threads"), capture_output=True, text=True, timeout=SECONDS, check=True
@@ -181,13 +181,13 @@ def _parsed(text: str) -> dict[Kind, dict[int, float]] | None:
 
 
 def candidates(available: int) -> list[int]:
-    """The numbers that are tried: one, half and all of the cores."""
+    """Return the numbers of threads to measure: one, half of the cores, and all cores."""
     return sorted({1, max(1, available // 2), available})
 
 
 def measure() -> dict[Kind, dict[int, float]]:
-    """Seconds of a small training step and of a small beam search with every number of threads, the best of some."""
-    import torch  # noqa: PLC0415  # whoever asks what is known already should not wait for it
+    """Return the seconds of a small training step and a small beam search per number of threads: best of `ROUNDS`."""
+    import torch  # noqa: PLC0415  # reading a stored measurement should not wait for this import
 
     work = _work()
     found: dict[Kind, dict[int, float]] = {kind: {} for kind in KINDS}

@@ -1,1 +1,1 @@
-"""Recipes: a model, its data, its training and its decoding, as one record that `--set` edits."""
+"""Recipes: one record for a model, its data, its training and its decoding, which `--set` can edit."""

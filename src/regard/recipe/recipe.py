@@ -1,4 +1,4 @@
-"""Recipes: a model, its data, its training and its decoding; from a preset, a TOML or a JSON file, and --set edits."""
+"""Recipes for a model, its data, training and decoding, read from a preset or a TOML or JSON file and `--set` edits."""
 
 import json
 import tomllib
@@ -49,14 +49,16 @@ SECTIONS = ("model", "data", "train", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Spec):
-    """A complete recipe: model, data, training and decoding, with no choice left open."""
+    """A complete recipe: model, data, training and decoding, with all settings chosen."""
 
     kind = "recipe"
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
     decode: Search
-    length_limit: LengthLimit | None = None  # of translations, from the training text; None in older runs
+    length_limit: LengthLimit | None = (
+        None  # maximum length of translations, from the training text; None in older runs
+    )
 
     def record(self) -> dict[str, Any]:
         """Return the recipe as JSON."""
@@ -64,7 +66,7 @@ class Recipe(Spec):
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
-        """Read a recipe from JSON."""
+        """Return the recipe from a JSON-compatible record."""
         return read(record, cls, "", PARTS | {part.kind: part for part in (cls, LengthLimit)}, trust_code)
 
 
@@ -77,9 +79,9 @@ class RecipeRequest:
     decode: Search = Beam()
     model: Mapping[str, Any] | None = None  # a table with a preset or a kind; None: chosen from the corpus
     variants: tuple[str, ...] = ()
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the model
-    start: str | None = None  # a run whose weights and tokenizer are taken
-    fixes_rows: bool = False  # data.batching specifies how rows are built, not only the tokens of a batch
+    changes: Mapping[str, Any] = field(default_factory=dict)  # edits of the model: path -> value
+    start: str | None = None  # folder of the run whose weights and tokenizer are used
+    fixes_rows: bool = False  # whether data.batching specifies how rows are built, not only the tokens per batch
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
@@ -97,7 +99,7 @@ class RecipeRequest:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "RecipeRequest":
-        """Read a request from JSON; `trust_code` is not stored, because a folder may come from anyone."""
+        """Return the request from a JSON-compatible record. `trust_code` is not stored: a run may come from anyone."""
         _check_record(record)
         return cls(
             data=read(record["data"], DataSpec, "data", PARTS, trust_code),
@@ -126,7 +128,7 @@ class RecipeRequest:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """Raise an error for a damaged record of `RecipeRequest`; its sections are checked when they are read."""
+    """Raise SpecError for a damaged record of a `RecipeRequest`; the sections are checked when they are read."""
     check_plain(record)
     for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
         if name not in record:
@@ -140,7 +142,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
 
 
 def _fixes_rows(record: Mapping[str, Any]) -> Any:
-    """Return `fixes_rows` of a record; earlier versions called it `laid`, or did not store it."""
+    """Return the value of `fixes_rows` in a record; earlier versions called it `laid`, or did not store it."""
     return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 
 
@@ -159,7 +161,10 @@ def _excerpt(value: Any) -> str:
 def request_from_record(
     record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
 ) -> RecipeRequest:
-    """Build a request from a recipe table, `--set` edits and variants; edits of a model that is not chosen yet wait."""
+    """Return a request from a recipe table, `--set` edits and variants.
+
+    Edits of a model that is not chosen yet are stored in the request.
+    """
     for key in record:
         if key not in (*SECTIONS, "start"):
             raise SpecError(str(key), f"unknown key {key!r} in a recipe; {nearest(str(key), SECTIONS)}")
@@ -193,7 +198,7 @@ def request_from_record(
     train = record.get("train", {})
     edits_optimizer = any(path.startswith("optimizer.") for path in sections["train"])
     if edits_optimizer and isinstance(train, Mapping) and train.get("optimizer") is None:
-        train = {**train, "optimizer": to_record(adamw(data.objective), PARTS)}  # so that there is something to edit
+        train = {**train, "optimizer": to_record(adamw(data.objective), PARTS)}  # so that edits of its fields apply
     request = RecipeRequest(
         data=data,
         train=_section(train, TrainSpec, "train", sections["train"], trust_code),
@@ -207,17 +212,17 @@ def request_from_record(
         trust_code=trust_code,
     )
     if request.model is not None:
-        model_for(request, None, lambda _: {})  # raises errors of the model before the corpus is read
+        model_for(request, None, lambda _: {})  # raises errors in the model section before the corpus is read
     return request
 
 
 def default_train(objective: Objective) -> TrainSpec:
-    """The default training of an objective, before its numbers are chosen."""
+    """Return the default training settings for an objective, before the planner chooses open settings."""
     return read({"kind": TrainSpec.kind, **objective.train}, TrainSpec, "train", PARTS)
 
 
 def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: bool = False) -> Objective:
-    """The objective of a recipe table with its `--set` edits."""
+    """Return the objective that a recipe table with `--set` edits specifies."""
     data = record.get("data")
     kind = data.get("objective", Translation.kind) if isinstance(data, Mapping) else Translation.kind
     for path, value in map(parse_change, changes):
@@ -226,7 +231,7 @@ def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: 
 
 
 def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
-    """Raise an error for settings that fine-tuning would ignore: model and tokenizer are those of the parent run."""
+    """Raise SpecError for settings that fine-tuning would ignore, such as those of the model and the tokenizer."""
     start = record["start"]
     if "model" in record or sections["model"] or variants:
         raise SpecError("model", f"--from takes the model of {start} as it is; change nothing about it")
@@ -250,7 +255,7 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
 
 
 def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Add the default tokenizer and batching to edits that set a field of them."""
+    """Return the edits, after the default tokenizer or batching if an edit sets one of its fields."""
     defaults: dict[str, Any] = {}
     if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
         defaults["tokenizer"] = BPE()
@@ -267,7 +272,10 @@ def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool)
 def model_for(
     recipe: RecipeRequest, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model) of the request, or of the model `chosen` for it; `fitted` gives the edits its data need."""
+    """Return the base model (`chosen`, or from the request) and the edited model.
+
+    `fitted` returns the edits that the data require.
+    """
     for name in ("vocab", "target_vocab"):
         if name in recipe.changes or name in (recipe.model or {}):
             raise SpecError(f"model.{name}", "is the size of the tokenizer; set data.tokenizer.vocab to choose it")
@@ -280,7 +288,7 @@ def model_for(
 
 
 def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model) of a preset or a recipe file.
+    """Return the base model and the edited model from a preset or a recipe file.
 
     `changes` are `path=value` edits of the model; a path may begin with `model.`, as in edits of a whole recipe.
     """
@@ -309,9 +317,9 @@ def model_of(
     changes: Mapping[str, Any] = MappingProxyType({}),
     fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model) of a `model` table: a preset with edits or a complete record, and its variants.
+    """Return the base model and the edited model from a `model` table: a preset with edits, or a complete record.
 
-    `variants` and `changes` are applied after those of the table.
+    `variants` and `changes` are applied after the variants and edits in the table.
     """
     table = _model_table(record, path)
     variants, name = (*table.pop("variants", ()), *variants), table.pop("preset", None)
@@ -333,9 +341,9 @@ def _modified(
     trust_code: bool,
     fitted: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec:
-    """Apply sizes, then the edits that the data need, then variants, then all other edits.
+    """Return the model after edits of sizes, then edits that the data require, then variants, then other edits.
 
-    Variants use the sizes. Neither a variant nor an edit may change what the data need.
+    Sizes come first because variants use them. No variant or edit may contradict what the data require.
     """
     first = {path: value for path, value in changes.items() if isinstance(value, int | float)}
     first = {path: value for path, value in first.items() if "." not in path or path in DEPTHS}
@@ -352,9 +360,9 @@ def _modified(
 
 
 def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
-    """Apply the edits that the data need to a model derived from `before`; raise an error where a variant contradicts.
+    """Return a model, derived from `before`, with the edits that the data require; raise SpecError for a conflict.
 
-    A variant may change the length of a table of positions (`max_len`), which is then set to what the data need.
+    A variant may change the length of a position table (`max_len`); it is then set to the length that the data require.
     """
     for path, value in fits.items():
         current = get_at(model, path)
@@ -372,7 +380,7 @@ def _value_at(spec: ModelSpec, path: str) -> Any:
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:
-    """Return the `model` table; a string names a preset or a kind."""
+    """Return the `model` table of a recipe, which may be given as the name of a preset or a kind."""
     if isinstance(record, str):
         return {"preset" if record in PRESETS else "kind": record}
     if not isinstance(record, Mapping):
@@ -384,7 +392,7 @@ def _model_table(record: Any, path: str) -> dict[str, Any]:
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. A table with a kind is a value."""
+    """Return a nested table as flat paths: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. Specs are values."""
     flat: dict[str, Any] = {}
     for key, value in changes.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -396,7 +404,7 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML or JSON file as a table."""
+    """Return the table in a TOML or JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
         record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
@@ -416,7 +424,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise an error for a repeated key, as TOML does."""
+    """Return a JSON object from key-value pairs; raise ValueError for a repeated key, as TOML does."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -425,7 +433,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
-    """Return path -> value of `path=value` edits of a section, whose name may begin the path; no path occurs twice."""
+    """Return `path=value` edits of a section as path -> value; paths may begin with the section, and must differ."""
     edits: dict[str, Any] = {}
     for change in changes:
         path, value = parse_change(change)
@@ -437,7 +445,7 @@ def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Parse `path=value`: numbers, booleans, lists and tables as in TOML, `none`; anything else is a string."""
+    """Return the path and value of a `path=value` edit; the value is TOML, `none`, or else a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:
@@ -447,7 +455,7 @@ def parse_change(change: str) -> tuple[str, Any]:
     try:
         table = tomllib.loads(f"value = {text}")
         value = table["value"] if len(table) == 1 else text  # after a line feed, TOML would read another key
-    except ValueError:  # also of a number with too many digits
+    except ValueError:  # also raised for a number with too many digits
         value = text
     except RecursionError:
         raise SpecError(path, f"is nested more than {MAX_DEPTH} levels deep; no part needs that") from None

@@ -196,7 +196,7 @@ class Adafactor(OptimizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Muon(OptimizerSpec):
-    """Jordan et al. 2024: orthogonalised momentum for the inner matrices, `rest` for all other parameters."""
+    """Jordan et al. 2024: orthogonalised momentum for matrices inside the model, `rest` for all other parameters."""
 
     kind = "muon"
     learning_rate: float | None = None

@@ -1,7 +1,8 @@
 """The trainer: steps, validation, checkpoints and early stopping; training resumes exactly where it stopped.
 
-The random numbers of a step depend on (seed, step) alone, and its data on (seed, epoch, position). So a checkpoint
-needs no generator's state, and neither validation nor an interruption changes what is learned.
+The random numbers of a step depend on (seed, step) alone, and its data on (seed, epoch, position). So
+checkpoints do not store the state of a random number generator, and neither validation nor an interruption changes the
+result of training.
 """
 
 import json
@@ -40,13 +41,13 @@ from regard.training.selection import LOSS, Criterion, Metrics, improvements, or
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
-MEAN = -1  # the mean of checkpoints among ranked steps; it precedes them where all else is equal
-SMALLEST_SCALE = 1e-4  # of the loss scaling in float16, which begins at 65,536
+MEAN = -1  # stands for the mean of checkpoints among ranked steps; it comes first if all scores are equal
+SMALLEST_SCALE = 1e-4  # smallest loss scale in float16; the first is 65,536
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Receives the events of a training: the log, TensorBoard, the console."""
+    """Receives the events of a training run, as the log, TensorBoard and the console do."""
 
     def note(self, event: Event) -> None:
         """Process an event; `event["event"]` is start, executor, step, valid, save, final or end."""
@@ -54,12 +55,12 @@ class Watcher(Protocol):
 
 
 class DivergedError(RegardError, ArithmeticError):
-    """The loss or its gradient is not finite."""
+    """Training diverged: the loss or its gradient is not finite."""
 
 
 @dataclass
 class LogWindow:
-    """Sums over the steps since the last line of the log."""
+    """Sums over the steps since the metrics were last logged."""
 
     loss: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
@@ -71,7 +72,7 @@ class LogWindow:
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Sequence[Item], result: StepResult) -> None:
-        """Add a step. Its tensors stay on their device, because reading them would wait for it."""
+        """Add a step. The tensors of `result` stay on their device, because copying them would wait for the device."""
         self.loss.append(result.loss)
         self.nll.append(result.nll)
         self.norm.append(result.norm)
@@ -81,7 +82,7 @@ class LogWindow:
         self.steps += 1
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Return means over the window. With `scaled` losses, steps whose gradient overflowed were skipped."""
+        """Return the means over the window. If losses are `scaled`, steps whose gradient overflowed were skipped."""
         seconds = time.perf_counter() - self.began
         norms = torch.stack(self.norm).double()
         finite = norms[norms.isfinite()] if scaled else norms
@@ -106,9 +107,9 @@ class Outcome:
 
 
 class Trainer:
-    """Trains a model on the batches of a loader, and writes checkpoints to a run folder."""
+    """Trains a model on the batches from a loader, and writes checkpoints to a run folder."""
 
-    def __init__(  # noqa: PLR0913  # what a training is made of
+    def __init__(  # noqa: PLR0913  # the parts of a training run
         self,
         model: Model,
         spec: TrainSpec,
@@ -124,19 +125,21 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
-        """`measure` returns the validation metrics of a model, `criterion` among them; None: there is no validation.
+        """`measure` returns the validation metrics of a model, including `criterion`; None: there is no validation.
 
-        `flops_per_token` are the FLOPs of a forward pass per label, from which the log computes the MFU. `began` is the
-        time.monotonic() from which a time budget counts. Weights that are `trained` already are validated before the
-        first step, and kept if no step improves them. `plain` trains without the kernels of `regard.fast`, compilation
-        or CUDA graphs.
+        `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
+        `began` is the `time.monotonic()` at which a time budget starts. `trained` says that the weights are already
+        trained: they are validated before the first step, and used if no step improves them. `plain` trains without the
+        kernels of `regard.fast`, compilation or CUDA graphs.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.trained, self.checkpoints = trained, checkpoints
-        self.checkpointed = time.monotonic()  # when the last checkpoint was written
-        self.settled = False  # whether steps have their usual speed: the first ones, and a compilation, are slower
+        self.checkpointed = time.monotonic()  # time of the last checkpoint
+        self.settled = (
+            False  # whether steps have their usual speed: the first steps, and steps that compile, are slower
+        )
         self.device = next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
@@ -165,7 +168,7 @@ class Trainer:
         self.executor: StepExecutor = Eager(self.update)
 
     def resume(self) -> bool:
-        """Load the latest checkpoint; return False if there is none."""
+        """Load the latest checkpoint and return True; return False if there is none."""
         checkpoint = self.folder.latest()
         if checkpoint is None:
             return False
@@ -179,28 +182,30 @@ class Trainer:
         self.model.load_state_dict(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
-        for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
+        for metrics in self.progress.scores.values():  # has an effect only on checkpoints of versions without `reached`
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
-        self.progress.steps = self.progress.steps or self.spec.steps or 0  # older checkpoints have none
+        self.progress.steps = (
+            self.progress.steps or self.spec.steps or 0
+        )  # older checkpoints do not store the number of steps
         self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
 
     @property
     def steps(self) -> int:
-        """The step at which training ends; under a time budget, its latest estimate."""
+        """The step at which training ends; with a time budget, the latest estimate of that step."""
         return self.progress.steps
 
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
-        """Train to the end, or until `stop`, called after every step, returns a reason: then save, to be resumed."""
+        """Train to the end. `stop` is called after every step; if it returns a reason, save a checkpoint and stop."""
         try:
             return self._fit(stop)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
             why = str(error)
-        # Outside of the handler, whose error holds all that the step had in memory.
+        # Outside the handler, because its error refers to all tensors of the step.
         if self.validating:
             raise OutOfMemoryError(
                 f"memory ran out on {self.device} while validating; translate fewer records with --set train.decode=16 "
@@ -219,7 +224,7 @@ class Trainer:
                 self.update, self.loader.one_shape, self.spec.compile, self.seconds_left, self.emit
             )
         self.prefetch = Prefetch(self.loader, progress.place, pinned=self.device.type == "cuda")
-        self.counts()  # drops the counts of whatever ran before
+        self.counts()  # discards earlier counts
         self.budget.validated = self.checkpointed = time.monotonic()
         if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
             self.validate()
@@ -234,7 +239,7 @@ class Trainer:
                 self.validate_and_save()
                 why = stop()
                 if why and progress.step < self.steps and not self.exhausted():
-                    self.note_window()  # raises an error instead of saving weights that have diverged
+                    self.note_window()  # raises an error if training has diverged, before such weights are saved
                     self.save(regular=False)
                     self.emit("end", finished=False, why=why)
                     return Outcome(False, why, progress.step)
@@ -250,7 +255,7 @@ class Trainer:
         return Outcome(True, why, progress.step)
 
     def exhausted(self) -> bool:
-        """Return whether early stopping applies: `patience` validations without improvement."""
+        """Return whether to stop early, after `patience` validations without improvement."""
         return bool(self.spec.patience) and self.progress.stale >= (self.spec.patience or 0)
 
     def step(self) -> None:
@@ -260,7 +265,7 @@ class Trainer:
         self.model.train()
         items = [self.fetch() for _ in range(self.spec.accumulate)]
         labels = sum(item.labels for item in items)
-        # A small decay at first, so that the moving average soon forgets the untrained weights.
+        # The decay is small at first, so that the moving average soon forgets the untrained weights.
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
         scalars = StepScalars(float(labels), decay, [item.labels / labels for item in items])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
@@ -269,17 +274,17 @@ class Trainer:
         progress.labels += labels
         spent = time.perf_counter() - started
         progress.seconds += spent
-        if self.device.type == "cpu":  # elsewhere the host does not wait for the device
+        if self.device.type == "cpu":  # on other devices, the host does not wait for the end of a step
             if self.settled:
                 self.budget.add(1, spent)
             self.settled = True
 
     def seconds_left(self, step: float) -> float:
-        """Return the seconds that training goes on, with steps of this duration."""
+        """Return the remaining training time in seconds; `step` is the duration of a step in seconds."""
         return self.budget.left if self.spec.time else (self.steps - self.progress.step) * step
 
     def schedule(self) -> Schedule:
-        """Return the learning rate schedule; under a time budget at most a tenth of the steps are warm-up."""
+        """Return the learning rate schedule; with a time budget, at most a tenth of the steps are warm-up."""
         schedule = self.spec.schedule
         warmup = getattr(schedule, "warmup", None)
         if self.spec.time is None or warmup is None:
@@ -287,13 +292,13 @@ class Trainer:
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
     def fetch(self) -> Item:
-        """Return the next batch, in host memory; for a GPU, in pinned memory."""
+        """Return the next batch, in host memory (pinned if training runs on a GPU)."""
         assert self.prefetch is not None
         item, self.progress.place = self.prefetch.next()
         return item
 
     def note_window(self) -> None:
-        """Emit the metrics of the window and start a new one; raise an error if loss or gradient is not finite."""
+        """Emit the metrics of the window and start a new window; raise DivergedError if training has diverged."""
         if not self.window.steps:
             return
         waited = time.perf_counter()
@@ -318,7 +323,7 @@ class Trainer:
         self.window = LogWindow()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
         wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
-        # A float16 gradient may overflow: that step is skipped and the next one scaled down, but not indefinitely.
+        # A float16 gradient may overflow: the step is skipped and the loss scale lowered, down to a limit.
         if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
             wrong.append("the gradient overflows float16 at every loss scale")
         if wrong:
@@ -328,7 +333,7 @@ class Trainer:
             )
 
     def counts(self) -> dict[str, int | float]:
-        """Return what parts of the model counted since the last call, summed by name. For the log only: not a state."""
+        """Return the counts that parts of the model report since the last call, summed by name, for the log."""
         totals: dict[str, Tensor] = {}
         for part in self.reporting:
             for name, count in part.report().items():
@@ -336,7 +341,7 @@ class Trainer:
         return {name: total.item() for name, total in totals.items()}
 
     def validate_and_save(self) -> None:
-        """Validate and save, if either is due after this step."""
+        """Validate if validation is due after this step, and save if a checkpoint is due."""
         step, last = self.progress.step, self.progress.step == self.steps
         spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
         due = last or spaced
@@ -348,10 +353,10 @@ class Trainer:
             began = time.perf_counter()
             self.save()
             self.budget.saving = time.perf_counter() - began
-            self.window = LogWindow()  # its time begins now: validating and saving is not training
+            self.window = LogWindow()  # a new window, because validating and saving do not count as training time
 
     def validate(self) -> None:
-        """Validate the model, and record whether it is the best so far and whether training still improves it."""
+        """Validate the model, rank the step, and record whether criterion or loss improved."""
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
         self.model.eval()
@@ -378,7 +383,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the moving average, if there is one, in place of the weights inside a with block."""
+        """Replace the weights by their moving average, if there is one, inside a `with` block."""
         if self.ema is None:
             yield
             return
@@ -395,7 +400,7 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint; one that is written only to stop (not `regular`) is never averaged."""
+        """Write a checkpoint; one that is not `regular`, because training stops early, is never averaged."""
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
@@ -410,7 +415,7 @@ class Trainer:
             progress.scaler = self.scaler.state_dict()
         trainer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.ema is not None:
-            # Copies: the moving average takes the place of the weights while it is written.
+            # Copies, because the moving average replaces the weights in the model while it is written.
             trainer |= {f"raw.{name}": tensor.clone() for name, tensor in self.model.state_dict().items()}
         with self.averaged():
             self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
@@ -427,9 +432,9 @@ class Trainer:
         self.folder.save_final(weights, about)
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return steps, weights and scores of the run: the mean of checkpoints, or the best of them if that is better.
+        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better.
 
-        While weights still change a lot, the mean of checkpoints is far worse than the last of them.
+        While weights still change a lot, the mean of checkpoints is far worse than the last checkpoint.
         """
         progress = self.progress
         steps = final_steps(self.spec, progress.saved, progress.best)
@@ -451,7 +456,7 @@ class Trainer:
 
     def emit(self, event: str, **values: Any) -> None:
         """Pass an event to all watchers."""
-        if event == "executor":  # steps change their speed
+        if event == "executor":  # the duration of steps changes
             self.settled = False
             self.budget.forget()
         progress = self.progress
@@ -466,12 +471,12 @@ class Trainer:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Return the seed of the random numbers of a step, such as those of dropout."""
+    """Return the seed for the random numbers of a step, for example for dropout."""
     return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def precision(spec: TrainSpec, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of autocast; None: float32 without autocast."""
+    """Return the dtype for autocast; None means float32 without autocast."""
     if spec.precision == "float32" or (spec.precision == "auto" and device.type != "cuda"):
         return None
     if spec.precision == "auto":
