@@ -202,7 +202,10 @@ def _largest(
 
 
 def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
-    """Return candidates to which the modifications apply: n-gram convolutions, else (or with `attention`) others."""
+    """Return the candidates that accept the user's modifications; raise SpecError if there are none.
+
+    These are all n-gram convolutions or, with `attention` or if no convolution is accepted, all Transformers.
+    """
     found, refusals = [], []
     for candidate in known:
         try:
@@ -224,7 +227,7 @@ def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:
 
 
 def _seen(text: Text, labels: float) -> float:
-    """Return the number of source and target tokens that training processes, given labels in the whole time."""
+    """Return the number of source and target tokens that training processes; `labels` is the limit set by the time."""
     return TRAINING * labels * text.total / max(1, text.labels)
 
 
@@ -268,7 +271,7 @@ def _smallest(text: Text, candidate: Candidate, hardware: Hardware) -> int:
 
 
 def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: Given) -> OptimizerSpec:
-    """Return Muon for a Transformer that the planner chooses, and AdamW for any other model."""
+    """Return Muon for a translation or language model that the planner chooses (not on mps), and AdamW otherwise."""
     transformer = not objective.labelled and not of_ngrams(candidate.spec)
     if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
         return muon(objective)
@@ -360,7 +363,7 @@ def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
     For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
     predicts all tokens and memorises the text sooner: 32 passes for a million tokens. A convolution over n-grams learns
     faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2, and 2.5 times as many for long texts, because word
-    dropout removes half of their words.
+    dropout removes half of their words. Fine-tuning (`trained`) takes 5 to 20 passes.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)
