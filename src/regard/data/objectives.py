@@ -54,7 +54,7 @@ class Packed:
 
 
 class Objective(Spec):
-    """The Objective slot: a spec of a task.
+    """The Objective slot: a spec that defines a task.
 
     The class attributes are the defaults of the task. `table` and `item` turn text into token tables and batches.
     """

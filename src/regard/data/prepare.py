@@ -85,7 +85,7 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """The length limit. Reading this property fails if no limit has been given or chosen."""
+        """The length limit `max_len`, which must have been given or chosen."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 
@@ -118,7 +118,7 @@ class Survey:
 
     @classmethod
     def of(cls, record: Any) -> "Survey":
-        """Return the survey in a JSON object; raise TypeError if a value is not a count."""
+        """Return the survey that a JSON object describes; raise TypeError if a value is not a count."""
         survey = cls(**record)
         for name, value in asdict(survey).items():
             counts = value.values() if isinstance(getattr(cls(), name), dict) else [value]

@@ -1,4 +1,6 @@
-"""The Constraint slot: the specs of what an output must begin with, contain or avoid. They are part of a search spec.
+"""The Constraint slot: the specs that state what an output must begin with, contain or avoid.
+
+Constraints are part of a search spec.
 
 A search applies the constraints on a row before it chooses each token. To define a new constraint, write a subclass
 that overrides `banned` or `forced`.
@@ -15,7 +17,7 @@ from regard.tree import Spec
 
 
 class Constraint(Spec):
-    """The Constraint slot: a spec of the tokens that may follow the output of a row so far.
+    """The Constraint slot: a spec that determines which tokens may follow the output so far.
 
     The output is given as ids, without the prompt, bos or eos.
     """

@@ -11,7 +11,7 @@ TOKENS, AT_END = 8, 12
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A repetition: the `tokens` tokens from index `start` on repeat after every `period` tokens."""
+    """A loop of `tokens` tokens from index `start` on, in which a sequence of `period` tokens is repeated."""
 
     start: int
     tokens: int
