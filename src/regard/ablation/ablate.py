@@ -1,4 +1,4 @@
-"""`regard.ablate`: the command `regard ablate` as a function."""
+"""`regard.ablate`: the function form of the command `regard ablate`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,38 +47,41 @@ def ablate(  # noqa: PLR0913  # the options of the command line
     quiet: bool = True,
     trust_code: bool = False,
 ) -> Report:
-    """Train modifications of a base model on the same text and return a table of what each is worth.
+    """Train a base model and modifications of it on the same text, and return a table that compares them.
 
-    The results are written to the folder `out`; runs that are finished there are not repeated.
+    The results are written to the folder `out`. Runs that are already finished there are not repeated.
 
     Args:
-        out: Folder of this ablation, new or existing.
-        recipe: Recipe file of the base; the other options override it.
-        source: Source text of a translation task, with `target`.
-        target: Target text.
-        valid_source: Held-out source text, with `valid_target`.
-        valid_target: Held-out target text.
-        tsv: Tab-separated source and target.
-        jsonl: JSON lines with source and target.
-        text: Text of a language model.
-        labelled: Labelled text of a classifier. Without any text, the demo corpus is used.
-        valid: Held-out text of the same kind as the training text.
-        rows: `all`, `table` (the 52 rows of Narang et al. 2021), a group, or names; `module:function` is your own.
-        base: Preset of the base; chosen from the corpus if None.
-        variants: Modifications that the base has already.
-        changes: Edits of the base's recipe, such as `model.d_model=64`.
-        seeds: Runs of every row; the base has three times as many.
-        steps: Training steps of every run.
-        time: Instead of `steps`: training time of the base, in seconds or as "20s", "5m"; all rows get its steps.
-        match: Resize the hidden width of every row to the base's `parameters` or `compute`, or `none`.
-        metric: Metric in addition to the loss; the default one of the task if None.
-        search_rates: First search the learning rate of every row, with the same effort for each.
-        jobs: Simultaneous runs; one for each GPU, or for each core, if None.
+        out: Folder for the ablation, new or existing.
+        recipe: Recipe file for the base. The other options override the recipe.
+        source: File with the source text of a translation task; requires `target`.
+        target: File with the target text.
+        valid_source: File with the source text for validation; requires `valid_target`.
+        valid_target: File with the target text for validation.
+        tsv: Files with tab-separated source and target.
+        jsonl: JSON Lines files with source and target.
+        text: Text files for a language model.
+        labelled: Files with labelled text for a classifier. If no text is given at all, the demo corpus is used.
+        valid: Validation file in the same format as the training text.
+        rows: Modifications to compare: `all`, `table` (the 52 of Narang et al. 2021), a group, or names. A name
+            `module:function` refers to your own function.
+        base: Preset for the base. If None, it is chosen according to the corpus.
+        variants: Modifications that are part of the base.
+        changes: Edits to the base's recipe, such as `model.d_model=64`.
+        seeds: Number of runs per modification. The base has three times as many.
+        steps: Training steps per run.
+        time: Training time of the base, instead of `steps`, in seconds or as "20s" or "5m". All modifications are
+            trained for the number of steps that the base takes in this time.
+        match: `parameters` or `compute` to resize the hidden width of every modified model until it equals the base in
+            this respect, or `none`.
+        metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
+        search_rates: Whether to search the learning rate of every model first, with the same effort for each.
+        jobs: Number of simultaneous runs. If None, one per GPU, or without a GPU one per core up to 16.
         device: `auto`, `cpu` or `cuda`.
-        threads: CPU threads of each run.
-        max_time: Start no run that would end after this time; call the function again to continue.
-        quiet: Print no progress.
-        trust_code: Import the user's own code that a name such as `mine:cosine` refers to.
+        threads: CPU threads per run.
+        max_time: Time limit. No run is started that would end after it; call the function again to continue.
+        quiet: Whether to print no progress.
+        trust_code: Whether to import the user's own code that a name such as `mine:cosine` refers to.
     """
     names = rows if isinstance(rows, str) else ",".join(rows)
     budget = (seconds(time, "--time"), match, search_rates, metric, seconds(max_time))

@@ -1,4 +1,4 @@
-"""Progress of an ablation: a progress bar for every run on a terminal, and a line for every finished run."""
+"""Progress of an ablation: one progress bar per run on a terminal, and one printed line per finished run."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from regard.ablation.results import DONE
 
 
 class AblationConsole:
-    """Print the events of an ablation to stderr."""
+    """A printer of an ablation's events to stderr."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console, self.quiet = console or Console(stderr=True, emoji=False), quiet

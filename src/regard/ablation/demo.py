@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 def ablation(
     text: Path, base: str | None, variants: Sequence[str], changes: Sequence[str], trust_code: bool = False
 ) -> RecipeRequest:
-    """Return the recipe of an ablation of a small model like the base of Narang et al. 2021."""
+    """Return the recipe of an ablation. The default base is a small form of the base of Narang et al. 2021."""
     model = {"preset": "narang_base", **SMALL} if base is None else {"preset": base}
     train = _train(ABLATION_STEPS, 5e-3, ABLATION_STEPS // 8)
     return request_from_record(
@@ -32,11 +32,11 @@ def ablation(
 
 
 def ladder(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
-    """Return the recipe of a ladder to a Transformer that trains on two cores."""
+    """Return the recipe of a ladder. The default full Transformer is small enough to train on two cores."""
     small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"label_smoothing": 0.0}}
     small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
     full = {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small}
-    data = _data(text, 500) | {"max_len": 40}  # an untrained model translates up to the limit
+    data = _data(text, 500) | {"max_len": 40}  # an untrained model generates up to the length limit
     train = _train(LADDER_STEPS, 4e-3, 100)
     return request_from_record({"model": full if base is None else base, "data": data, "train": train}, changes)
 
@@ -60,7 +60,7 @@ def _train(steps: int, learning_rate: float, warmup: int) -> dict[str, Any]:
 
 
 def write(text: Path) -> None:
-    """Write the corpus to a folder, if it is not there."""
+    """Write the corpus to the folder `text`, unless the folder already contains it."""
     if (text / "valid.tsv").exists():
         return
     corpus = generate(PAIRS, held_out=HELD_OUT)

@@ -1,4 +1,4 @@
-"""An ablation from text to table: prepare the text once, plan the runs, train those without a result, compare."""
+"""An ablation from text to table: prepare the text, plan the runs, train the unfinished ones, compare the results."""
 
 import math
 import re
@@ -27,29 +27,29 @@ from regard.training.checkpoint import read_json, write_json
 from regard.variants import variant
 
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
-LONG = 10**9  # steps of a run that is limited by time
-PROBE = 8.0  # seconds of a measurement of training speed
+LONG = 10**9  # step limit for a run that is limited by time
+PROBE = 8.0  # seconds that a measurement of training speed takes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which rows are compared, over how many seeds and steps, and by which metric."""
+    """The settings of an ablation: the models to compare, the numbers of seeds and steps, and the metric."""
 
     rows: str = "all"
     seeds: int = 3
-    steps: int | None = None  # None: those of the recipe, or chosen from the corpus size
+    steps: int | None = None  # None: from the recipe, or chosen according to the corpus size
     seconds: float | None = None  # instead of steps: the training time of a run of the base
     match: str = "none"  # one of MATCHES
     search_rates: bool = False
-    metric: str | None = None  # beside the loss; None: BLEU, accuracy or perplexity, as the task is
+    metric: str | None = None  # in addition to the loss; None: BLEU, accuracy or perplexity, depending on the task
     max_time: float | None = None
-    each: bool = False  # `seconds` is the training time of every row, not of the base alone
-    base_seeds: int | None = None  # None: three times the seeds of a row
-    texts: bool = False  # keep the translations of the validation text
-    rates: Mapping[str, float] = field(default_factory=dict)  # known factors of the learning rates of rows
+    each: bool = False  # `seconds` is the training time of every model, not only of the base
+    base_seeds: int | None = None  # None: three times `seeds`
+    texts: bool = False  # store the translations of the validation text
+    rates: Mapping[str, float] = field(default_factory=dict)  # row -> known factor of the base's learning rate
 
     def check(self) -> None:
-        """Refuse invalid settings before any text is read."""
+        """Raise an error for invalid settings, before any text is read."""
         if self.seeds < 1:
             raise SpecError("--seeds", f"must be at least 1, not {self.seeds}")
         if self.steps is not None and self.steps < plan.EARLY:
@@ -72,7 +72,7 @@ def run_ablation(
 ) -> Report:
     """Run an ablation in the folder `out`, or continue one, and return its table.
 
-    `request` may be a function; it is called once the folder exists.
+    `request` may be a function that returns the request. It is called after the folder is created.
     """
     names, named = select_rows(settings.rows)
     for name in names:
@@ -94,11 +94,14 @@ def open_ablation(
     machine: Resources,
     watch: Watch,
 ) -> Iterator[tuple[Text, Recipe]]:
-    """Prepare the text and the recipe of the base in the folder `out`, which is locked until the block is left."""
+    """Prepare the text and the base's recipe in the folder `out`, and yield both.
+
+    The folder is locked until the `with` block ends.
+    """
     settings.check()
-    choose_device(machine.device)  # refuse a missing device before anything is written
+    choose_device(machine.device)  # raises an error for a missing device before anything is written
     folder = Path(out)
-    _check_folder(folder)  # before a lock is written to it
+    _check_folder(folder)  # before the lock file is written
     with locked(folder, lambda: _check_folder(folder), _writes), _runs(folder):
         user_request = request() if callable(request) else request
 
@@ -109,14 +112,14 @@ def open_ablation(
             report(unused)
         text = plan.tokenised(user_request, folder / "data", report)
         device = choose_device(machine.device)
-        # Batches are not packed by default: models that do not support it would be trained on other batches.
+        # Batches are not packed by default, because models that do not support packing would need different batches.
         yield text, resolve(_request(user_request, settings), text.data, device, report, packs=False, attention=True)
 
 
 def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
-    """Return the request with the steps of the settings, without early stopping."""
+    """Return the request with the number of steps from the settings, and without early stopping."""
     steps = settings.steps or (None if settings.seconds is not None else request.train.steps)
-    # AdamW is the default of all rows: Muon would train a row differently if fewer of its parameters are matrices.
+    # AdamW is the default for all rows, because Muon treats a row differently if fewer of its parameters are matrices.
     optimizer = request.train.optimizer or adamw(request.data.objective)
     train = replace(
         request.train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1
@@ -125,7 +128,7 @@ def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but an ablation."""
+    """Raise an error if a folder contains anything other than an ablation."""
     if folder.exists() and (
         not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
     ):
@@ -138,7 +141,7 @@ def _writes(name: str) -> bool:
 
 @contextmanager
 def _runs(folder: Path) -> Iterator[None]:
-    """Create the folder `runs`, and remove it again if an error ends the block before the first run."""
+    """Create the folder `runs`, and remove it again if an error ends the `with` block before the first run."""
     runs = folder / "runs"
     new = not runs.exists()
     try:
@@ -153,7 +156,7 @@ def _runs(folder: Path) -> Iterator[None]:
 
 
 class Experiment:
-    """A base and its rows on one text: train the runs that have no result yet, then compare."""
+    """The runs of a base and its modifications on one text: train those that have no result yet, then compare."""
 
     def __init__(
         self,
@@ -187,7 +190,7 @@ class Experiment:
             left = self._budgeted(runner)
             if settings.search_rates:
                 complete, rates = self._searched(runner, left)
-            # Rows whose search of the learning rate is incomplete are not trained yet.
+            # A row is not trained until the search for its learning rate is complete.
             ready = [row for row in left if not settings.search_rates or row.name in rates]
             self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
             if complete:
@@ -199,7 +202,7 @@ class Experiment:
         return report
 
     def rates(self) -> dict[str, float]:
-        """Search the learning rate of every row, and return the best one as a factor of the base's."""
+        """Search the best learning rate for every row, and return each as a factor of the base's learning rate."""
         with Runner(self.folder, self.machine) as runner:
             return self._searched(runner, self._budgeted(runner))[1]
 
@@ -218,12 +221,12 @@ class Experiment:
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
-        """Run the search of learning rates; return True if it is complete, and the best factor of each row."""
+        """Search learning rates; return whether the search is complete, and the best factor for each row."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
         return self._train(runner, searches, "learning rates"), self._rates(searches)
 
     def _train(self, runner: Runner, jobs: list[Job], what: str) -> bool:
-        """Train the runs that have no result yet; return True if all have one."""
+        """Train the runs that have no result yet, and return whether all runs have a result now."""
         left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
         every = {job.hash for job in jobs}
         self.watch({"event": "plan", "what": what, "runs": len(every), "finished": len(every) - len(left)})
@@ -237,7 +240,7 @@ class Experiment:
         return runner.run(left.values(), self.text, measured, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
-        """Return the factor of the learning rate with the lowest loss for each row; a failed run counts as infinite."""
+        """Return the learning-rate factor with the lowest loss for each row. The loss of a failed run is infinite."""
         best: dict[str, tuple[float, float]] = {}
         for job in searches:
             result = self.results.get(job.hash)
@@ -250,7 +253,7 @@ class Experiment:
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
     def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
-        """Return a row with the number of steps that take `seconds`; a row that cannot be trained is left out."""
+        """Return a row with the number of steps that take `seconds`, or marked as left out if it cannot be trained."""
         if row.model is None:
             return row
         try:
@@ -260,7 +263,7 @@ class Experiment:
             return Row(row.name, None, left_out=str(error))
 
     def report(self, sentence: str) -> None:
-        """Print a sentence above the progress."""
+        """Print a sentence above the progress bars."""
         self.watch({"event": "message", "text": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:

@@ -1,7 +1,8 @@
-"""The ladder: the predecessors of the Transformer, and the Transformer without one of its parts, on equal budgets.
+"""The ladder: a comparison of the Transformer's predecessors and of Transformers without one part, on equal budgets.
 
-Every rung has the parameters of the full Transformer (its width is adjusted), the same batches in the same order, and
-the same number of steps or the same training time. A ladder is an ablation whose rows may be of other model families.
+Every model of the ladder (a "rung") has as many parameters as the full Transformer, because the model width is
+adjusted. All are trained on the same batches in the same order, for the same number of steps or the same time. A ladder
+is an ablation whose models may belong to other families.
 """
 
 import math
@@ -34,8 +35,8 @@ from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
-FULL = "transformer"  # the last rung: the base
-# Rungs of other families and their presets; LESS are variants of the full Transformer.
+FULL = "transformer"  # the last model of the ladder, which is the base
+# Models of other families and their presets. LESS contains variants of the full Transformer.
 BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
 VERDICTS = {"the base": "the full Transformer", "no base to compare with": "no full Transformer to compare with"}
 ABOUT = {
@@ -52,9 +53,10 @@ QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 
 
 def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
-    """Return the rungs of `all` or of comma-separated names in their order, and the set of those given by name.
+    """Return the models that `rungs` selects, in ladder order, and the set of those that are given by name.
 
-    The full Transformer is the last rung of every ladder and is not included.
+    `rungs` is `all` or comma-separated names. The result does not include the full Transformer, which is always the
+    last model.
     """
     words = [word.strip() for word in rungs.split(",")]
     for word in words:
@@ -74,9 +76,9 @@ def ladder(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> "Ladder":
-    """Train all rungs in the folder `out`, or continue there, and return the ladder.
+    """Train all models of a ladder in the folder `out`, or continue there, and return the ladder.
 
-    The settings `rows` and `match` are not used; `seconds` is the training time of every rung.
+    The settings `rows` and `match` are not used. `settings.seconds` is the training time per model.
     """
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         result = _build_ladder(experiment, experiment.run())
@@ -92,7 +94,7 @@ def rates(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
-    """Search the learning rate of every rung; return the best factors, for `Settings.rates` of a ladder."""
+    """Search the learning rate of every model, and return the best factors for use as `Settings.rates` in a ladder."""
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         return experiment.rates()
 
@@ -125,7 +127,10 @@ def _open_ladder(
 
 
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
-    """Return a rung with the parameters of the base; if it does not apply, leave it out, or refuse it if `named`."""
+    """Return the row of a model that is resized to the base's number of parameters.
+
+    A model that does not apply is marked as left out, or raises an error if `named` is set.
+    """
     assert base.model is not None
     try:
         if name in LESS:
@@ -144,10 +149,10 @@ def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
 
 
 def family(name: str, base: ModelSpec) -> ModelSpec:
-    """Return a model of another family with the dropout, label smoothing and shared vocabulary tables of the base.
+    """Return a model of another family with the base's dropout, label smoothing and sharing of embedding tables.
 
-    Vocabulary tables are most of a small model: if they were not shared in the same way, equal parameters would leave
-    one model fewer parameters for its layers.
+    Embedding tables contain most parameters of a small model. If models shared them differently, equal totals would
+    leave some models fewer parameters for their layers.
     """
     model: Any = preset(BEFORE[name])
     changes: dict[str, Any] = {}
@@ -164,13 +169,13 @@ def family(name: str, base: ModelSpec) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Rung:
-    """One line of the ladder."""
+    """One model of the ladder: a table row."""
 
     name: str
     about: str
     parameters: int | None
-    metric: float | None  # mean of the seeds
-    low: float | None  # 95 % interval of the mean over resamples
+    metric: float | None  # mean over seeds
+    low: float | None  # 95 % interval of the mean, from resamples
     high: float | None
     sd: float | None  # over seeds
     loss: Mean | None
@@ -180,29 +185,29 @@ class Rung:
     shortest_path: int | None
     shortest: str
     steps: int | None
-    seconds: float | None  # mean training time of a run
+    seconds: float | None  # mean training time per run
     buckets: list[Interval]
     curve: list[tuple[int, float]]
-    effect: dict[str, Any] | None  # on the loss, compared with the full Transformer
+    effect: dict[str, Any] | None  # difference in loss from the full Transformer
     verdict: str
     note: str
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object; numbers that are not finite become null."""
+        """Return a JSON object, in which numbers that are not finite become null."""
         return plain(asdict(self))
 
 
 @dataclass
 class Ladder:
-    """All rungs, the full Transformer last, and the settings of the ladder."""
+    """All models of the ladder, the full Transformer last, and the settings of the ladder."""
 
     rungs: list[Rung]
     buckets: list[Bucket]
     metric: str
     seeds: int
-    steps: int | None  # of every rung; None if all rungs have the same training time
+    steps: int | None  # steps per model; None if all models have the same training time
     seconds: float | None
-    length: int  # n of the path lengths
+    length: int  # the n in path lengths
     devices: list[str]
     complete: bool
     facts: page.Facts = ()  # data, model and command, in words
@@ -243,17 +248,17 @@ class Ladder:
         ]
 
     def cells(self) -> list[list[str]]:
-        """Return the table as text, the heading first."""
+        """Return the cells of the table as text, headings first."""
         head = ["rung", "parameters", self.title, "95%", "loss", "tokens/s", "path", "steps", "seconds", "verdict"]
         return [head, *(_cells(rung) for rung in self.rungs)]
 
     def by_length(self) -> list[list[str]]:
-        """Return the metric by source length as text, the heading first."""
+        """Return the cells of the table of the metric by source length as text, headings first."""
         head = ["rung", *(f"{bucket.name} tokens ({len(bucket.lines)} lines)" for bucket in self.buckets)]
         return [head, *([rung.name, *map(_score, rung.buckets)] for rung in self.rungs if rung.buckets)]
 
     def table(self, narrow: bool = False) -> Table:
-        """Return the table for a terminal; `narrow` leaves out steps and seconds."""
+        """Return the table for a terminal. `narrow` leaves out the columns for steps and seconds."""
         head, *rows = self.cells()
         left_out: set[str] = set()
         if narrow:
@@ -276,7 +281,7 @@ class Ladder:
         )
 
     def length_table(self) -> Table:
-        """Return the metric by source length for a terminal."""
+        """Return the table of the metric by source length for a terminal."""
         return tables.terminal(self.by_length(), left=(0,))
 
     def markdown(self) -> str:
@@ -287,7 +292,7 @@ class Ladder:
         return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write ladder.json, ladder.md and ladder.html; an error of the last is only reported."""
+        """Write ladder.json, ladder.md and ladder.html. An error while drawing ladder.html is only reported."""
         write_json(folder / "ladder.json", self.json())
         replace_text(folder / "ladder.md", self.markdown())
         parts = (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
@@ -295,7 +300,7 @@ class Ladder:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """Draw a bar of `share` times `width` characters, in eighths of a character."""
+    """Return a text bar that is `share` times `width` characters long, rounded to eighths of a character."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
@@ -361,7 +366,10 @@ def _build_ladder(experiment: Experiment, report: Report) -> Ladder:
 
 
 def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interval], length: int) -> Rung:
-    """Return a rung; `scores` are that of all lines and those of the buckets, and `length` is n of the paths."""
+    """Return a model's table row.
+
+    `scores` contains the score on all texts, then the scores per length bucket. `length` is the n in path lengths.
+    """
     total = scores[0] if scores else None
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
     return Rung(
@@ -389,5 +397,5 @@ def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interva
 
 
 def about(name: str) -> str:
-    """Describe a rung."""
+    """Return the description of a model of the ladder."""
     return VARIANTS[name].about if name in LESS else ABOUT[name]

@@ -32,16 +32,20 @@ Facts = Sequence[tuple[str, str]]
 
 
 def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> None:
-    """Write a page; an error is only reported, since the tables beside it are complete without the page."""
+    """Write the page that `draw` returns. An error is only reported, because the tables are complete without it."""
     try:
         replace_text(path, draw())
     except Exception as error:
-        path.unlink(missing_ok=True)  # an earlier page would not agree with the tables
+        path.unlink(missing_ok=True)  # an older page would not agree with the new tables
         warn(f"warning: {path} could not be drawn ({type(error).__name__}: {error}); the tables beside it are complete")
 
 
 def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the page of an ablation from its JSON, table cells, explanations, and facts about its data and model."""
+    """Return the HTML page of an ablation.
+
+    `record` is the ablation as a JSON object, `cells` are the table cells, `sentences` are the explanations below the
+    table, and `facts` describe the data and the model.
+    """
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),
@@ -59,7 +63,11 @@ def ladder(
     sentences: Sequence[str],
     facts: Facts = (),
 ) -> str:
-    """Return the page of a ladder from its JSON, the title of its metric, its tables, explanations and facts."""
+    """Return the HTML page of a ladder.
+
+    `record` is the ladder as a JSON object, `metric` is the title of the metric, `cells` and `by_length` are table
+    cells, `sentences` are the explanations, and `facts` describe the data and the model.
+    """
     rows = record["rows"]
     names = [bucket["name"] for bucket in record["buckets"]]
     title = f"{metric} by source length"
@@ -92,7 +100,7 @@ def _page(title: str, facts: Facts, parts: Sequence[str]) -> str:
 
 
 def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str] | None = None) -> str:
-    """Return a table; with verdicts, they are its last column."""
+    """Return an HTML table. `verdicts`, if given, are the style classes of the last cells, one per row."""
     head, *rows = cells
     name = "" if verdicts is None else ' class="judged"'
     parts = [f'<div class="wide"><table{name}><thead><tr>', *(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
@@ -105,5 +113,5 @@ def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str] | None = None
 
 
 def _whole(cell: str) -> str:
-    """Keep a mean with its deviation, and an interval, on one line."""
+    """Return a cell with non-breaking spaces, so that "mean ± deviation" and an interval each stay on one line."""
     return cell.replace(" ± ", "\u00a0±\u00a0").replace(", ", ",\u00a0")

@@ -18,24 +18,24 @@ from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import write_json
 
 Watch = Callable[[dict[str, Any]], None]
-MOST = 16  # default limit of simultaneous jobs on a CPU
+MOST = 16  # default limit on simultaneous jobs on a CPU
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The device, processes and threads that jobs run on."""
+    """The device, the number of processes and the number of threads for the jobs."""
 
     device: str = "auto"
-    jobs: int | None = None  # simultaneous jobs; None: one for each GPU, or for each core
-    threads: int | None = None  # CPU threads of each job; None: the cores are divided among them
+    jobs: int | None = None  # simultaneous jobs; None: one per GPU, or per core
+    threads: int | None = None  # CPU threads per job; None: the cores are divided among the jobs
     trust_code: bool = False
 
     def slots(self) -> list[dict[str, str]]:
-        """Return the environment variables of each worker: its threads and its GPU."""
+        """Return the environment variables for each worker, which set its number of threads and its GPU."""
         accelerated = choose_device(self.device).type != "cpu"
         gpus = _gpus() if self.device in ("auto", "cuda") and choose_device(self.device).type == "cuda" else []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # Small models gain little from threads, and with one thread each results do not depend on the cores.
+        # Small models gain little from threads. With one thread each, results do not depend on the number of cores.
         count = self.jobs or (max(1, len(gpus)) if accelerated else min(cores, MOST))
         inherited = self.threads is None and "OMP_NUM_THREADS" in os.environ
         threads = {} if inherited else {"OMP_NUM_THREADS": str(self.threads or max(1, cores // count))}
@@ -51,7 +51,7 @@ def _gpus() -> list[str]:
 
 
 class Runner:
-    """Runs the jobs of an ablation in worker processes; leaving the `with` block ends them."""
+    """A context manager that runs jobs of an ablation in worker processes, which end with the `with` block."""
 
     def __init__(self, folder: Path, machine: Resources, slots: Sequence[dict[str, str]] | None = None) -> None:
         self.folder, self.machine = folder, machine
@@ -66,10 +66,10 @@ class Runner:
     def run(
         self, jobs: Iterable[Job], text: Text, measured: dict[str, Any], watch: Watch, deadline: float | None = None
     ) -> bool:
-        """Run all jobs and pass every event to `watch`; return False if the deadline left some of them out.
+        """Run all jobs and pass every event to `watch`; return whether all jobs were started before the deadline.
 
-        A job is not started if it would end after the deadline, assuming the longest duration so far. `measured`
-        holds the metric and whether translations are kept (texts).
+        A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
+        far. `measured` contains the metric and whether translations are stored (`texts`).
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -115,7 +115,7 @@ class Runner:
         }
 
     def speed(self, job: Job, text: Text, seconds: float, watch: Watch) -> float:
-        """Measure the training steps per second of a job; raise `JobError` if it cannot be trained."""
+        """Return the training steps per second of a job, or raise `JobError` if it cannot be trained."""
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}
@@ -123,7 +123,7 @@ class Runner:
 
 
 class _Clock:
-    """Decides if there is time for another job, which is taken to last as long as the longest so far."""
+    """A clock that decides whether there is time for another job, assuming the longest duration so far."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline, self.longest = deadline, 0.0

@@ -1,8 +1,9 @@
 """Path lengths: the number of dependent operations between the first source token and the last output.
 
-An operation is one layer applied to all tokens at once, or one step of one recurrent layer. With n source and n target
-tokens, the *longest* path is the number of operations that no hardware can run in parallel; the *shortest* is what a
-signal passes through (Vaswani et al. 2017, table 1, from the first source token to the last output).
+An operation is one layer applied to all tokens at once, or one step of one recurrent layer. For n source and n target
+tokens, the *longest* path is the number of operations that must run one after another on any hardware. The *shortest*
+path is the smallest number of operations that a signal passes through from the first source token to the last output
+(Vaswani et al. 2017, table 1).
 
     Transformer, ConvS2S, E + D layers     longest  E + D                        shortest  E + 1
     ByteNet, E + D blocks                           E + D                                  E + D
@@ -10,12 +11,12 @@ signal passes through (Vaswani et al. 2017, table 1, from the first source token
     RNN, reversed or bidirectional encoder          (1 + max(E, D)) n                      n + E
     RNN with attention                              one more                               E + 1
 
-The longest path starts at any source token. A recurrent layer is run over all tokens before the layer above it, which
-a bidirectional layer requires; unidirectional layers could also run one token behind each other, in 2n + max(E, D) - 1
-operations. The initial state of a decoder layer is the last state of the encoder layer at the same height, counted from
-the top; if the encoder runs in reverse, that state comes directly from the first source token. Attention is one more
-operation, and its output depends on the encoder alone. In a ByteNet, the last of n outputs depends on the first token
-only if the receptive field is at least n tokens.
+The longest path may start at any source token. A recurrent layer is applied to all tokens before the layer above it, as
+bidirectional layers require. (Unidirectional layers could also run one token behind each other, in 2n + max(E, D) - 1
+operations.) The initial state of a decoder layer is the last state of the encoder layer at the same height, counted
+from the top. If the encoder runs in reverse, that state comes directly from the first source token. Attention is one
+more operation, and its output depends on the encoder alone. In a ByteNet, the last of n outputs depends on the first
+token only if the receptive field is at least n tokens.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """`each` n + `fixed` operations, for n tokens."""
+    """A number of operations that depends on the number of tokens n: `each` * n + `fixed`."""
 
     each: int
     fixed: int
@@ -47,7 +48,7 @@ class Length:
 
 
 def path_lengths(model: ModelSpec) -> tuple[Length, Length]:
-    """Return the longest and the shortest path of a sequence-to-sequence model."""
+    """Return the lengths of the longest and the shortest path in a sequence-to-sequence model."""
     if isinstance(model, EncoderDecoder | ConvS2S):
         encoder, decoder = (
             (model.encoder.blocks(), model.decoder.blocks())
@@ -74,7 +75,7 @@ def _recurrent(model: Recurrent) -> tuple[Length, Length]:
             "decoder",
             "path lengths are known only for decoders that start from the encoder's states, without input feeding",
         )
-    # The path moves from encoder to decoder at some height: it crosses all layers of one, and one layer of the other.
+    # The longest path crosses all layers of encoder or decoder, and one layer of the other.
     longest = Length(1 + max(E, D), 0)
     shortest = Length(2, E - 1) if encoder.direction == "forwards" else Length(1, E)
     if decoder.attention is not None:

@@ -23,10 +23,10 @@ from regard.training.checkpoint import file_digest
 from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 
-FORMAT = 2  # part of every hash; increase it if training or measurement changes, to invalidate older results
-FACTORS = (0.5, 1.0, 2.0)  # of the base's learning rate, in a search
-SEARCH_SEED = 0  # seed of the search; verdicts use other seeds
-POINTS = 16  # validations of a run
+FORMAT = 2  # part of every hash; increment it when training or measurement changes, to invalidate older results
+FACTORS = (0.5, 1.0, 2.0)  # factors of the base's learning rate that a search tries
+SEARCH_SEED = 0  # seed for the search; verdicts use other seeds
+POINTS = 16  # validations per run
 EARLY = 8  # the early loss is measured after 1 / EARLY of the steps
 
 
@@ -37,7 +37,7 @@ class Job:
     row: str
     seed: int
     recipe: Recipe
-    factor: float  # of the base's learning rate
+    factor: float  # relative to the base's learning rate
     hash: str
 
 
@@ -51,7 +51,7 @@ class Text:
 
 
 def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
-    """Open the token store of a text, or create it under `folder` if no store of the same files exists there."""
+    """Return the tokenised text from its token store, which is created under `folder` unless it exists there."""
     if request.start is not None:
         raise DataError("start: an ablation trains all models from random weights; leave --from out")
     store = folder / _key(request)
@@ -67,7 +67,7 @@ def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None
 
 
 def _key(request: RecipeRequest) -> str:
-    """Return the name of a token store: a digest of its settings and of the content of its files, not their paths."""
+    """Return the name of a token store: a digest of the settings and of the files' contents, but not of their paths."""
     spec = request.data
     record = to_record(replace(spec, train=spec.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
@@ -97,7 +97,7 @@ def _key(request: RecipeRequest) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return the digest of all tokens, tokenizers and held-out texts of a store."""
+    """Return the digest of all tokens, tokenizers and held-out texts in a token store."""
     manifests = sorted(folder.glob("*/manifest.json"))
     files = [*sorted(folder.glob("tokenizer.*.json")), folder / "valid.jsonl", folder / "labels.json"]
     tables = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
@@ -109,13 +109,13 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# Fields of the training settings that are the same for all runs, whatever the recipe specifies; see `training`.
+# Training settings whose values are the same for all runs, whatever the recipe specifies; see `training`.
 FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
 REASON = f"every run trains for all its steps, is validated {POINTS} times and compared by its last weights"
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
-    """Refuse `--set` edits that have no effect; `steps` is True if another option sets the number of steps."""
+    """Raise an error for `--set` edits without effect. `steps` is True if another option sets the number of steps."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
         if section == "decode":
@@ -129,7 +129,7 @@ def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -
 
 
 def unused(request: RecipeRequest) -> str:
-    """List the settings of a recipe that an ablation does not use, in a sentence; empty if there are none."""
+    """Return a sentence that lists the recipe's settings that an ablation does not use, or an empty string."""
     train, defaults = request.train, (TrainSpec(), default_train(request.data.objective))
     names = [f"train.{name}" for name in FIXED if getattr(train, name) not in [getattr(d, name) for d in defaults]]
     names += ["train.seed"] * (train.seed != TrainSpec().seed and not request.data.split_by_source)
@@ -138,7 +138,7 @@ def unused(request: RecipeRequest) -> str:
 
 
 def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
-    """Return the training settings of every run: a fixed number of steps and validations, no early stopping."""
+    """Return the training settings for every run: fixed numbers of steps and validations, and no early stopping."""
     steps = steps_override or train.steps
     assert steps is not None, "resolved before planning"
     return replace(
@@ -158,13 +158,13 @@ def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
 
 
 def _shortened(schedule: Any, steps: int) -> Any:
-    """Limit the learning-rate warm-up to a quarter of the steps."""
+    """Return the schedule with its learning-rate warm-up limited to a quarter of the steps."""
     warmup = getattr(schedule, "warmup", None)
     return schedule if warmup is None or warmup <= steps // 4 else replace(schedule, warmup=max(1, steps // 4))
 
 
 def early_step(train: TrainSpec) -> int:
-    """Return the step of the early loss: the validation closest to 1 / EARLY of the steps."""
+    """Return the step at which the early loss is measured: the validation closest to 1 / EARLY of the steps."""
     assert train.steps
     assert train.validate_every
     every = train.validate_every
@@ -172,7 +172,7 @@ def early_step(train: TrainSpec) -> int:
 
 
 def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) -> Job:
-    """Return a run of a row: the base's recipe with another model, seed and learning rate."""
+    """Return a run for a row: the base's recipe with the row's model, a seed and a learning rate."""
     assert row.model is not None
     train = recipe.train if row.steps is None else training(recipe.train, row.steps)
     if factor != 1.0:
@@ -185,7 +185,7 @@ def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) ->
 def run_hash(recipe: Recipe, fingerprint: str) -> str:
     """Return the digest of what a result depends on: model, training, seed, batches, tokens and the user's own code.
 
-    It does not depend on the paths of files. The user's own parts are represented by the files that define them.
+    The digest does not depend on file paths. The user's own code is included as the contents of its source files.
     """
     record = recipe.record()
     data: DataSpec = recipe.data
@@ -202,14 +202,14 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
 
 
 def _code(recipe: Recipe) -> list[str]:
-    """Return the digests of the files that define the user's own parts."""
+    """Return the digests of the source files that define the user's own parts."""
     modules = {type(part).__module__ for part in walk(recipe)}
     files = {inspect.getsourcefile(sys.modules[name]) for name in modules if name.partition(".")[0] != "regard"}
     return sorted(file_digest(Path(file)) for file in files if file is not None)
 
 
 def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
-    """Return the runs of the learning-rate search, the same number for every row."""
+    """Return the runs of the learning-rate search, equally many for every row."""
     return [job(row, SEARCH_SEED, recipe, text, factor) for row in rows for factor in FACTORS]
 
 
@@ -222,7 +222,7 @@ def runs(
     rates: dict[str, float],
     base_seeds: int | None = None,
 ) -> list[Job]:
-    """Return the runs that are compared: seeds 1 .. n of every row, and by default three times as many of the base."""
+    """Return the runs to compare: seeds 1 .. n for every row, and by default three times as many for the base."""
     seeds_by_row = [(base, base_seeds or 3 * seeds), *((row, seeds) for row in rows)]
     return [
         job(row, seed, recipe, text, rates.get(row.name, 1.0))

@@ -1,4 +1,4 @@
-"""The pictures of an ablation and of a ladder: SVG drawn by matplotlib, coloured by the style sheet of the page."""
+"""Plots for ablations and ladders: SVG drawn by matplotlib, with colours from the style sheet of the page."""
 
 import io
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 MISSING = '<p>Pictures need matplotlib: run <code>pip install "regard[plot]"</code>, then the same command again.</p>'
 WIDTH = 9.6  # inches
-# Colours in the drawing stand for variables of the style sheet, which have other values on a dark screen.
+# Placeholder colours, replaced by variables of the style sheet, whose values differ between light and dark screens.
 INK, SOFT, LINE, GROUND = "#010101", "#020202", "#030303", "#040404"
 COLOURS = {"better": "#050505", "worse": "#060606", "base": "#070707", "": SOFT}
 VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", GROUND: "ground"}
 VARIABLES |= {COLOURS[name]: name for name in ("better", "worse", "base")}
 ENDS = ("effect", "low", "high")
-LARGEST, SMALLEST = 1e30, 1e-30  # numbers beyond them are drawn as unknown, or as 0
+LARGEST, SMALLEST = 1e30, 1e-30  # larger numbers are drawn as unknown, smaller ones as 0
 
 
 def kind(row: dict[str, Any]) -> str:
-    """Return the class of a row in the style sheet: better, worse, base, or none."""
+    """Return the style-sheet class of a row: `better`, `worse`, `base`, or an empty string."""
     kinds = {BETTER: "better", WORSE: "worse", "the base": "base", "the full Transformer": "base"}
     return kinds.get(row["verdict"], "")
 
 
 def effects(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw the effect of every row with its interval, the best first; left of zero is better."""
+    """Return a plot of every row's effect and its interval, best row first. Effects left of zero are better."""
     known = [row for row in rows if row["effect"] and all(_known(row["effect"][name]) for name in ENDS)]
     known = sorted(known, key=lambda row: row["effect"]["effect"])
     if not known:
         return "<p>No row has an effect yet.</p>"
-    # The scale is that of the median row, so that one row that failed to learn does not compress all others.
+    # The scale fits the median row, so that one row that failed to learn does not compress all others.
     ends = sorted(max(abs(row["effect"]["low"]), abs(row["effect"]["high"])) for row in known)
     most = min(ends[-1], 4 * ends[len(ends) // 2])
     most = 1.05 * most if most > SMALLEST else 1.0
@@ -56,7 +56,7 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw the validation loss of every row by step, mean of its seeds; the base is the thick line."""
+    """Return a plot of every row's validation loss by step, averaged over seeds. The base is the thick line."""
     drawable = [row | {"curve": [point for point in row["curve"] if _known(point[1])]} for row in rows]
     known = [row for row in drawable if len(row["curve"]) > 1]
     if not known:
@@ -70,7 +70,7 @@ def curves(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
-    """Draw the metric of every rung with its interval, from the bottom of the ladder."""
+    """Return a bar plot of the metric of every model in a ladder, with intervals, in ladder order."""
     known = [row for row in rows if all(_known(row[name]) for name in ("metric", "low", "high"))]
     if not known:
         return "<p>No rung has a score yet.</p>"
@@ -89,7 +89,7 @@ def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
 
 
 def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> str:
-    """Draw the metric by source length, a line for every rung; the full Transformer is the thick one."""
+    """Return a plot of the metric by source length, one line per model. The full Transformer is the thick line."""
     points = [
         [(i, bucket["value"]) for i, bucket in enumerate(row["buckets"]) if bucket["lines"] and _known(bucket["value"])]
         for row in rows
@@ -119,7 +119,7 @@ def _names(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _lines(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the curve of every row with its name at the end; of many rows only those that differ are named."""
+    """Draw the curve of every row, with names at the ends. Of many rows, only those with a verdict are named."""
     low, high = axes.get_ylim()
     for row in sorted(rows, key=lambda row: (kind(row) == "base", bool(kind(row)))):
         thick = kind(row) == "base"
@@ -137,7 +137,7 @@ def _lines(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """Move rising places in 0 .. 1 apart, so that neighbours are at least `gap` apart."""
+    """Return ascending positions in 0 .. 1, moved so that neighbours are at least `gap` apart."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + gap if moved else 0.0))
@@ -168,19 +168,20 @@ def _svg(figure: "Figure", title: str) -> str:
 
 
 def _known(value: float | None) -> bool:
-    return value is not None and abs(value) <= LARGEST  # NaN is never smaller
+    return value is not None and abs(value) <= LARGEST  # False for NaN
 
 
 def _most(values: Sequence[float]) -> float:
-    """Return the upper end of a scale that begins at 0."""
+    """Return the upper end of a scale from 0 to the largest value."""
     most = max(values)
     return most if most > SMALLEST else 1.0
 
 
 def _range(starts: Sequence[float], finals: Sequence[float]) -> tuple[float, float]:
-    """Return the range of losses to draw: from the best end to the median start, or the median end if they rise.
+    """Return the range of losses to draw: from the best final loss to the median starting loss.
 
-    If nothing changes, it is a small range around the losses.
+    If losses rise, the range extends to the median final loss. If losses do not change, it is a small range around
+    them.
     """
     middle = sorted(starts)[len(starts) // 2]
     low, high = min(*finals, middle), max(middle, sorted(finals)[len(finals) // 2])

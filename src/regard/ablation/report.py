@@ -1,4 +1,4 @@
-"""The table of an ablation: for a terminal, as Markdown, as JSON and as an HTML page with plots."""
+"""The table of an ablation, for a terminal, as Markdown, as JSON, and as an HTML page with plots."""
 
 import math
 import shlex
@@ -30,25 +30,25 @@ HUGE = 1e100  # larger values have no standard deviation
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of values that may be infinite, such as a perplexity; statistics.mean would raise an error."""
+    """Return the mean of values, which may be infinite, unlike in `statistics.mean`."""
     return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds and the standard deviation, which is None for a single seed."""
+    """The mean and the standard deviation over seeds. The standard deviation is None for a single seed."""
 
     value: float
     sd: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
-        """Return mean and standard deviation of at least one value."""
+        """Return the mean and the standard deviation of at least one value."""
         known = len(values) > 1 and all(abs(value) < HUGE for value in values)
         return cls(mean(values), statistics.stdev(values) if known else None)
 
     def text(self, digits: int) -> str:
-        """Format as `2.184 ± 0.005`."""
+        """Return the mean and the standard deviation as text, such as `2.184 ± 0.005`."""
         return f"{self.value:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
 
 
@@ -65,19 +65,19 @@ class Line:
     final: Mean | None
     metric: Mean | None
     losses: dict[int, float]
-    curve: list[tuple[int, float]]  # mean of the seeds
+    curve: list[tuple[int, float]]  # (step, mean loss over seeds)
     effect: Effect | None
     verdict: str
     note: str
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object; numbers that are not finite become null."""
+        """Return a JSON object, in which numbers that are not finite become null."""
         return plain(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
 
 
 @dataclass
 class Report:
-    """The results of an ablation: its rows, the base first, and its settings."""
+    """The results of an ablation: the table rows, the base first, and the settings."""
 
     lines: list[Line]
     spread: Spread | None
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest effect that would be detected with the power POWER, for rows of the pooled variance."""
+        """The smallest effect that is detected with probability POWER, for rows that have the pooled variance."""
         return next((line.effect.detectable for line in self.lines if line.effect and line.effect.steady), None)
 
     def sentences(self) -> list[str]:
@@ -132,7 +132,7 @@ class Report:
         }
 
     def cells(self) -> list[list[str]]:
-        """Return the table as text, the heading first."""
+        """Return the cells of the table as text, headings first."""
         head = [*COLUMNS, metric_heading(self.metric), "effect", "verdict"]
         return [head, *(_cells(line) for line in self.lines)]
 
@@ -143,7 +143,7 @@ class Report:
         return "\n".join(["# Ablation", "", *lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def table(self, narrow: bool = False) -> Table:
-        """Return the table for a terminal; `narrow` puts deviations and intervals on lines of their own."""
+        """Return the table for a terminal. `narrow` puts deviations and intervals on separate lines."""
         head, *rows = self.cells()
         if narrow:
             head = ["row", "params", "ops", "steps\n/s", "early\nloss", "final\nloss", *head[6:]]
@@ -155,7 +155,7 @@ class Report:
         return tables.terminal([head, *rows], (0, last), (last,), narrow, styles)
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write table.json, table.md and table.html; an error of the last is only reported."""
+        """Write table.json, table.md and table.html. An error while drawing table.html is only reported."""
         write_json(folder / "table.json", self.json())
         replace_text(folder / "table.md", self.markdown())
         page.save(
@@ -164,7 +164,7 @@ class Report:
 
 
 def plain(value: Any) -> Any:
-    """Return a JSON value; numbers that are not finite become null."""
+    """Return a JSON value, in which numbers that are not finite become null."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -203,7 +203,7 @@ def build_report(
     seeds: int,
     rates: dict[str, float],
 ) -> Report:
-    """Compare all rows that have results, and return the table."""
+    """Return the table of an ablation. Rows that have results are compared with the base."""
     runs: dict[str, dict[int, Result | None]] = {}
     for job in jobs:
         runs.setdefault(job.row, {})[job.seed] = results.get(job.hash)
@@ -233,7 +233,7 @@ def build_report(
 
 
 def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
-    """Return the data, the model and the command of an experiment in words."""
+    """Return a text description of an experiment's data, model and command."""
     spec, objective, model = recipe.data, data.objective, recipe.model
     train = ", ".join(str(path) for corpus in spec.train for path in corpus.files())
     valid = ", ".join(str(path) for corpus in spec.valid for path in corpus.files())
@@ -260,7 +260,7 @@ def _depth(model: Any, side: str) -> bool:
 
 
 def warnings(devices: Sequence[str], complete: bool) -> list[str]:
-    """Return the sentences about runs on different devices and about missing runs."""
+    """Return warnings about runs on different devices and about missing runs."""
     sentences = []
     if len(devices) > 1:
         sentences.append(f"Runs were made on different devices ({', '.join(devices)}): speeds cannot be compared.")

@@ -12,10 +12,10 @@ REQUIRED = {"loss", "scores", "early", "curve", "steps", "steps_per_second", "de
 
 
 class Results:
-    """All results of a folder by hash.
+    """All results in a folder, keyed by run hash.
 
-    A run that failed for another reason than divergence is repeated, and so is one whose result lacks `metric`, or
-    lacks the model's outputs if `texts` is set.
+    A run is repeated if it failed for a reason other than divergence, if its result lacks `metric`, or if `texts` is
+    set and the result lacks the model's outputs.
     """
 
     def __init__(self, folder: Path, metric: str = "loss", texts: bool = False) -> None:
@@ -25,7 +25,7 @@ class Results:
             self._keep(result)
         for path in sorted(folder.glob("runs/*/result.json")):
             result = _parse(path.read_bytes())
-            if result is not None and not self.finished(result["hash"]):  # killed before it was added to the list
+            if result is not None and not self.finished(result["hash"]):  # killed before this result was added
                 self.add(result)
 
     def _lines(self) -> Iterator[Result]:
@@ -54,17 +54,17 @@ class Results:
             os.fsync(file.fileno())
 
     def get(self, hash_: str) -> Result | None:
-        """Return the result of a run, or None if it has none."""
+        """Return the result of the run with the hash `hash_`, or None if there is none."""
         return self.by_hash.get(hash_)
 
     def finished(self, hash_: str) -> bool:
-        """Return True if a run does not have to be repeated."""
+        """Return whether the run with the hash `hash_` is finished and does not have to be repeated."""
         result = self.by_hash.get(hash_)
         return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
 
 
 def _parse(line: bytes) -> Result | None:
-    """Return the result on a line, or None if it is invalid: the file may have been edited or copied."""
+    """Return the result on a line, or None if the line is invalid. The file may have been edited or copied."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

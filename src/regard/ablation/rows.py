@@ -17,7 +17,7 @@ from regard.runs.request import check_family
 from regard.tree import swap, walk
 
 BASE = "base"
-ROUND, LARGE = 8, 64  # hidden widths from LARGE on are multiples of ROUND
+ROUND, LARGE = 8, 64  # hidden widths of LARGE or more are multiples of ROUND
 CLOSE = 0.01
 MATCHES = ("none", "parameters", "compute")
 
@@ -29,15 +29,18 @@ class Row:
     name: str
     model: ModelSpec | None
     parameters: int = 0
-    operations: float = 0.0  # of a forward pass over one sequence
+    operations: float = 0.0  # per forward pass over one sequence
     note: str = ""
     left_out: str = ""
-    steps: int | None = None  # None: those of the recipe
+    steps: int | None = None  # None: as in the recipe
     about: str = ""
 
 
 def select_rows(rows: str) -> tuple[list[str], set[str]]:
-    """Return the rows of `all`, `table`, a group or comma-separated names, and the set of those given by name."""
+    """Return the names of the rows that `rows` selects, and the set of those that are given by name.
+
+    `rows` is `all`, `table`, a group, or several names separated by commas.
+    """
     words = [word.strip() for word in rows.split(",")]
     names = [name for word in words for name in variants.select([word]) if name != "vanilla"]
     if not names:
@@ -46,7 +49,7 @@ def select_rows(rows: str) -> tuple[list[str], set[str]]:
 
 
 class RowBuilder:
-    """Builds the rows of an ablation from a base recipe and prepared text."""
+    """A builder of ablation rows from a base recipe and prepared text."""
 
     def __init__(self, recipe: Recipe, data: Prepared, match: str, trust_code: bool = False) -> None:
         self.trust_code = trust_code
@@ -59,15 +62,15 @@ class RowBuilder:
         self.base = self.with_cost(Row(BASE, self.model))
 
     def row(self, name: str) -> Row:
-        """Return the base with a modification, resized if `match` requires it."""
+        """Return the row for the modification `name` of the base, resized if `match` requires it."""
         model = self.fitted(variants.apply(name, self.model, self.trust_code), self.model)
         row = self.with_cost(Row(name, model, about=variants.variant(name, self.trust_code).about))
         return row if self.match == "none" else self._matched(row, model)
 
     def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
-        """Return `model`, a modification of `before`, with the vocabulary and lengths of the text.
+        """Return `model`, a modification of `before`, with the vocabulary and the maximum lengths set from the text.
 
-        A model that cannot learn the task is refused.
+        A model that cannot learn the task raises an error.
         """
         fits = fitting.fitted(model, self.objective, self.sizes, self.longest, self.joint)
         model = fit(model, before, fits, self.trust_code)
@@ -75,7 +78,10 @@ class RowBuilder:
         return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
-        """Return all rows. One that does not apply is left out with the reason, or refused if it is in `named`."""
+        """Return the rows for all names.
+
+        A row that does not apply is marked as left out, with the reason. If its name is in `named`, it raises an error.
+        """
         rows = []
         for name in names:
             try:
@@ -93,13 +99,16 @@ class RowBuilder:
         return rows
 
     def with_cost(self, row: Row) -> Row:
-        """Return a row with the number of parameters and operations of its model."""
+        """Return the row with the numbers of parameters and operations of its model filled in."""
         assert row.model is not None
         total = cost(row.model, self.length)
         return replace(row, parameters=total.parameters, operations=total.flops_per_token * total.length)
 
     def _matched(self, row: Row, model: ModelSpec) -> Row:
-        """Scale the hidden widths of all feed-forward layers by one factor, to within 1 % of the base's size."""
+        """Return the row with its model resized to within 1 % of the base's parameters or operations.
+
+        The hidden widths of all feed-forward layers are scaled by one factor.
+        """
         measure: Callable[[ModelSpec], float] = count
         target, unit = float(self.base.parameters), "parameters"
         if self.match == "compute":
@@ -121,7 +130,10 @@ class RowBuilder:
 
 
 def scaled(model: Any, factor: float, step: int) -> Any:
-    """Multiply the hidden width of all feed-forward layers by `factor`; round large widths to multiples of `step`."""
+    """Return the model with the hidden widths of all feed-forward layers multiplied by `factor`.
+
+    Large widths are rounded to multiples of `step`.
+    """
 
     def scale(feedforward: FeedForward) -> FeedForward:
         width = (feedforward.d_hidden or 4 * model.d_model) * factor
@@ -131,7 +143,10 @@ def scaled(model: Any, factor: float, step: int) -> Any:
 
 
 def sequence_length(recipe: Recipe, data: Prepared) -> int:
-    """Return the mean length of a training text over both sides, or the window length of a language model."""
+    """Return the mean length of a training text, or for a language model the length of a window.
+
+    For a translation task, the mean is over sources and targets.
+    """
     if data.objective.stream:
         return int(getattr(recipe.data.batching, "length", 128))
     measured = data.objective.measured

@@ -1,4 +1,4 @@
-"""One run of an ablation, as a job of a worker process: train a model and measure it, or measure its speed."""
+"""One run of an ablation in a worker process: train and evaluate a model, or measure its training speed."""
 
 import json
 import math
@@ -26,23 +26,23 @@ from regard.training.trainer import DivergedError, Event
 
 Emit = Callable[[dict[str, Any]], None]
 KEPT = ("job.json", "result.json", "log.jsonl", LOCK)
-RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # only the numbers of a run are kept, so it saves only to resume
+RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # checkpoints only serve to resume
 
 
 class Progress:
-    """Emit an event for every logged step and every validation."""
+    """A watcher that emits an event for every logged step and every validation."""
 
     def __init__(self, emit: Emit, steps: int) -> None:
         self.emit, self.steps = emit, steps
 
     def note(self, event: Event) -> None:
-        """Emit the step and its loss."""
+        """Emit the step and the loss of a `step` or `valid` event."""
         if event["event"] in ("step", "valid"):
             self.emit({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
 
 
 def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, emit: Emit) -> Result:
-    """Train a model and measure it by `order["metric"]`; a run that was killed is continued."""
+    """Train a model and return its results, including the metric `order["metric"]`. A killed run is continued."""
     run, spec, records = RunFolder(folder), recipe.train, held_out(recipe, data)
     assert records is not None
     latest = run.latest()
@@ -76,9 +76,9 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
 
 
 def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, seconds: float) -> float:
-    """Return the training steps per second of a model, measured for `seconds`.
+    """Return the training steps per second of a model, measured during `seconds` seconds.
 
-    On a CPU, time is the CPU time of this process, so other processes do not change the result.
+    On a CPU, the CPU time of this process is measured, so that other processes do not change the result.
     """
     trainer = assemble(recipe, data, RunFolder(folder), device, checkpoints=RARE)
     began: list[tuple[int, float]] = []
@@ -99,11 +99,14 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """Return the validation losses by step and the training speed, without validation and the first logged interval."""
+    """Return the validation loss per step and the training speed.
+
+    The speed excludes validation and the first logged interval.
+    """
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
-    curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null: not finite
+    curve = [(step, math.nan if loss is None else loss) for step, loss in losses]  # null in the log means not finite
     times = [(event["step"], event["labels"], event["time"]) for event in events if event["event"] == "step"]
     first, last = times[0] if len(times) > 1 else (0, 0, 0.0), times[-1]
     seconds = max(last[2] - first[2], 1e-9)
@@ -116,12 +119,15 @@ def _read_log(path: Path) -> Result:
 
 
 def run(order: dict[str, Any], emit: Emit) -> Result:
-    """Run one job: train and write `result.json` to the folder of the run, or measure the training speed."""
+    """Run one job and return its result.
+
+    The job trains a model and writes `result.json` to the run folder, or it measures the training speed.
+    """
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])
 
-    def wait() -> None:  # the worker of a killed command may need a moment to exit
+    def wait() -> None:  # a worker left by a killed command may need a moment to exit
         text = f"{folder} is in use by another process, perhaps left by a killed command; waiting for it"
         emit({"event": "message", "text": text})
 
@@ -135,7 +141,7 @@ def run(order: dict[str, Any], emit: Emit) -> Result:
             result = about | {"status": DONE} | train(folder, recipe, data, device, order, emit)
         except DivergedError as error:
             result = about | {"status": DIVERGED, "error": str(error)}
-        except Exception as error:  # a failure of one row is shown in its line of the table
+        except Exception as error:  # the table shows the failure in the row of this model
             return about | {"status": FAILED, "error": sentence(error)}
         result["seconds"] = time.monotonic() - began
         write_json(folder / "result.json", result)

@@ -1,4 +1,4 @@
-"""Equal parameters: find the width at which a model has a given number of parameters."""
+"""Models of equal size: the width at which a model has a given number of parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +20,11 @@ EVEN = 2  # bidirectional layers, gates and rotary pairs halve a width
 
 
 def nearest_width(size: Callable[[int], int], target: int, step: int = 1, widest: int = WIDEST) -> int:
-    """Return the multiple of `step` whose `size`, which increases with the width, is closest to `target`; bisection."""
-    low, high = 1, 2  # in steps: size(low) <= target < size(high), unless the smallest is too large
+    """Return the width, a multiple of `step`, for which `size(width)` is closest to `target`, found by bisection.
+
+    `size` must increase with the width.
+    """
+    low, high = 1, 2  # in units of `step`: size(low) <= target < size(high), unless size(1) > target
     while high * step < widest and size(high * step) <= target:
         low, high = high, 2 * high
     while high - low > 1:
@@ -31,10 +34,11 @@ def nearest_width(size: Callable[[int], int], target: int, step: int = 1, widest
 
 
 def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
-    """Return the model with about `target` parameters, and the factor of its d_model (1 if it is within 1 % already).
+    """Return the model resized to about `target` parameters, and the factor by which d_model was multiplied.
 
-    d_model and all explicit widths are scaled together. The remaining difference is made up by the hidden width of
-    feed-forward layers, if there are any. An error of more than 5 % is refused.
+    A model that is already within 1 % is returned unchanged. Otherwise d_model and all explicit widths are scaled
+    together, and the hidden width of feed-forward layers, if there are any, is adjusted to reduce the remaining
+    difference. A difference of more than 5 % raises an error.
     """
 
     def error(spec: ModelSpec) -> float:
@@ -46,7 +50,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
     width = nearest_width(lambda width: count(widened(model, width)), target, EVEN)
     result = widened(model, width)
     if error(result) > CLOSE and getattr(result, "d_head", 1) is not None:
-        # The rounding of d_head to even numbers makes sizes jump; solve again with d_head fixed.
+        # Because d_head is rounded to even numbers, the size jumps from width to width. Solve again with d_head fixed.
         narrow = result
         width = nearest_width(lambda width: count(widened(narrow, width)), target, EVEN)
         result = widened(narrow, width)
@@ -62,7 +66,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
 
 
 def widened(model: Any, width: int) -> Any:
-    """Return the model with another d_model, and explicit widths scaled in proportion.
+    """Return the model with d_model set to `width` and explicit widths scaled in proportion.
 
     If the number of heads does not divide `width` into even parts, d_head is set to the nearest even number.
     """

@@ -1,43 +1,47 @@
 """Tests of the rows of an ablation against the base: effects, their standard errors, and verdicts.
 
-The model of a table of losses is  y[r, s] = mu[r] + b[s] + e[r, s]:  a mean for each row, an effect of the seed that
-all rows share (its order of the data), variance tau^2, and a residual of each run, variance sigma_r^2. Rows have seeds
-1 .. n, the base these and m more. The effect of a row is the mean over its seeds minus a mean of the base, in which the
-paired seeds have weight w and the further ones 1 - w. Its variance is
+The loss of row r with seed s is modelled as  y[r, s] = mu[r] + b[s] + e[r, s].  Here mu[r] is the mean of the row, b[s]
+is an effect of the seed on all rows (the seed determines the order of the data) with variance tau^2, and e[r, s] is a
+residual with variance sigma_r^2. Rows have the seeds 1 .. n. The base (row 0) has the same seeds, called paired, and m
+further seeds. The effect of a row is the row's mean minus a weighted mean of the base, in which the paired seeds have
+the weight w and the further seeds 1 - w. The variance of the effect is
 
     V_r = sigma_r^2 / n  +  w^2 sigma_0^2 / n  +  (1 - w)^2 (sigma_0^2 + tau^2) / m  +  (1 - w)^2 tau^2 / n
 
-With equal variances it is least at w = 1 - q a, where q = m / (n + m) and a = sigma^2 / v, v = sigma^2 + tau^2, is the
-share of a run's variance that its seed does not explain: pairing alone if a seed has the same effect on all rows, the
-mean of all runs of the base if it has none in common. The estimate of a is poor where a is small, so w = 1 - q a^3 is
-used, which costs a few percent of precision between the two extremes. a is estimated from three mean squares that are
-independent of all means and, with equal variances, of each other:
+If all rows have equal variances, V_r is smallest at w = 1 - q a, where q = m / (n + m), v = sigma^2 + tau^2, and
+a = sigma^2 / v is the share of a run's variance that the seed does not explain. If the residual variance is small (a
+near 0), only the paired seeds count. If seeds have no common effect (a = 1), w weights all runs of the base equally.
+Because the estimate of a is poor where a is small, w = 1 - q a^3 is used instead. It costs a few percent of precision
+between the two extremes. The share a is estimated from three mean squares, which are independent of all means and, with
+equal variances, of each other. Their expected values and degrees of freedom are (R is the number of rows):
 
     E  of the residuals y[r, s] - row - seed + all, over the n shared seeds:    sigma^2,                 R (n - 1)
     B  of the means by seed, times R + 1:                                       sigma^2 + (R+1) tau^2,   (n - 1)
     X  of the base's further seeds:                                             v,                       (m - 1)
 
-Given them the effect is unbiased and normal, for any variances. Because w depends on their noise, the estimate of V is
-too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984), which is added. The
-variance of the base is always its own, from its paired and its further runs. That of a row, sigma_r^2, is estimated
-twice:
+Given E, B and X, the effect is unbiased and normal, for any variances. Because w depends on the noise of E, B and X,
+the estimate of V_r is too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984).
+This term is added. The variance of the base is always estimated from the base's own paired and further runs. The
+variance of a row, sigma_r^2, is estimated in two ways:
 
-    pooled  E, for rows that vary alike: many degrees of freedom, but too small for a row that varies more than others.
-    own     from the n runs of the row, with the effects of the seeds removed by the means of the other rows: right for
-            any variances, with n - 1 degrees of freedom.
+    pooled  The mean square E, for rows of similar variance. It has many degrees of freedom, but is too small for a row
+            that varies more than others.
+    own     The variance of the n runs of the row, after the means of the other rows have been used to remove the
+            effects of the seeds. It is correct for any variances, but has only n - 1 degrees of freedom.
 
-Degrees of freedom of sums are Satterthwaite's. A row is called better or worse if both estimates find an effect: the
-pooled one at the familywise level, shared by Holm over all rows, and the row's own at OWN of that level, not shared.
-A row that varies more than the others then adds at most OWN * level to the false alarms. Once few rows are left, Holm's
-share of the level is larger than that; the row's own variance then decides alone, at that share (Welch 1947 with Holm).
-The simulation in tests/unit/ablation/test_statistics.py keeps false alarms at 5 % with one row up to 10 times as noisy.
+Degrees of freedom of sums are Satterthwaite's. A row is called better or worse if both estimates find an effect. The
+test with the pooled variance is at the familywise level, corrected for all rows by Holm's procedure. The test with the
+row's own variance is at OWN times that level, without correction, so that a row that varies more than the others adds
+at most OWN * level to the false alarms. When few rows are left in Holm's procedure, the corrected level is larger than
+OWN times the level. Then the row's own variance decides alone, at the corrected level (Welch 1947 with Holm). The
+simulation in tests/unit/ablation/test_statistics.py confirms 5 % false alarms with one row up to 10 times as noisy.
 
-With fewer than 4 degrees of freedom for E the value of pairing cannot be estimated: means are compared with means, and
-the true error is smaller than the stated one by what seeds have in common. There, and for a single row, the own
-estimate has n - 1 degrees of freedom, the fewest possible, since Satterthwaite's are too many for two groups this small
-(Mickey and Brown 1966). A row that varies far more than the others (F test at 1 %, over all rows) would inflate the
-pooled variance: it is excluded from the pool and judged by its own variance alone, and OWN is divided by one more than
-the number of such rows.
+If E has fewer than 4 degrees of freedom, the benefit of pairing cannot be estimated, and the mean of the row is
+compared with the mean of all runs of the base. The stated error is then too large if seeds have a common effect. In
+this case, and for a single row, the own estimate has n - 1 degrees of freedom, the fewest possible, because
+Satterthwaite's number is too large for two groups of this size (Mickey and Brown 1966). A row that varies far more than
+the others (F test at 1 %, over all rows) would inflate the pooled variance. It is excluded from the pool and judged by
+its own variance alone, and OWN is divided by one more than the number of excluded rows.
 """
 
 import math
@@ -51,26 +55,26 @@ from scipy import optimize, special
 from regard.errors import DataError
 
 BETTER, WORSE, NONE = "better", "worse", "no measurable difference"
-OWN = 0.2  # share of the level at which a row's own variance has to confirm what the pooled one found
+OWN = 0.2  # fraction of the level at which the test with a row's own variance has to confirm an effect
 UNSTEADY = 0.01  # probability that any row is excluded from the pool by chance
-FEW = 4  # degrees of freedom below which the value of pairing cannot be estimated
-NODES = 16  # of numerical integration over a chi distribution
+FEW = 4  # with fewer degrees of freedom, the benefit of pairing cannot be estimated
+NODES = 16  # points for numerical integration over a chi distribution
 Runs = Mapping[int, float]  # seed -> measurement
 
 
 def critical(level: float, freedom: Any) -> Any:
-    """Return the t with P(|T| >= t) = level for Student's t; `freedom` may be an array."""
+    """Return the t for which P(|T| >= t) = level in Student's t distribution. `freedom` may be an array."""
     return -special.stdtrit(freedom, level / 2)
 
 
 class Error(NamedTuple):
-    """The standard error of an effect, and its degrees of freedom."""
+    """The standard error of an effect, and the degrees of freedom of the standard error."""
 
     size: float
     freedom: float
 
     def p_value(self, effect: float) -> float:
-        """Return the probability of an effect at least as large if there is none."""
+        """Return the p-value: the probability of an estimate of at least `effect` if there is no true effect."""
         if not math.isfinite(effect) or not math.isfinite(self.size):
             return 1.0
         if self.size == 0:
@@ -84,7 +88,7 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of a row, with its errors from the pooled variance of all rows and from the row's own."""
+    """The effect of a row, with two standard errors, from the pooled variance of all rows and from the row's own."""
 
     effect: float
     pooled: Error
@@ -94,16 +98,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A row compared with the base. The interval contains 0 exactly if the verdict is `NONE`.
+    """The comparison of a row with the base. The interval contains 0 if and only if the verdict is `NONE`.
 
-    `detectable` is the smallest effect that would be found with the requested power, whatever the other rows do.
+    `detectable` is the smallest effect that is detected with the requested power, whatever the effects of other rows.
     """
 
     effect: float
     low: float
     high: float
-    p_value: float  # from the row's own variance, not corrected for other rows
-    adjusted: float  # corrected for all rows; compared with the level
+    p_value: float  # from the row's own variance, not corrected for multiple tests
+    adjusted: float  # corrected for tests of all rows; compared with the level
     verdict: str
     detectable: float
     steady: bool
@@ -111,21 +115,21 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviations of the loss: over seeds, and with the effects of the seeds removed."""
+    """The standard deviations of the loss over seeds, with and without the effects of the seeds."""
 
     seeds: float  # sqrt(v)
     rest: float | None  # sigma; None if there are too few runs to estimate it
-    paired: float | None  # w, the weight of the base's paired seeds; None if means are compared
+    paired: float | None  # w, the weight of the base's paired seeds; None without pairing
 
 
 class Fit(NamedTuple):
-    """Effects of R rows and the parts of their variance, for one table or for many at once (leading axes)."""
+    """The effects of R rows and the parts of their variance, for one table or, with leading axes, for many tables."""
 
     effect: np.ndarray  # (..., R)
-    pooled: np.ndarray  # (...): variance of a run of any row, effects of seeds removed
-    own: np.ndarray  # (..., R): the same for each row, from its own runs
+    pooled: np.ndarray  # (...): variance of a run in any row, without effects of seeds
+    own: np.ndarray  # (..., R): variance of a run in each row, from its own runs
     base: np.ndarray  # (..., k): parts of the variance of an effect that come from the base
-    more: np.ndarray  # (...): its other parts, treated as known
+    more: np.ndarray  # (...): other parts of the variance of an effect, treated as known
     runs: int  # n
     freedom: tuple[int, ...]  # of the pooled variance, then of the parts from the base
     least: bool  # own estimates have n - 1 degrees of freedom
@@ -134,7 +138,7 @@ class Fit(NamedTuple):
     paired: bool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return standard errors of effects and their degrees of freedom, given the variance (..., R) of a run."""
+        """Return standard errors of effects and degrees of freedom, given the variance (..., R) of a run per row."""
         of_base = np.broadcast_to(self.base[..., None, :], (*variance.shape, self.base.shape[-1]))
         parts = np.concatenate([variance[..., None] / self.runs, of_base], -1)
         df = _freedom(parts, np.array([freedom, *self.freedom[1:]]))
@@ -142,12 +146,12 @@ class Fit(NamedTuple):
         return size, np.full_like(df, freedom) if least else df
 
     def errors(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return the errors from the pooled variance, and from each row's own."""
+        """Return the standard errors from the pooled variance, and those from each row's own variance."""
         pooled = np.broadcast_to(self.pooled[..., None], self.own.shape)
         return self.error(pooled, self.freedom[0]), self.error(self.own, self.runs - 1, self.least)
 
     def estimates(self, steady: bool = True) -> list[Estimate]:
-        """Return the estimate of every row of one table."""
+        """Return the estimates for all rows of one table."""
         pooled, own = ([Error(float(s), float(f)) for s, f in zip(*errors, strict=True)] for errors in self.errors())
         effects = self.effect.tolist()
         return [Estimate(*values, steady) for values in zip(effects, pooled, own, strict=True)]
@@ -155,18 +159,18 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """The decision rule: when an effect counts as found among those of other rows."""
+    """The rule that decides whether an effect counts as found, given the number of rows."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
 
     @property
     def confirms(self) -> float:
-        """1 / the share of the level at which the row's own variance has to confirm an effect."""
+        """The number by which the level is divided for the test with the row's own variance."""
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return True if a row is judged by its own variance alone, with `left` rows left in Holm's procedure."""
+        """Return whether a row is judged by its own variance alone, with `left` rows left in Holm's procedure."""
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
@@ -177,7 +181,7 @@ class Rule:
         return min(1.0, max(left * row.pooled.p_value(row.effect), self.confirms * own))
 
     def half(self, pooled: Error, own: Error, steady: bool, left: int) -> float:
-        """Return half the width of the interval that excludes 0 exactly if the effect is found."""
+        """Return half the width of the interval that excludes 0 if and only if the effect is found."""
         if self.alone(steady, left):
             return own.half(self.level / left)
         return max(pooled.half(self.level / left), own.half(self.level / self.confirms))
@@ -186,7 +190,7 @@ class Rule:
 def compare(
     base: Runs, rows: Mapping[str, Runs], lower_is_better: bool = True, level: float = 0.05, power: float = 0.8
 ) -> tuple[dict[str, Effect], Spread]:
-    """Compare every row with the base at a familywise `level`."""
+    """Return the comparison of every row with the base at a familywise `level`, and the spread of the runs."""
     fits, spread = fitted(base, rows)
     estimates = _estimates(fits)
     rule = Rule(level, sum(not row.steady for row in estimates.values()))
@@ -209,10 +213,10 @@ def compare(
 
 
 def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], list[int]]:
-    """Holm 1979: return p-values adjusted for all rows, and how many rows were left when each was tested.
+    """Return p-values adjusted by Holm's procedure (1979), and the number of rows left when each row was tested.
 
-    The row with the smallest p-value is tested first, as one of m rows, the next as one of m - 1, ..., until one
-    fails; all rows that are left at that point are tested together.
+    The row with the smallest p-value is tested first, as one of m rows. The next row is tested as one of m - 1 rows,
+    and so on, until no effect is found. All rows that remain at that point are tested together.
     """
     adjusted, left = [0.0] * len(estimates), [0] * len(estimates)
     waiting, largest, stopped = set(range(len(estimates))), 0.0, 0
@@ -229,9 +233,9 @@ def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], l
 
 
 def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> float:
-    """Return the smallest effect that is found with probability `power` among `rows` rows that vary as the pool does.
+    """Return the smallest effect that is found with probability `power` among `rows` rows with the pooled variance.
 
-    The probability is integrated over the sampling distributions of the row's own variance and of the base's.
+    The probability is integrated over the sampling distributions of the row's own variance and the base's variance.
     """
     of_base = np.array(fit.base)
     if fit.paired:
@@ -274,12 +278,15 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Estimate the effect of every row. All rows have the same seeds; the base has them and more."""
+    """Return the estimated effect of every row, and the spread of the runs.
+
+    All rows have the same seeds. The base has these seeds and more.
+    """
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
 
-Fits = list[tuple[list[str], Fit, bool]]  # names of the rows of each fit, and True if they are in the pool
+Fits = list[tuple[list[str], Fit, bool]]  # row names, their fit, and whether they are in the pool
 
 
 def _estimates(fits: Fits) -> dict[str, Estimate]:
@@ -287,7 +294,10 @@ def _estimates(fits: Fits) -> dict[str, Estimate]:
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """Fit all rows that vary alike together and each of the others alone; also return the spread of runs."""
+    """Return the fits and the spread of the runs.
+
+    Rows of similar variance are fitted together. Each row that varies far more than the others is fitted alone.
+    """
     seeds = sorted(_seeds(rows))
     if len(base) < 2:
         raise DataError(f"the base has {len(base)} finished runs, but a comparison needs at least 2; use more --seeds")
@@ -324,7 +334,7 @@ def _seeds(rows: Mapping[str, Runs]) -> set[int]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Fit rows (..., R, n) to a base with the same seeds (..., n) and further ones (..., m)."""
+    """Return the fit of rows (..., R, n) and a base with the same seeds (..., n) and further seeds (..., m)."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)
@@ -347,7 +357,7 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
     w = 1.0 - q * a**3
     noise = (only_E - a[..., None] * of_v) * (only_E - a[..., None] ** 3 * of_v) * 2 * squares**2 / df
     reference = w * means[..., 0] + ((1 - w) * further.mean(-1) if m else 0.0)
-    # The difference of a run from the mean of the R others has variance sigma_r^2 + sigma^2 / R.
+    # The difference between a run and the mean of the R others has the variance sigma_r^2 + sigma^2 / R.
     others = (table.sum(-2, keepdims=True) - table) / R
     against = (table - others).var(-1, ddof=1)
     own = np.maximum(against - E[..., None] / R, against * R / (R + 1))
@@ -368,7 +378,7 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Fit rows (..., R, n) to the mean of all runs of the base, its first (..., k) and further ones (..., m)."""
+    """Return the fit of rows (..., R, n) and the mean of all base runs, (..., k) first and (..., m) further ones."""
     runs = np.concatenate([base, further], -1)
     (R, n), N = rows.shape[-2:], runs.shape[-1]
     own, of_base = rows.var(-1, ddof=1), runs.var(-1, ddof=1)
@@ -390,7 +400,10 @@ def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Mask the rows (R, n) that vary alike: drop the most varied while an F test against the rest rejects."""
+    """Return a mask of the rows (R, n) that have similar variances.
+
+    The row with the largest variance is excluded repeatedly, while an F test against the other rows rejects it.
+    """
     runs = np.concatenate([base, further])
     own, of_base, df = rows.var(-1, ddof=1), float(runs.var(ddof=1)), rows.shape[-1] - 1
     left = np.ones(len(rows), dtype=bool)
@@ -406,6 +419,6 @@ def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarra
 
 
 def _freedom(parts: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """The degrees of freedom of a sum of mean squares (..., k), each times its share (Satterthwaite 1946)."""
+    """Return the degrees of freedom of a sum of weighted mean squares (..., k) (Satterthwaite 1946)."""
     below = (parts**2 / df).sum(-1)
     return np.where(below > 0, parts.sum(-1) ** 2 / np.where(below > 0, below, 1.0), float(df.sum()))

@@ -7,15 +7,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-Cells = Sequence[Sequence[str]]  # the heading first
+Cells = Sequence[Sequence[str]]  # rows of cells, the headings first
 
 
 def terminal(
     cells: Cells, left: Collection[int], wrap: Collection[int] = (), narrow: bool = False, styles: Sequence[str] = ()
 ) -> Table:
-    """Return a table for a terminal; columns in `left` are left-aligned, and those in `wrap` may be wrapped.
+    """Return a table for a terminal. Columns in `left` are left-aligned, and columns in `wrap` may be wrapped.
 
-    `styles` are those of the last cell of each row.
+    `styles` contains the style of the last cell in each row.
     """
     head, *rows = cells
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
@@ -27,14 +27,14 @@ def terminal(
 
 
 def markdown(cells: Cells, left: Collection[int]) -> list[str]:
-    """Return the lines of a Markdown table; columns in `left` are left-aligned."""
+    """Return the lines of a Markdown table. Columns in `left` are left-aligned."""
     head, *rows = cells
     alignment = ["---" if i in left else "--:" for i in range(len(head))]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, alignment, *rows)]
 
 
 def quantity(value: float | int) -> str:
-    """Format a number with three digits and a letter, such as `12.3M`."""
+    """Return a number as text with three digits and a letter, such as `12.3M`."""
     power = 0
     while power < 5 and value >= 1000 ** (power + 1):
         power += 1
