@@ -89,7 +89,7 @@ def usual_mode(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to disk. Windows cannot flush folders, and flushes files only if open for writing."""
+    """Flush a file or folder to disk. On Windows, folders are skipped, because they cannot be flushed."""
     if WINDOWS and path.is_dir():
         return
     handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
@@ -116,9 +116,9 @@ def locked(
     """Lock a folder against other processes; create it if it is missing and remove it afterwards if it is empty.
 
     If another process has the lock, raise DataError, or call `wait` and block until it is released. `check` may raise
-    to refuse the locked folder before anything in it changes. `writes` returns whether the file or folder of a
-    given name may be written; DataError is raised if it is, or contains at any depth, a link. The lock ends with the
-    process that has it. Temporary files of killed processes are removed.
+    to refuse the locked folder before anything in it changes. `writes` returns whether a name in the folder may be
+    written. Such a file or folder must not be a link or contain a link; otherwise DataError is raised. The lock ends
+    with the process that has it. Temporary files of killed processes are removed.
     """
     lock = _acquire(folder, wait)
     try:

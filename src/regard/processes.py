@@ -88,7 +88,7 @@ class ProcessPool(ThreadPoolExecutor):
         return worker.run(job, on_event)
 
     def __exit__(self, *_: object) -> None:
-        """End all workers at once, including busy ones; wait for all results that are needed before this."""
+        """End all workers at once, including busy workers. Results that have not been waited for are lost."""
         self.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()

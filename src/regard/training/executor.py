@@ -102,7 +102,7 @@ class Update:
         return loss
 
     def _step_optimizer(self, norm: Tensor) -> None:
-        """Step all parts of the optimizer, or none if a float16 gradient overflowed: all were clipped by its norm."""
+        """Step all parts of the optimizer, or none if a float16 gradient overflowed, because clipping used its norm."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():
