@@ -253,7 +253,7 @@ class Ladder:
         return [head, *(_cells(rung) for rung in self.rungs)]
 
     def by_length(self) -> list[list[str]]:
-        """Return the cells of the table of the metric by source length as text, headings first."""
+        """Return a table of the metric for each range of source lengths, as rows of strings, the head first."""
         head = ["rung", *(f"{bucket.name} tokens ({len(bucket.lines)} lines)" for bucket in self.buckets)]
         return [head, *([rung.name, *map(_score, rung.buckets)] for rung in self.rungs if rung.buckets)]
 

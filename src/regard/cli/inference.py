@@ -279,7 +279,7 @@ def evaluate(
     stride: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="For a language model, tokens from one window to the next. Default: half a window."
+            min=1, metavar="N", help="Stride of a language model's windows in tokens. Default: half a window."
         ),
     ] = None,
     batch_size: BatchSize = None,

@@ -101,11 +101,12 @@ def choose_limit(
     room: int,
     long: Long | None = None,
 ) -> Limit:
-    """Return a length limit from 256 to `room` tokens that 99 % of the texts do not exceed, if `room` allows it.
+    """Return a length limit between 256 and `room` tokens, and the treatment of longer texts.
 
-    `long` is what happens to longer texts; if it is None, it is also chosen. Where targets are much shorter than
-    sources, for example in summaries, longer sources are cut, because the beginning matters most. In other tasks a pair
-    with a longer source or target is dropped, because the target for half a sentence would be half a target.
+    The limit covers 99 % of the texts, or as many as `room` permits. `long` is the treatment of longer texts, "cut" or
+    "drop"; with None it is chosen here. If targets are much shorter than sources, as in summaries, long sources are
+    cut, because the beginning matters most. Otherwise a pair with a long source or target is dropped, because a
+    truncated source would no longer match its target.
     """
     if objective.model == "language_model":
         return Limit(SMALLEST_LIMIT, "drop", "")

@@ -428,7 +428,10 @@ class FastSelfAttention(SelfAttentionModule):
         return self.output(merge_heads(y))
 
     def is_fused(self, view: View) -> bool:
-        """Return whether queries, keys and values have equal shapes and are used exactly as projected."""
+        """Return whether the kernel can read queries, keys and values from the fused projection.
+
+        They must have equal shapes, and no rotation, offset or norm may stand between projection and attention.
+        """
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
         return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1

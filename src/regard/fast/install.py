@@ -53,7 +53,7 @@ from regard.nn.vocab.tables import EmbeddingsModule
 
 
 class Replacement(NamedTuple):
-    """A fast class for a module class. Both have the same parameters, so that only the class of an instance changes."""
+    """A module class and its fast replacement. Both have equal parameters: converting a module sets its `__class__`."""
 
     plain: type[nn.Module]
     fast: type[nn.Module]

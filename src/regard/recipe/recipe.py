@@ -255,7 +255,7 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
 
 
 def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Return the edits, after the default tokenizer or batching if an edit sets one of its fields."""
+    """Return the edits; if one sets a field of the tokenizer or the batching, its default is set before the edits."""
     defaults: dict[str, Any] = {}
     if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
         defaults["tokenizer"] = BPE()
@@ -360,9 +360,10 @@ def _modified(
 
 
 def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
-    """Return a model, derived from `before`, with the edits that the data require; raise SpecError for a conflict.
+    """Return `model`, which variants made from `before`, with the edits `fits` that the data require.
 
-    A variant may change the length of a position table (`max_len`); it is then set to the length that the data require.
+    A variant that changes one of these fields to another value is a conflict and raises SpecError. The length of a
+    position table (`max_len`) is an exception: the length that the data require replaces it without an error.
     """
     for path, value in fits.items():
         current = get_at(model, path)

@@ -310,7 +310,7 @@ def collate(
 
 
 def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
-    """Return the ids, or a fixed random vector for each id if the model reads vectors as `side`."""
+    """Return the model's input on this side: the ids, or a fixed vector for each id if it reads vectors."""
     input_ = getattr(spec, "input", None)
     channels = input_.of(side).vector_channels if isinstance(input_, InputSpec) else 0
     return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids
