@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float
 
-from regard.errors import DataError
+from regard.errors import DataError, SpecError
 
 References = Sequence[str] | Sequence[Sequence[str]]
 
@@ -64,9 +64,9 @@ class Metric(ABC):
         """The title with the settings that sacreBLEU includes in it, such as `chrF2++`."""
         return self.title
 
-    def segment(self, output: Any, references: Sequence[Any]) -> Sequence[float | int]:
+    def segment(self, output: Any, references: Sequence[Any]) -> Sequence[float | int]:  # noqa: ARG002
         """Return the statistics of one output; `references` has one reference from each reference list."""
-        raise NotImplementedError
+        raise SpecError("metric", f"{type(self).__name__} has no method segment(output, references); define it")
 
     @abstractmethod
     def value(self, total: Float[np.ndarray, " K"]) -> float:

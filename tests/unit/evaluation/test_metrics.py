@@ -12,6 +12,7 @@ import pytest
 
 from regard.errors import DataError, SpecError
 from regard.evaluation import metrics
+from regard.evaluation.metric import Metric
 from regard.evaluation.metrics import (
     Score,
     accuracy,
@@ -220,3 +221,16 @@ def test_the_module_costs_no_metric_package() -> None:
         "import sys, regard.evaluation.metrics; print({'sacrebleu', 'rouge_score', 'nltk', 'torch'} & {*sys.modules})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_metric_without_segment_is_refused_by_one_sentence() -> None:
+    class Unfinished(Metric):
+        """A user's metric that lacks the statistics of a segment."""
+
+        name = title = "unfinished"
+
+        def value(self, total: Any) -> float:
+            return float(total[0])
+
+    with pytest.raises(SpecError, match=r"^metric: Unfinished has no method segment"):
+        Unfinished().score(["a"], ["a"])
