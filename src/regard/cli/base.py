@@ -246,9 +246,9 @@ def set_threads(
     The best number is measured only before training, which takes long enough to be worth it. `parameters` is the size
     of the model that decodes. An environment variable for the number of threads has priority over an automatic choice.
     """
-    from regard.planner.threads import for_decoding, for_training, recorded, said
+    from regard.planner.threads import for_decoding, for_training, recorded, set_by_user
 
-    if threads is None and not said():
+    if threads is None and not set_by_user():
         threads = None if run is None else recorded(run)
         if threads is None and _on_cpu(device):
             threads = for_training() if kind == "train" else for_decoding(parameters)

@@ -66,6 +66,14 @@ def timings_file(machine: str) -> Path:
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
+def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
+    """Store timings atomically, unless the cache is disabled. If that fails, they are measured again next time."""
+    with suppress(OSError, SpecError):
+        if size_limit():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps(timings))
+
+
 def compile_folder() -> Path | None:
     """Create and return torch.compile's cache folder.
 

@@ -9,16 +9,15 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from regard.batch import Batch, translation
 from regard.catalogue import PARTS
 from regard.data import cache as cached
-from regard.errors import SpecError
-from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.models.build import build
 from regard.training.optim import AdamW, muon_matrices
@@ -47,8 +46,19 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
     count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
-        facts = repr((_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS))))
-        return _kept(facts, lambda: _measured(spec, lengths, device), keep)
+        facts = (_name(device), count, torch.__version__, lengths, json.dumps(to_record(spec, PARTS)))
+        path = cached.timings_file(repr(facts))
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            stored = json.loads(path.read_text())["tokens_per_second"]
+            if isinstance(stored, float) and stored > 0:
+                return stored
+        if device.type == "cuda":
+            measured = _estimated(spec, lengths, _product(device) * UTILISATION, device.type)
+        else:
+            measured = _timed(spec, lengths, device)
+        if keep:
+            cached.store_timings(path, {"tokens_per_second": measured})
+        return measured
 
     return Hardware(device.type, memory(device), speed)
 
@@ -56,11 +66,7 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
 def nominal(kind: str, memory: float = 16e9) -> Hardware:
     """Return a typical device, without measuring anything: two cores of a laptop, or a data-centre GPU."""
     flops = 60e9 if kind == "cpu" else 150e12
-
-    def speed(spec: ModelSpec, lengths: Lengths) -> float:
-        return _estimated(spec, lengths, flops, kind)
-
-    return Hardware(kind, memory, speed)
+    return Hardware(kind, memory, partial(_estimated, flops=flops, kind=kind))
 
 
 def memory(device: torch.device) -> float:
@@ -76,31 +82,6 @@ def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {platform.machine()} {platform.processor()} {os.cpu_count()}"
-
-
-def _kept(facts: str, measure: Callable[[], float], keep: bool) -> float:
-    """Return a speed from the cache, or measure it; `keep` stores a new measurement in the cache."""
-    path = cached.timings_file(facts)
-    try:
-        found = json.loads(path.read_text())["tokens_per_second"]
-        if isinstance(found, float) and found > 0:
-            return found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    found = measure()
-    try:
-        if keep and cached.size_limit():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, json.dumps({"tokens_per_second": found}))
-    except (OSError, SpecError):
-        pass
-    return found
-
-
-def _measured(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
-    if device.type == "cuda":
-        return _estimated(spec, lengths, _product(device) * UTILISATION, device.type)
-    return _timed(spec, lengths, device)
 
 
 def _product(device: torch.device) -> float:
@@ -123,10 +104,9 @@ def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> fl
     per_token = _flops_per_token(spec)
     if source and target:
         per_token *= (source + target) / (2 * target)
-    width = getattr(spec, "d_model", 512)
-    share = min(1.0, width / 512) if kind != "cpu" else 1.0
-    rate = flops * share / per_token
-    return rate if kind == "cpu" else min(rate, 16384 / LEAST_STEP)
+    if kind == "cpu":
+        return flops / per_token
+    return min(flops * min(1.0, getattr(spec, "d_model", 512) / 512) / per_token, 16384 / LEAST_STEP)
 
 
 @cache
@@ -176,15 +156,12 @@ def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:
         return torch.randint(4, max(5, vocab), (rows, length), generator=generator).tolist()
 
     vocab: int = getattr(spec, "vocab", 32000)
+    target_vocab: int = getattr(spec, "target_vocab", None) or vocab
+    rows = max(1, PROBED // max(source, target))
     if source and target:
-        rows = max(1, PROBED // max(source, target))
-        pairs = zip(
-            ids(vocab, source, rows), ids(getattr(spec, "target_vocab", None) or vocab, target, rows), strict=True
-        )
+        pairs = zip(ids(vocab, source, rows), ids(target_vocab, target, rows), strict=True)
         return translation(list(pairs), 1, 2, source_end=()), rows * (target + 1)
     if target:
-        rows = max(1, PROBED // target)
         text = torch.tensor(ids(vocab, target + 1, rows))
         return Batch(text[:, :-1], text[:, 1:]), rows * target
-    rows = max(1, PROBED // source)
     return Batch(torch.tensor(ids(vocab, source, rows)), torch.zeros(rows, dtype=torch.long)), rows * source

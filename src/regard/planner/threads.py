@@ -1,11 +1,10 @@
 """Choose the number of CPU threads by measuring, because neither one thread nor all threads are best on every machine.
 
-Threads wait for each other by spinning, so that two threads can be many times slower than one if another process is
-busy, and the small matrix products of a decoding step often finish before a second thread has started. The best number
-cannot be predicted from the hardware, so `regard train` measures it in a separate process, and stores the result in the
-cache if the machine was idle. Without a measurement, a small model decodes with one thread. Decoding never uses more
-threads than there are idle cores when it starts. A number set by the user (`--threads`, `OMP_NUM_THREADS`) is always
-used.
+Threads wait for each other by spinning, so two threads can be many times slower than one if another process is busy.
+The small matrix products of a decoding step often finish before a second thread has started. The best number cannot be
+predicted from the hardware, so `regard train` measures it in a separate process, and stores the result in the cache if
+the machine was idle. Without a measurement, a small model decodes with one thread. Decoding never uses more threads
+than there are idle cores when it starts. A number set by the user (`--threads`, `OMP_NUM_THREADS`) is always used.
 """
 
 import json
@@ -15,19 +14,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import timeit
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from regard.data import cache
-from regard.errors import SpecError
-from regard.files import replace_text
 from regard.processes import python
 
 Kind = Literal["train", "decode"]
+Timings = dict[Kind, dict[int, float]]  # seconds by number of threads
 KINDS: tuple[Kind, ...] = ("train", "decode")
-SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GAIN = 1.1  # factor by which more threads must be faster; smaller differences are noise
 SECONDS = 30  # time limit of a measurement, including the start of its process; it usually takes about 4 s
 ROUNDS = 3
@@ -41,15 +39,15 @@ def for_training() -> int | None:
 
     None means torch's default: the user has set the number, there is only one core, or the measurement failed.
     """
-    if said() or cores() == 1:
+    if set_by_user() or cores() == 1:
         return None
-    known = _read()
-    if known is None:
+    timings = _read()
+    if timings is None:
         alone = quiet()
-        known = _measured()
-        if known is not None and alone:
-            _write(known)
-    return None if known is None else best(known["train"])
+        timings = _measured()
+        if timings is not None and alone:
+            _write(timings)
+    return None if timings is None else best(timings["train"])
 
 
 def for_decoding(parameters: int | None = None) -> int | None:
@@ -59,18 +57,18 @@ def for_decoding(parameters: int | None = None) -> int | None:
     parameters, and torch's default for a larger model. It is never more than the number of idle cores: with one busy
     process on two cores, two threads were 2 to 15 times slower than one, for models of 2 to 52 million parameters.
     """
-    if said() or cores() == 1:
+    if set_by_user() or cores() == 1:
         return None
-    known = _read()
-    if known is not None:
-        wanted = best(known["decode"])
+    timings = _read()
+    if timings is not None:
+        threads = best(timings["decode"])
     elif parameters is not None and parameters < SMALL:
-        wanted = 1
+        threads = 1
     else:
         import torch  # noqa: PLC0415
 
-        wanted = torch.get_num_threads()
-    return wanted if wanted == 1 else max(1, min(wanted, round(idle_cores())))
+        threads = torch.get_num_threads()
+    return threads if threads == 1 else max(1, min(threads, round(idle_cores())))
 
 
 def best(seconds: dict[int, float]) -> int:
@@ -84,9 +82,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def said() -> bool:
+def set_by_user() -> bool:
     """Return whether environment variables set the number of threads."""
-    return any(os.environ.get(name) for name in SAID)
+    return any(os.environ.get(name) for name in VARIABLES)
 
 
 def quiet() -> bool:
@@ -102,7 +100,7 @@ def idle_cores() -> float:
     time.sleep(INTERVAL)
     now = _ticks()
     spent = {core: (now[core][0] - before[core][0], now[core][1] - before[core][1]) for core in before if core in now}
-    return sum(idle / max(1, every) for core, (idle, every) in spent.items() if core in os.sched_getaffinity(0))
+    return sum(idle / max(1, total) for core, (idle, total) in spent.items() if core in os.sched_getaffinity(0))
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
@@ -113,7 +111,7 @@ def _ticks() -> dict[int, tuple[int, int]]:
         counts = {int(row[0][3:]): [int(count) for count in row[1:9]] for row in rows}
     except (OSError, ValueError):
         return {}
-    return {core: (sum(each[3:5]), sum(each)) for core, each in counts.items() if any(each)}
+    return {core: (sum(ticks[3:5]), sum(ticks)) for core, ticks in counts.items() if any(ticks)}
 
 
 def recorded(run: Path) -> int | None:
@@ -125,59 +123,46 @@ def recorded(run: Path) -> int | None:
     return threads if isinstance(threads, int) and threads > 0 else None
 
 
-def _file() -> Path:
-    """Return the path of the measurements in the cache; its key is everything that the measurements depend on."""
-    facts = (cpu(), cores(), platform.platform(), metadata.version("torch"))
-    return cache.timings_file(repr(facts))
-
-
 def cpu() -> str:
     """Return the name of the processor, as precisely as the system reports it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    names = re.findall(r"^model name.*?:(.*)", info.read_text(), re.MULTILINE) if info.exists() else []
+    return names[0].strip() if names else platform.processor() or platform.machine()
 
 
-def _read() -> dict[Kind, dict[int, float]] | None:
+def _file() -> Path:
+    """Return the path of the measurements in the cache; its key is everything that the measurements depend on."""
+    return cache.timings_file(repr((cpu(), cores(), platform.platform(), metadata.version("torch"))))
+
+
+def _read() -> Timings | None:
     try:
         return _parsed(_file().read_text())
     except OSError:
         return None
 
 
-def _write(found: dict[Kind, dict[int, float]]) -> None:
-    """Store the measurements atomically. If that fails, they are measured again next time."""
-    path = _file()
-    try:
-        if not cache.size_limit():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(found))
-    except (OSError, SpecError):
-        return
+def _write(timings: Timings) -> None:
+    cache.store_timings(_file(), timings)
 
 
-def _measured() -> dict[Kind, dict[int, float]] | None:
+def _measured() -> Timings | None:
     """Return the measurements of a separate process; None if the process fails for any reason."""
+    command = python("regard.planner.threads")
     try:
-        done = subprocess.run(
-            python("regard.planner.threads"), capture_output=True, text=True, timeout=SECONDS, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return _parsed(done.stdout)
 
 
-def _parsed(text: str) -> dict[Kind, dict[int, float]] | None:
+def _parsed(text: str) -> Timings | None:
     try:
         record = json.loads(text)
-        found: dict[Kind, dict[int, float]] = {
-            kind: {int(n): float(spent) for n, spent in record[kind].items()} for kind in KINDS
-        }
+        timings: Timings = {kind: {int(n): float(seconds) for n, seconds in record[kind].items()} for kind in KINDS}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return found if all(found.values()) else None
+    return timings if all(timings.values()) else None
 
 
 def candidates(available: int) -> list[int]:
@@ -185,22 +170,9 @@ def candidates(available: int) -> list[int]:
     return sorted({1, max(1, available // 2), available})
 
 
-def measure() -> dict[Kind, dict[int, float]]:
+def measure() -> Timings:
     """Return the seconds of a small training step and a small beam search per number of threads: best of `ROUNDS`."""
-    import torch  # noqa: PLC0415  # reading a stored measurement should not wait for this import
-
-    work = _work()
-    found: dict[Kind, dict[int, float]] = {kind: {} for kind in KINDS}
-    for threads in candidates(cores()):
-        torch.set_num_threads(threads)
-        for kind in KINDS:
-            work[kind]()
-            found[kind][threads] = min(_seconds(work[kind]) for _ in range(ROUNDS))
-    return found
-
-
-def _work() -> dict[Kind, Callable[[], Any]]:
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415  # reading a stored measurement should not wait for these imports
 
     from regard.batch import Batch, translation  # noqa: PLC0415
     from regard.decoding.beam import Beam  # noqa: PLC0415
@@ -214,22 +186,22 @@ def _work() -> dict[Kind, Callable[[], Any]]:
     model = build(preset("transformer_base", vocab=4000, **sizes))
     assert isinstance(model, Generator)
     ids = torch.randint(4, 4000, (16, 17), generator=torch.Generator().manual_seed(0)).tolist()
-    learned = translation([(row, row) for row in ids], 1, 2, source_end=())
+    batch = translation([(row, row) for row in ids], 1, 2, source_end=())
     sources = torch.tensor(ids[:8])
 
     def train() -> None:
-        model.train().loss(learned).total.backward()
+        model.train().loss(batch).total.backward()
 
     def decode() -> None:
         find(model.eval(), Batch(sources[:, :1], source=sources), Beam(5), SpecialTokens(1, 2, 0), Limits(8, 8))
 
-    return {"train": train, "decode": decode}
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    timings: Timings = {"train": {}, "decode": {}}
+    for threads in candidates(cores()):
+        torch.set_num_threads(threads)
+        for kind, work in zip(KINDS, (train, decode), strict=True):
+            work()
+            timings[kind][threads] = min(timeit.repeat(work, number=1, repeat=ROUNDS))
+    return timings
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ FOUND: dict[threads.Kind, dict[int, float]] = {"train": {1: 1.0, 2: 0.6, 4: 0.58
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A quiet machine of four cores whose cache is empty; the list grows with every measurement."""
     calls: list[str] = []
-    for name in threads.SAID:
+    for name in threads.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("REGARD_CACHE_SIZE", raising=False)
@@ -51,7 +51,7 @@ def test_what_is_measured_beside_others_holds_for_now(machine: list[str], monkey
     assert machine == ["measured"]
 
 
-@pytest.mark.parametrize("name", threads.SAID)
+@pytest.mark.parametrize("name", threads.VARIABLES)
 def test_who_says_how_many_is_not_asked(machine: list[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "3")
     assert threads.for_training() is threads.for_decoding(1) is None
