@@ -105,8 +105,32 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
     return np.asarray(cuts)
 
 
+class FixedShape(Batching):
+    """Base class of batchings whose batches have `tokens` / `length` rows of `length` tokens."""
+
+    __slots__ = ()
+    row: ClassVar[str]  # what a row is called in an error message
+    tokens: int | None
+    length: int
+
+    def check(self) -> None:
+        if self.length < 1:
+            raise SpecError("length", f"must be at least 1, not {self.length}")
+        if self.tokens is not None and self.tokens < self.length:
+            raise SpecError("tokens", f"is {self.tokens}, less than one {self.row} of length {self.length}")
+
+    def shape(self) -> tuple[int, int] | None:
+        return None if self.tokens is None else (self.tokens // self.length, self.length)
+
+    def in_batches(self, examples: np.ndarray, rows: np.ndarray) -> Plan:
+        """Return the plan with the given rows, divided into batches in order."""
+        shape, count = self.shape(), len(rows) - 1
+        assert shape is not None, "resolved before planning"
+        return Plan(examples, rows, np.append(np.arange(0, count, shape[0]), count))
+
+
 @dataclass(frozen=True, slots=True)
-class Packing(Batching):
+class Packing(FixedShape):
     """Batches whose rows have a fixed `length` and hold several examples each.
 
     There is hardly any padding, and every batch has the same shape: `tokens` / `length` rows. The shuffled epoch is
@@ -117,23 +141,17 @@ class Packing(Batching):
 
     kind = "packing"
     packed = True
+    row = "row"
     tokens: int | None = None
     length: int = 512
     pool: int = 4096  # maximum number of examples packed together; a larger pool needs less padding and more time
 
     def check(self) -> None:
-        for name in ("length", "pool"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
-        if self.tokens is not None and self.tokens < self.length:
-            raise SpecError("tokens", f"is {self.tokens}, less than one row of length {self.length}")
-
-    def shape(self) -> tuple[int, int] | None:
-        return None if self.tokens is None else (self.tokens // self.length, self.length)
+        FixedShape.check(self)
+        if self.pool < 1:
+            raise SpecError("pool", f"must be at least 1, not {self.pool}")
 
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        shape = self.shape()
-        assert shape is not None, "resolved before planning"
         order = shuffled(examples, rng)
         columns = np.stack([lengths[name][order] for name in lengths], 1)
         if len(order) and int(columns.max()) > self.length:
@@ -146,8 +164,7 @@ class Packing(Batching):
         place[shuffled(np.arange(len(sizes)), rng)] = np.arange(len(sizes))  # new index of each row
         by_row = np.argsort(place[row], kind="stable")
         sizes[place] = sizes.copy()
-        begin = np.concatenate([[0], np.cumsum(sizes)])
-        return Plan(order[by_row], begin, np.append(np.arange(0, len(sizes), shape[0]), len(sizes)))
+        return self.in_batches(order[by_row], np.concatenate([[0], np.cumsum(sizes)]))
 
     def _rows(self, sizes: np.ndarray) -> np.ndarray:
         """Return the row number of every example. `sizes` has the shape (examples, columns)."""
@@ -160,10 +177,7 @@ class Packing(Batching):
         return (np.concatenate(packed) + each * np.arange(pools)[:, None]).reshape(-1)[:count]
 
     def _best_fit(self, sizes: np.ndarray) -> np.ndarray:
-        """Return row numbers (pools, examples) for `sizes` (pools, examples, columns), by best fit decreasing.
-
-        All pools are packed in parallel.
-        """
+        """Return row numbers (pools, examples) for `sizes` (pools, examples, columns). Pools are packed in parallel."""
         pools, count, sides = sizes.shape
         decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
         in_order = np.take_along_axis(sizes, decreasing[:, :, None], 1).transpose(1, 2, 0).copy()
@@ -183,36 +197,22 @@ class Packing(Batching):
 
 
 @dataclass(frozen=True, slots=True)
-class Windows(Batching):
+class Windows(FixedShape):
     """Batches of windows of `length` tokens from one long text, with `tokens` / `length` windows per batch.
 
     In each epoch the first window begins at a random offset, and the incomplete windows at both ends are skipped.
     """
 
     kind = "windows"
+    row = "window"
     tokens: int | None = None
     length: int = 256
 
-    def check(self) -> None:
-        if self.length < 1:
-            raise SpecError("length", f"must be at least 1, not {self.length}")
-        if self.tokens is not None and self.tokens < self.length:
-            raise SpecError("tokens", f"is {self.tokens}, less than one window of length {self.length}")
-
-    def shape(self) -> tuple[int, int] | None:
-        return None if self.tokens is None else (self.tokens // self.length, self.length)
-
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
         """Return a plan whose `examples` are the indices at which the windows begin."""
-        shape = self.shape()
-        assert shape is not None, "resolved before planning"
         offset = 0 if rng is None else int(rng.integers(self.length))
         starts = shuffled(self.starts(lengths["target"], examples, offset, tails=rng is None), rng)
-        return Plan(
-            starts,
-            np.arange(len(starts) + 1),
-            np.append(np.arange(0, len(starts), shape[0]), len(starts)),
-        )
+        return self.in_batches(starts, np.arange(len(starts) + 1))
 
     def starts(self, lengths: np.ndarray, streams: np.ndarray, offset: int, tails: bool) -> np.ndarray:
         """Return the indices at which the windows of the given texts begin.
@@ -220,12 +220,9 @@ class Windows(Batching):
         A window needs one more token after its last input, as the last label. The remainder of a text becomes a shorter
         window if `tails` is true and is skipped otherwise.
         """
-        ends = np.cumsum(lengths).tolist()
-        last = 1 if tails else self.length
-        parts = [
-            np.arange(ends[stream] - int(lengths[stream]) + offset, ends[stream] - last, self.length)
-            for stream in streams.tolist()
-        ]
+        ends, last = np.cumsum(lengths), 1 if tails else self.length
+        begins = ends - lengths + offset
+        parts = [np.arange(begins[stream], ends[stream] - last, self.length) for stream in streams]
         starts = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(starts):
             return starts
