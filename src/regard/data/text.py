@@ -12,8 +12,7 @@ import os
 import stat
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -46,50 +45,21 @@ class LineStream(Protocol):
 def lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a text file without line ends; `.gz` and `.xz` files are decompressed."""
     name = os.fspath(path)
-    number, begun, size = 1, list[bytes](), 0  # number of the next line, its first chunks, and the size of the chunks
     with _opened(name) as file, _decompressed(file, name) as stream:
-        while True:
-            try:
-                chunk = stream.read1(CHUNK)
-            except UNREADABLE as error:
-                raise _damaged(name, number, error) from None
-            first = chunk.find(b"\n")
-            if size + (len(chunk) if first < 0 else first) > MAX_LINE:
-                raise _too_long(name, number)
-            # A NUL byte is reported at once: a binary file may have no line feed.
-            end = len(chunk) if b"\0" in chunk or not chunk else chunk.rfind(b"\n") + 1
-            if end or not chunk:
-                for line in _block(b"".join([*begun, chunk[:end]]), name, number):
-                    yield line
-                    number += 1
-                begun, size = [], 0
-            if not chunk:
-                break
-            begun.append(chunk[end:])
-            size += len(chunk) - end
-    if number == 1:
-        raise _empty(name)
+        decoded = decoded_lines(stream, name)
+        first = next(decoded, None)
+        if first is None:
+            raise _empty(name)
+        yield first
+        yield from decoded
 
 
-def _block(block: bytes, name: str, number: int) -> Iterable[str]:
-    """Return the decoded lines of a block whose first line has the number `number`.
-
-    A valid block is decoded at once. Other blocks are decoded line by line, so that the error has the line number.
-    """
-    if block.endswith(b"\n") and b"\0" not in block:
-        with suppress(UnicodeDecodeError):
-            text = (block.removeprefix(BYTE_ORDER_MARK) if number == 1 else block).decode("utf-8")
-            return text.replace("\r\n", "\n").split("\n")[:-1]
-    return decoded_lines(io.BytesIO(block), name, number)
-
-
-def decoded_lines(stream: LineStream, name: str, first: int = 1) -> Iterator[str]:
+def decoded_lines(stream: LineStream, name: str) -> Iterator[str]:
     """Yield the lines of a binary stream such as `sys.stdin.buffer`, each as soon as it is complete.
 
-    A carriage return before the line feed and a byte-order mark before the first line are removed. `first` is the
-    number of the stream's first line.
+    A carriage return before the line feed and a byte-order mark before the first line are removed.
     """
-    for number in count(first):
+    for number in count(1):
         raw = _raw_line(stream, name, number)
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)
@@ -113,28 +83,20 @@ def _raw_line(stream: LineStream, name: str, number: int) -> bytes:
         try:
             chunk = stream.readline(CHUNK)
         except UNREADABLE as error:
-            raise _damaged(name, number, error) from None
+            raise DataError(f"{name}: is damaged or cut short: line {number} cannot be read ({error})") from None
         if b"\0" in chunk:
             raise DataError(f"{name}: line {number} is not text: it has a NUL byte, as binary files and UTF-16 do")
         chunks.append(chunk)
         size += len(chunk)
         if size > MAX_LINE + chunk.endswith(b"\n"):
-            raise _too_long(name, number)
+            most = f"{MAX_LINE >> 20} MiB" if MAX_LINE >= 1 << 20 else f"{MAX_LINE} bytes"
+            raise DataError(f"{name}: line {number} is longer than {most}; break the text into lines")
         if len(chunk) < CHUNK or chunk.endswith(b"\n"):
             return b"".join(chunks)
 
 
-def _too_long(name: str, number: int) -> DataError:
-    most = f"{MAX_LINE >> 20} MiB" if MAX_LINE >= 1 << 20 else f"{MAX_LINE} bytes"
-    return DataError(f"{name}: line {number} is longer than {most}; break the text into lines")
-
-
 def _empty(name: str) -> DataError:
     return DataError(f"{name}: is empty; give a file with at least one line")
-
-
-def _damaged(name: str, number: int, error: Exception) -> DataError:
-    return DataError(f"{name}: is damaged or cut short: line {number} cannot be read ({error})")
 
 
 def _opened(name: str) -> io.BufferedReader:
