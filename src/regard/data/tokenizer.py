@@ -1,4 +1,4 @@
-"""Tokenizers: they convert text to token ids and back. A tokenizer is learned from the corpus or imported.
+"""Tokenizers convert text to token ids and back. A tokenizer is learned from the corpus or imported.
 
 A tokenizer is stored as one JSON file: a `tokenizer.json` for the tokenizers library with regard's settings at the key
 `model.regard`. The library ignores this key, and `Tokenizer.plain_json` leaves it out.
@@ -7,6 +7,7 @@ A tokenizer is stored as one JSON file: a `tokenizer.json` for the tokenizers li
 import hashlib
 import json
 import os
+import re
 import secrets
 from abc import abstractmethod
 from collections import Counter
@@ -49,6 +50,7 @@ _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
 SYMBOLS = [chr(byte) if byte in _VISIBLE else chr(256 + _HIDDEN.index(byte)) for byte in range(256)]
 BYTES = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 
 # A text that only a lossless tokenizer restores: it has spaces, combining marks, look-alike characters, the text of
 # control tokens, and a sample of all Unicode characters.
@@ -78,7 +80,7 @@ class Note:
 
 
 class Tokenizer:
-    """A tokenizer, which encodes text as token ids and decodes token ids to text.
+    """A tokenizer encodes text as token ids and decodes token ids to text.
 
     Text is never parsed for control tokens: "</s>" in a text is 4 characters. `encode` never returns the ids `pad`,
     `bos` or `eos`, and `decode` skips these ids. An unknown word decodes to `<unk>`.
@@ -162,16 +164,14 @@ class Tokenizer:
                 encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             except Exception as error:  # the library raises nothing more special
                 for number, text in enumerate(batch, start):
-                    _check_encodable(text, f"text {number}")
+                    if LONE_SURROGATE.search(text):
+                        raise DataError(f"text {number} has half a character (a lone surrogate); repair it") from None
                 raise DataError(f"texts {start} to {start + len(batch) - 1} cannot be encoded ({error})") from None
             ids.extend(encoding.ids for encoding in encoded)
         return ids
 
     def encode_column(self, texts: list[str]) -> Column:
-        """Return the token ids of every text as a column.
-
-        For a corpus, this is faster than `encode_batch`, because most tokenizers encode every distinct word only once.
-        """
+        """Return the token ids of every text as a column. Most tokenizers encode every distinct word only once."""
         return self._words.column(texts) if self.kind in BY_WORD else Column.of(self.encode_batch(texts))
 
     @cached_property
@@ -214,7 +214,7 @@ class Tokenizer:
         token = self._library.id_to_token(token_id) or ""
         if not self._has_bytes:
             return token.replace(SPACE, " ")
-        if not all(symbol in BYTES for symbol in token):  # an added token of an imported file, which is plain text
+        if not BYTES.keys() >= set(token):  # an added token of an imported file, which is plain text
             return token
         return bytes(BYTES[symbol] for symbol in token).decode("utf-8", "backslashreplace")
 
@@ -238,7 +238,7 @@ class TokenizerSpec(Spec):
     def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
         """Return a tokenizer learned from texts, deterministically and in one pass.
 
-        `share` is the fraction of the corpus that the texts make up; it is below 1 if they are a sample.
+        `share` is the fraction of the corpus that the texts make up. It is below 1 if they are a sample.
         """
 
 
@@ -247,10 +247,7 @@ class TooFewSubwordsError(DataError):
 
 
 def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-    """Return the tokenizer that `spec` describes, learned from `texts`.
-
-    `share` is the fraction of the corpus that the texts make up.
-    """
+    """Return the tokenizer that `spec` describes, learned from texts that are the fraction `share` of the corpus."""
     if isinstance(texts, str):
         raise DataError("texts: needs a sequence of texts, not a single one; put it into a list")
     try:
@@ -319,18 +316,13 @@ class Bytes(TokenizerSpec):
     kind = "bytes"
 
     def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:  # noqa: ARG002
-        library = _byte_level(models.BPE(vocab=_byte_vocab(), merges=[]))
-        return _tokenizer(
-            _untrained(library), Note(self.kind, f"{BYTE_VOCAB} tokens: 256 bytes and {len(CONTROL)} control tokens")
-        )
+        why = f"{BYTE_VOCAB} tokens: 256 bytes and {len(CONTROL)} control tokens"
+        return _untrained(_byte_level(models.BPE(vocab=_byte_vocab(), merges=[])), Note(self.kind, why))
 
 
 @dataclass(frozen=True, slots=True)
 class Characters(TokenizerSpec):
-    """One token per character that occurs in the corpus.
-
-    Other characters are encoded as bytes, so the encoding is lossless.
-    """
+    """One token per character that occurs in the corpus. Other characters become bytes, so the encoding is lossless."""
 
     kind = "characters"
 
@@ -346,8 +338,9 @@ class Characters(TokenizerSpec):
         # `ignore_merges` looks up whole characters; without merges, a character outside the vocabulary stays bytes.
         model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
         library = _byte_level(model, pre_tokenizers.Split(Regex(CHARACTER), "isolated"))
-        why = f"{len(vocab):,} tokens: the bytes and the characters of the corpus"
-        return _tokenizer(_untrained(library), Note(self.kind, why))
+        return _untrained(
+            library, Note(self.kind, f"{len(vocab):,} tokens: the bytes and the characters of the corpus")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,14 +432,16 @@ def _add_control_tokens(document: Document, name: str) -> Note:
     document |= {"truncation": None, "padding": None}
     if "dropout" in model:
         model["dropout"] = None
-    ids = _vocab(model) | {content: token["id"] for content, token in added.items()}
-    unknown = model["unk_id"] if model.get("type") == "Unigram" else ids.get(model.get("unk_token"))
+    unigram = model.get("type") == "Unigram"
+    vocab = {token: i for i, (token, _) in enumerate(model["vocab"])} if unigram else dict(model["vocab"])
+    ids = vocab | {content: token["id"] for content, token in added.items()}
+    unknown = model["unk_id"] if unigram else ids.get(model.get("unk_token"))
     control = {role: next((name for name in names if name in ids), None) for role, names in NAMES.items()}
     special = [content for content, token in added.items() if token["special"] and token["id"] != unknown]
     if special and not any(control.values()):
-        shown = ", ".join(map(repr, special[:5]))
+        names = ", ".join(map(repr, special[:5]))
         raise DataError(
-            f"{name}: none of its special tokens ({shown}) has a usual name; name its end-of-text token '</s>'"
+            f"{name}: none of its special tokens ({names}) has a usual name; name its end-of-text token '</s>'"
         )
     roles = []
     for role, content in control.items():
@@ -520,10 +515,10 @@ def _byte_level(model: models.BPE, *splits: pre_tokenizers.PreTokenizer) -> toke
     return library
 
 
-def _untrained(library: tokenizers.Tokenizer) -> Document:
-    """Return the JSON document for a tokenizer without training, with the control tokens that a trainer would add."""
+def _untrained(library: tokenizers.Tokenizer, note: Note) -> Tokenizer:
+    """Return a tokenizer that needs no training, with the control tokens that a trainer would add."""
     library.add_special_tokens(list(CONTROL))
-    return json.loads(library.to_str())
+    return _tokenizer(json.loads(library.to_str()), note)
 
 
 def _tokenizer(document: Document, note: Note, name: str = "the tokenizer") -> Tokenizer:
@@ -551,19 +546,6 @@ def _parse(text: str, name: str) -> Document:
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise DataError(f"{name}: is not a tokenizer.json: it has no model")
     return document
-
-
-def _vocab(model: Document) -> dict[str, int]:
-    if model.get("type") == "Unigram":
-        return {token: i for i, (token, _) in enumerate(model["vocab"])}
-    return dict(model["vocab"])
-
-
-def _check_encodable(text: str, name: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(f"{name} has half a character (a lone surrogate); repair it") from None
 
 
 def _visible(text: str) -> str:
@@ -607,8 +589,7 @@ def _merge_tokens(merge: Any) -> tuple[str, str, str]:
 
 def _fork_without_threads() -> None:
     """Disable the library's parallelism in forked processes, in which the library would warn or hang."""
-    variable = "TOKENIZERS_PARALLELISM"
-    set_here: list[bool] = []
+    variable, set_here = "TOKENIZERS_PARALLELISM", list[bool]()
 
     def before() -> None:
         set_here.append(variable not in os.environ)
