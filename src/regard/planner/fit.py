@@ -44,8 +44,8 @@ def fitted(
 ) -> dict[str, Any]:
     """Return edits (path -> value) that make a model fit its tokenizers, its labels and its longest text.
 
-    `joint` says that source and target have one tokenizer. Two tokenizers never share an embedding table, even if their
-    vocabularies have the same size.
+    `joint` is true if source and target have one tokenizer. Two tokenizers never share an embedding table, even if
+    their vocabularies have the same size.
     """
     source, target = vocabulary.get("source"), vocabulary.get("target")
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))} if vocabulary else {}
@@ -61,10 +61,9 @@ def fitted(
         else:
             changes["task"] = {"kind": "sentence_classifier", "classes": classes}
     changes |= objective.model_changes()
-    position = getattr(getattr(model, "input", None), "position", None)
-    if isinstance(position, Learned):
-        changes["input.position.max_len"] = 2 * longest if isinstance(model, DecoderOnlyTranslator) else longest
     longest = 2 * longest if isinstance(model, DecoderOnlyTranslator) else longest
+    if isinstance(getattr(getattr(model, "input", None), "position", None), Learned):
+        changes["input.position.max_len"] = longest
     for path, value in leaves(model):
         holder = path.removesuffix(".max_len")
         if holder != path and isinstance(get_at(model, holder), Synthesizer) and value < longest:

@@ -1,5 +1,6 @@
 """The candidate models of the planner, for every objective in order of size."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -48,117 +49,84 @@ def _of_type(model: ModelType) -> tuple[Candidate, ...]:
     return tuple(known[model]())
 
 
-def _translators() -> list[Candidate]:
-    """Return encoder-decoders with pre-norm and rotary positions.
+def _translators() -> Iterator[Candidate]:
+    """Yield encoder-decoders with pre-norm and rotary positions.
 
     Models with rotary positions learn to align source and target in fewer steps (docs/decisions/014-planner.md). At
     these learning rates, a post-norm model often learns only the target language.
     """
-    shapes = [  # layers, d_model, heads, hidden, largest batch
+    for depth, width, heads, hidden, tokens in (
         (2, 128, 4, 256, 4096),
         (4, 128, 4, 256, 4096),
         (3, 256, 4, 1024, 8192),
         (6, 384, 6, 1536, 16384),
         (6, 512, 8, 2048, 16384),
         (6, 1024, 16, 4096, 32768),
-    ]
-    return [
-        Candidate(
-            f"Transformer, {depth} + {depth} layers, d_model {width}",
-            _translator(depth, width, heads, hidden),
-            width,
-            depth * (12 * width**2 + 4 * width * hidden),
-            tokens,
+    ):
+        encoder = Block((SelfAttention(), FeedForward(hidden)), PreNorm())
+        decoder = Block((SelfAttention(), CrossAttention(), FeedForward(hidden)), PreNorm())
+        model = EncoderDecoder(
+            d_model=width,
+            heads=heads,
+            dropout=0.1,
+            head=Softmax(label_smoothing=0.1),
+            encoder=Plain((encoder,), depth),
+            decoder=Plain((decoder,), depth),
         )
-        for depth, width, heads, hidden, tokens in shapes
-    ]
+        name, blocks = f"Transformer, {depth} + {depth} layers, d_model {width}", 12 * width**2 + 4 * width * hidden
+        yield Candidate(name, apply("rotary", model), width, depth * blocks, tokens)
 
 
-def _translator(depth: int, width: int, heads: int, hidden: int) -> ModelSpec:
-    encoder = Block((SelfAttention(), FeedForward(hidden)), PreNorm())
-    decoder = Block((SelfAttention(), CrossAttention(), FeedForward(hidden)), PreNorm())
-    model = EncoderDecoder(
-        d_model=width,
-        heads=heads,
-        dropout=0.1,
-        head=Softmax(label_smoothing=0.1),
-        encoder=Plain((encoder,), depth),
-        decoder=Plain((decoder,), depth),
-    )
-    return apply("rotary", model)
-
-
-def _language_models() -> list[Candidate]:
-    """Return decoders like GPT-2, but with rotary positions."""
-    shapes = [(4, 128, 4, 4096), (4, 256, 4, 8192), (6, 384, 6, 16384), (8, 512, 8, 32768), (12, 768, 12, 65536)]
-    return [
-        Candidate(
-            f"decoder, {depth} layers, d_model {width}", _gpt(depth, width, heads), width, 12 * depth * width**2, tokens
-        )
-        for depth, width, heads, tokens in shapes
-    ]
-
-
-def _gpt(depth: int, width: int, heads: int) -> ModelSpec:
+def _language_models() -> Iterator[Candidate]:
+    """Yield decoders like GPT-2, but with rotary positions."""
     block = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
-    model = DecoderOnly(
-        d_model=width,
-        heads=heads,
-        dropout=0.1,
-        attention_dropout=0.1,
-        input=Tokens(scaled=False),
-        decoder=Plain((block,), depth),
-        init=GPT2Init(),
-    )
-    return apply("rotary", model)
+    for depth, width, heads, tokens in (
+        (4, 128, 4, 4096),
+        (4, 256, 4, 8192),
+        (6, 384, 6, 16384),
+        (8, 512, 8, 32768),
+        (12, 768, 12, 65536),
+    ):
+        model = DecoderOnly(
+            d_model=width,
+            heads=heads,
+            dropout=0.1,
+            attention_dropout=0.1,
+            input=Tokens(scaled=False),
+            decoder=Plain((block,), depth),
+            init=GPT2Init(),
+        )
+        name = f"decoder, {depth} layers, d_model {width}"
+        yield Candidate(name, apply("rotary", model), width, 12 * depth * width**2, tokens)
 
 
-def _classifiers() -> list[Candidate]:
-    """Return convolutions over n-grams with max pooling over the text (Kim 2014), followed by Transformers.
+def _classifiers() -> Iterator[Candidate]:
+    """Yield convolutions over n-grams with max pooling over the text (Kim 2014), then Transformers.
 
     Each channel of a convolution detects an n-gram. With a few thousand labels, convolutions are better than attention,
-    which memorises the labels.
+    which memorises the labels. The Transformers are for users who modify a part that a convolution does not have.
     """
-    shapes = [(192, 8192), (384, 16384), (768, 32768)]
-    ngrams = [
-        Candidate(f"n-gram convolution, d_model {width}", _classifier(width), width, 4 * width**2, tokens)
-        for width, tokens in shapes
-    ]
-    return ngrams + _encoders()
-
-
-def _encoders() -> list[Candidate]:
-    """Return Transformer classifiers, for users who modify a part that a convolution does not have."""
-    shapes = [(2, 128, 4, 4096), (4, 256, 8, 8192), (6, 512, 8, 16384)]
-    block = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
-    return [
-        Candidate(
-            f"encoder, {depth} layers, d_model {width}",
-            EncoderOnly(
-                task=SentenceClassifier(2, pool="mean", pooler=False),
-                d_model=width,
-                heads=heads,
-                dropout=0.3,
-                encoder=Plain((block,), depth),
-            ),
-            width,
-            12 * depth * width**2,
-            tokens,
+    ngrams = Block((NGramConvolution((3, 4, 5), output=False),), NoResidual())
+    for width, tokens in ((192, 8192), (384, 16384), (768, 32768)):
+        model = EncoderOnly(
+            task=SentenceClassifier(2, pool="max", pooler=False),
+            d_model=width,
+            heads=1,
+            dropout=0.3,
+            input=Tokens(scaled=False, position=None),
+            encoder=Plain((ngrams,), 1),
         )
-        for depth, width, heads, tokens in shapes
-    ]
-
-
-def _classifier(width: int) -> EncoderOnly:
-    block = Block((NGramConvolution((3, 4, 5), output=False),), NoResidual())
-    return EncoderOnly(
-        task=SentenceClassifier(2, pool="max", pooler=False),
-        d_model=width,
-        heads=1,
-        dropout=0.3,
-        input=Tokens(scaled=False, position=None),
-        encoder=Plain((block,), 1),
-    )
+        yield Candidate(f"n-gram convolution, d_model {width}", model, width, 4 * width**2, tokens)
+    attention = Block((SelfAttention(), FeedForward(activation="gelu")), PreNorm())
+    for depth, width, heads, tokens in ((2, 128, 4, 4096), (4, 256, 8, 8192), (6, 512, 8, 16384)):
+        model = EncoderOnly(
+            task=SentenceClassifier(2, pool="mean", pooler=False),
+            d_model=width,
+            heads=heads,
+            dropout=0.3,
+            encoder=Plain((attention,), depth),
+        )
+        yield Candidate(f"encoder, {depth} layers, d_model {width}", model, width, 12 * depth * width**2, tokens)
 
 
 @cache
