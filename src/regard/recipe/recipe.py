@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -56,12 +57,10 @@ class Recipe(Spec):
     data: DataSpec
     train: TrainSpec
     decode: Search
-    length_limit: LengthLimit | None = (
-        None  # maximum length of translations, from the training text; None in older runs
-    )
+    length_limit: LengthLimit | None = None  # of translations, from the training text; None in older runs
 
     def record(self) -> dict[str, Any]:
-        """Return the recipe as JSON."""
+        """Return the recipe as a JSON-compatible record."""
         return to_record(self, PARTS | {part.kind: part for part in (Recipe, LengthLimit)})
 
     @classmethod
@@ -85,7 +84,7 @@ class RecipeRequest:
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return the recipe as JSON."""
+        """Return the request as a JSON-compatible record, without `trust_code`: a run may come from anyone."""
         return {
             "data": to_record(self.data, PARTS),
             "train": to_record(self.train, PARTS),
@@ -99,7 +98,7 @@ class RecipeRequest:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "RecipeRequest":
-        """Return the request from a JSON-compatible record. `trust_code` is not stored: a run may come from anyone."""
+        """Return the request from a JSON-compatible record."""
         _check_record(record)
         return cls(
             data=read(record["data"], DataSpec, "data", PARTS, trust_code),
@@ -128,7 +127,7 @@ class RecipeRequest:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """Raise SpecError for a damaged record of a `RecipeRequest`; the sections are checked when they are read."""
+    """Raise SpecError for a damaged record of a `RecipeRequest`. The sections are checked later, when they are read."""
     check_plain(record)
     for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
         if name not in record:
@@ -142,7 +141,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
 
 
 def _fixes_rows(record: Mapping[str, Any]) -> Any:
-    """Return the value of `fixes_rows` in a record; earlier versions called it `laid`, or did not store it."""
+    """Return the value of `fixes_rows` in a record. Earlier versions called it `laid`, or did not store it."""
     return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 
 
@@ -243,8 +242,7 @@ def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, 
 
 def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
     if isinstance(record, Mapping) and "kind" not in record:
-        kinds = [part.kind for part in PARTS.values() if issubclass(part, slot)]
-        record = {"kind": kinds[0], **record}
+        record = {"kind": next(part.kind for part in PARTS.values() if issubclass(part, slot)), **record}
     spec = read(record, slot, name, PARTS, trust_code)
     try:
         if isinstance(spec, DataSpec):
@@ -255,7 +253,7 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
 
 
 def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Return the edits; if one sets a field of the tokenizer or the batching, its default is set before the edits."""
+    """Return the edits; if one sets a field of a tokenizer or batching that is not given, its default is set first."""
     defaults: dict[str, Any] = {}
     if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
         defaults["tokenizer"] = BPE()
@@ -299,11 +297,10 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
             raise SpecError("", f"{name} is no recipe; one ends in .toml or .json")
         spec = preset(name)
         return spec, edited(spec, edits, trust_code)
-    record = read_file(path)
-    known = (*SECTIONS, "start")
-    unknown = [key for key in record if key not in known]
-    if unknown:
-        raise SpecError(unknown[0], f"unknown key {unknown[0]!r} in {name}; {nearest(unknown[0], known)}")
+    record, known = read_file(path), (*SECTIONS, "start")
+    for key in record:
+        if key not in known:
+            raise SpecError(key, f"unknown key {key!r} in {name}; {nearest(key, known)}")
     if "model" not in record:
         raise SpecError("model", f'{name} has none; write model = {{ preset = "transformer_base" }}')
     return model_of(record["model"], "model", trust_code, changes=edits)
@@ -345,13 +342,12 @@ def _modified(
 
     Sizes come first because variants use them. No variant or edit may contradict what the data require.
     """
-    first = {path: value for path, value in changes.items() if isinstance(value, int | float)}
-    first = {path: value for path, value in first.items() if "." not in path or path in DEPTHS}
-    sized = edited(spec, first, trust_code)
-    fits = fitted(sized)
-    suited = edited(sized, fits, trust_code)
+    sizes = {path: value for path, value in changes.items() if isinstance(value, int | float)}
+    sizes = {path: value for path, value in sizes.items() if "." not in path or path in DEPTHS}
+    sized = edited(spec, sizes, trust_code)
+    suited = edited(sized, fitted(sized), trust_code)
     model = combine(variants, suited, trust_code)
-    model = edited(model, {path: value for path, value in changes.items() if path not in first}, trust_code)
+    model = edited(model, {path: value for path, value in changes.items() if path not in sizes}, trust_code)
     fits = fitted(model)
     for path, value in fits.items():
         if path in changes and changes[path] != value:
@@ -366,18 +362,12 @@ def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code
     position table (`max_len`) is an exception: the length that the data require replaces it without an error.
     """
     for path, value in fits.items():
-        current = get_at(model, path)
-        if not path.endswith("max_len") and current not in (value, _value_at(before, path)):
+        current, original = get_at(model, path), None
+        with suppress(SpecError):  # `before` may have no such path
+            original = get_at(before, path)
+        if not path.endswith("max_len") and current not in (value, original):
             raise SpecError(path, f"a variant makes it {current!r}, but the data need {value!r}; leave it out")
     return edited(model, fits, trust_code)
-
-
-def _value_at(spec: ModelSpec, path: str) -> Any:
-    """Return the value at a path; None if there is no such path."""
-    try:
-        return get_at(spec, path)
-    except SpecError:
-        return None
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:
