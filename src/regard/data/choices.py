@@ -25,6 +25,9 @@ SEPARATE = 0.02  # maximum share of words that end in punctuation in a tokenized
 REPEATED = 0.8  # minimum share of words that occur at least twice, in a text for which words are chosen as tokens
 LONGEST_WORD = 60  # maximum mean number of characters in one-word targets; longer ones are unspaced sentences
 
+_UNSPACED = re.compile(f"[{HAN}{KANA}{OTHERS}]")
+_PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -72,17 +75,12 @@ def _for_classes(texts: Sequence[str]) -> Choice:
     counts = Counter(words)
     repeated = sum(count for count in counts.values() if count > 1) / max(1, len(words))
     attached = sum(_PUNCTUATED.search(word) is not None for word in words) / max(1, len(words))
+    if attached <= SEPARATE and repeated >= REPEATED:
+        return Choice(Words(), "tokenizer: words, because the text separates them from punctuation")
+    why = f"only {repeated:.0%} of the words occur twice"
     if attached > SEPARATE:
-        return Choice(
-            BPE(), f"tokenizer: byte-pair encoding, because punctuation is attached to {attached:.0%} of the words"
-        )
-    if repeated < REPEATED:
-        return Choice(BPE(), f"tokenizer: byte-pair encoding, because only {repeated:.0%} of the words occur twice")
-    return Choice(Words(), "tokenizer: words, because the text separates them from punctuation")
-
-
-_UNSPACED = re.compile(f"[{HAN}{KANA}{OTHERS}]")
-_PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
+        why = f"punctuation is attached to {attached:.0%} of the words"
+    return Choice(BPE(), f"tokenizer: byte-pair encoding, because {why}")
 
 
 @dataclass(frozen=True)

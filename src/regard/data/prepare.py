@@ -70,15 +70,12 @@ class DataSpec(Spec):
         for name, corpora in (("train", self.train), ("valid", self.valid)):
             for i, corpus in enumerate(corpora):
                 if (corpus.texts, corpus.labelled) != (len(objective.texts), objective.labelled):
-                    raise SpecError(
-                        f"{name}[{i}]",
-                        f"a corpus of kind {type(corpus).kind!r} does not fit the objective {objective.kind!r}",
-                    )
+                    message = f"a corpus of kind {type(corpus).kind!r} does not fit the objective {objective.kind!r}"
+                    raise SpecError(f"{name}[{i}]", message)
         for i, corpus in enumerate(self.train):
             if objective.stream and corpus.weight % 1:
-                raise SpecError(
-                    f"train[{i}].weight", f"a stream is read a whole number of times per epoch, not {corpus.weight}"
-                )
+                message = f"a stream is read a whole number of times per epoch, not {corpus.weight}"
+                raise SpecError(f"train[{i}].weight", message)
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
                 raise SpecError(f"valid[{i}].weight", "every validation record is measured once; leave it out")
@@ -129,26 +126,25 @@ class Survey:
     def sentences(self, name: str, max_len: int) -> list[str]:
         """Return one sentence for each count that matters to a user. `name` is the name of the text."""
         long = f"longer than {max_len} tokens (data.max_len)"
-        lines = [f"{name}: {self.kept:,} of {self.records:,} records kept"]
-        if self.empty:
-            lines.append(f"{name}: {self.empty:,} left out because a side is empty")
-        if self.long:
-            lines.append(f"{name}: {self.long:,} left out because a side is {long}")
-        if self.cut:
-            lines.append(f"{name}: {self.cut:,} {long} were cut there")
-        if self.leaked:
-            lines.append(
-                f"warning: {self.leaked:,} records of {name} have a source that is also in the validation text"
-            )
-        if self.identical > self.kept / 2:
-            lines.append(
-                f"warning: in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
-            )
-        return lines
+        leaked = f"{self.leaked:,} records of {name} have a source that is also in the validation text"
+        identical = f"in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
+        sentences = (
+            (True, f"{name}: {self.kept:,} of {self.records:,} records kept"),
+            (self.empty, f"{name}: {self.empty:,} left out because a side is empty"),
+            (self.long, f"{name}: {self.long:,} left out because a side is {long}"),
+            (self.cut, f"{name}: {self.cut:,} {long} were cut there"),
+            (self.leaked, f"warning: {leaked}"),
+            (self.identical > self.kept / 2, f"warning: {identical}"),
+        )
+        return [sentence for matters, sentence in sentences if matters]
 
-    def why_none(self, max_len: int) -> str:
-        """Return the reason why no example is left."""
-        return f"of {self.records:,} records {self.empty:,} are empty and {self.long:,} longer than {max_len} tokens"
+    def check_kept(self, name: str, purpose: str, max_len: int) -> None:
+        """Raise DataError if no example is left."""
+        if not self.kept:
+            raise DataError(
+                f"no record of the {name} is left to {purpose}: of {self.records:,} records {self.empty:,} are empty "
+                f"and {self.long:,} longer than {max_len} tokens"
+            )
 
 
 @dataclass(frozen=True)
@@ -223,8 +219,8 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
             return sentence
 
         def copied(corpus: Corpus) -> Corpus:
-            files = {name: getattr(corpus, name) for name in corpus.paths}
-            return replace(corpus, **{name: copies.get(file, file) for name, file in files.items()})  # type: ignore[type-var]  # every concrete spec is a dataclass
+            files = zip(corpus.paths, corpus.files(), strict=True)
+            return replace(corpus, **{field: copies.get(file, file) for field, file in files})  # type: ignore[type-var]  # every concrete spec is a dataclass
 
         for pipe, copy in copies.items():
             report(f"reading {pipe}")
@@ -287,27 +283,22 @@ def _write_all(
     spec, tokenizers, reasons = _choose(spec, parts, tokenizers, room)
     report("encoding the text")
     survey, valid_survey = Survey(), Survey()
-    held_out: list[Record] = []
-    kept: list[Record] = []
-    for i, _ in enumerate(spec.train):
+    held_out, kept = list[Record](), list[Record]()
+    for i in range(len(spec.train)):
         _write(spec, tokenizers, parts.training(i, held_out), folder / f"train-{i}", survey, parts.leaked)
     if parts.validates:
         given = (record for corpus in spec.valid for record in corpus.records())
         _write(spec, tokenizers, chain(given, held_out), folder / "valid", valid_survey, texts=kept)
-    if not survey.kept:
-        why = survey.why_none(spec.longest)
-        raise DataError(f"no record of the training text is left to learn from: {why}")
-    if parts.validates and not valid_survey.kept:
-        why = valid_survey.why_none(spec.longest)
-        raise DataError(f"no record of the validation text is left to measure on: {why}")
+    survey.check_kept("training text", "learn from", spec.longest)
+    if parts.validates:
+        valid_survey.check_kept("validation text", "measure on", spec.longest)
     remarks = [named(remark) for corpus in (*spec.train, *spec.valid) for remark in corpus.remarks()]
     lines = [*remarks, *parts.report, *survey.sentences("training text", spec.longest)]
     if valid_survey.records:
         lines += valid_survey.sentences("validation text", spec.longest)
-    lines += reasons
     tokenizer = None if spec.tokenizer is None else to_record(spec.tokenizer)
     chosen = {"tokenizer": tokenizer, "max_len": spec.longest, "long": spec.long}
-    surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": lines, "chosen": chosen}
+    surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": lines + reasons, "chosen": chosen}
     (folder / "survey.json").write_text(json.dumps(surveys, indent=2), encoding="utf-8")
     texts = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
     (folder / "valid.jsonl").write_text(texts, encoding="utf-8")
@@ -342,23 +333,15 @@ def _choose(
 
 
 def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
-    """Return tokenizers keyed by column, trained on the training text alone.
-
-    The columns share one tokenizer if the spec asks for a joint one.
-    """
+    """Return tokenizers keyed by column, trained on the training text alone: one for all columns if `joint` is true."""
     columns = spec.objective.encoded
-    if not columns:
-        return {}
-    if len(columns) == 1 or spec.joint:
+    if columns and spec.joint:
         return dict.fromkeys(columns, _train_tokenizer(spec, parts, tuple(dict.fromkeys(columns.values()))))
     return {name: _train_tokenizer(spec, parts, (text,)) for name, text in columns.items()}
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Return a tokenizer trained on the texts with the given indices in each example.
-
-    The tokenizer is trained on the sample if that is enough, else on the whole training text.
-    """
+    """Return a tokenizer trained on the texts with the given indices, from the sample if that is enough."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):
@@ -425,7 +408,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
     objective = spec.objective.with_labels(labels) if spec.objective.labelled else spec.objective
     tables = [Table.open(folder / f"train-{i}") for i in range(len(spec.train))]
     valid = Table.open(folder / "valid") if valid_survey.records else None
-    tokenizers = _load_tokenizers({path.name.split(".")[1]: path for path in sorted(folder.glob("tokenizer.*.json"))})
+    tokenizers = _load_tokenizers(folder)
     if missing := set(objective.encoded) - set(tokenizers):
         raise DataError(f"{folder} has lost tokenizer.{missing.pop()}.json; train again from the text")
     weights = [corpus.weight for corpus in spec.train]
@@ -446,10 +429,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Return a value from a file as a tuple; raise an error unless it is a list of strings, `count` of them if given.
-
-    The check is needed because a user may have edited the file.
-    """
+    """Return a value from a file as a tuple; raise an error unless it is a list of (`count`) strings."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a list of strings is something else")
     if count is not None and len(value) != count:
@@ -457,10 +437,11 @@ def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _load_tokenizers(paths: dict[str, Path]) -> dict[str, Tokenizer]:
-    """Return the tokenizers, keyed by name. Identical files are loaded once."""
-    loaded: dict[bytes, Tokenizer] = {}
-    for path in paths.values():
-        if (content := path.read_bytes()) not in loaded:
-            loaded[content] = Tokenizer.load(path)
-    return {name: loaded[path.read_bytes()] for name, path in paths.items()}
+def _load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
+    """Return the tokenizers in a folder, keyed by column. Identical files are loaded once."""
+    tokenizers, by_content = dict[str, Tokenizer](), dict[bytes, Tokenizer]()
+    for path in sorted(folder.glob("tokenizer.*.json")):
+        content = path.read_bytes()
+        by_content[content] = by_content.get(content) or Tokenizer.load(path)
+        tokenizers[path.name.split(".")[1]] = by_content[content]
+    return tokenizers

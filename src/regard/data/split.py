@@ -23,10 +23,7 @@ class FirstReading:
     """The results of the first pass over the training text: a sample, the labels, and the data that a split needs."""
 
     def __init__(self, spec: "DataSpec", seed: int, sample_size: int) -> None:
-        """Read all corpora and raise an error for a malformed line.
-
-        The sample for each tokenizer has about `sample_size` characters.
-        """
+        """Read all corpora. The sample for each tokenizer has about `sample_size` characters."""
         objective = spec.objective
         texts = tuple(objective.encoded.values()) or (objective.input_text,)
         self.sample = Sample(texts, sample_size if spec.joint else sample_size * len(texts))
@@ -40,8 +37,7 @@ class FirstReading:
             number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
             for number, record in enumerate(text.records()):
                 self.sample.offer(corpus, number, record)
-                # Examples with an empty source or target are left out later, so they must not be held out instead of
-                # usable ones.
+                # Examples with an empty text are left out later, so they must not be held out instead of usable ones.
                 if spec.split_by_source and is_complete(record):
                     hashes += hash_of(record[objective.input_text], seed)
                     hashed.append(number)
@@ -118,7 +114,7 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
         return Split(spec, reading, leaked=frozenset() if objective.stream else leaked)
     if objective.stream:
         return _split_stream(spec, reading)
-    count = sum(len(hashes) for hashes in reading.hashes)
+    count = sum(map(len, reading.hashes))
     number = choices.held_out(count) if spec.held_out is None else spec.held_out
     if number == 0 or not count:
         return Split(spec, reading)
@@ -148,15 +144,14 @@ def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
         return Split(spec, reading)
     if spec.held_out is None:
         begins = [int(np.searchsorted(ends, max(0.9 * ends[-1], ends[-1] - STREAM))) for ends in reading.ends]
+        share = "a tenth" if all(0.1 * ends[-1] <= STREAM for ends in reading.ends) else f"{STREAM:,} characters"
     else:
         begins = [len(ends) - spec.held_out for ends in reading.ends]
+        share = f"{spec.held_out:,} lines"
     if min(begins) < 1:
         raise DataError("data.held_out: nothing would be left to learn from; hold out less, or give a validation text")
     held_out = [bytes(begin) + b"\1" * (size - begin) for begin, size in zip(begins, reading.counts, strict=True)]
-    tenth = all(0.1 * ends[-1] <= STREAM for ends in reading.ends)
-    share = "a tenth" if tenth else f"{STREAM:,} characters"
-    lines = share if spec.held_out is None else f"{spec.held_out:,} lines"
-    return Split(spec, reading, held_out, report=f"validation text: the end of the text, {lines} of it, is split off")
+    return Split(spec, reading, held_out, report=f"validation text: the end of the text, {share} of it, is split off")
 
 
 def is_complete(record: Record) -> bool:

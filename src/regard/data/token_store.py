@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -73,16 +73,12 @@ class Column:
 
     def between(self, before: Sequence[int], after: Sequence[int]) -> "Column":
         """Return a column in which the ids `before` precede every sequence and the ids `after` follow it."""
-        added = len(before) + len(after)
-        offsets = self.offsets + added * np.arange(len(self.offsets))
+        offsets = self.offsets + (len(before) + len(after)) * np.arange(len(self.offsets))
         ids = np.empty(offsets[-1], np.uint32)
-        ids[np.arange(len(self.ids)) + np.repeat(offsets[:-1] - self.offsets[:-1], self.lengths) + len(before)] = (
-            self.ids[:]
-        )
-        for place, id_ in enumerate(before):
-            ids[offsets[:-1] + place] = id_
-        for place, id_ in enumerate(after):
-            ids[offsets[1:] - len(after) + place] = id_
+        shifts = offsets[:-1] + len(before) - self.offsets[:-1]
+        ids[np.arange(len(self.ids)) + np.repeat(shifts, self.lengths)] = self.ids[:]
+        ids[offsets[:-1, None] + np.arange(len(before))] = before
+        ids[offsets[1:, None] + np.arange(-len(after), 0)] = after
         return Column(ids, offsets)
 
 
@@ -211,11 +207,6 @@ class _ColumnWriter:
 
 def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield the items in lists of `size` items; the last list may be shorter."""
-    chunk: list[Any] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
         yield chunk
