@@ -222,7 +222,8 @@ class Windows(FixedShape):
         """
         ends, last = np.cumsum(lengths), 1 if tails else self.length
         begins = ends - lengths + offset
-        parts = [np.arange(begins[stream], ends[stream] - last, self.length) for stream in streams]
+        spans = zip(begins[streams].tolist(), ends[streams].tolist(), strict=True)
+        parts = [np.arange(begin, end - last, self.length) for begin, end in spans]
         starts = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(starts):
             return starts

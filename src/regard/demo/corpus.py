@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from regard.demo.languages import English, German, Language, Money, load
@@ -43,7 +42,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A random value, and the facts that its sentence pair reveals: the value itself, then values contained in it."""
+    """A random value, and the facts that its sentence pair reveals: the value itself, then values in it."""
 
     value: Any
     text: str
@@ -76,17 +75,17 @@ def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 10
 
 def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
     """Return training pairs that reveal no held-out value. Pairs with small numbers may occur more than once."""
-    rng, limits = random.Random(f"train {seed}"), list(accumulate(form.share for form in forms))
+    rng, shares = random.Random(f"train {seed}"), [form.share for form in forms]
 
     def allowed(drawn: Drawn) -> bool:
         return not any(held_out_value(fact, seed) for fact in drawn.facts)
 
-    return tuple(_example(rng.choices(forms, cum_weights=limits)[0], rng, allowed) for _ in range(count))
+    return tuple(_example(form, rng, allowed) for _ in range(count) for form in rng.choices(forms, shares))
 
 
 def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
     """Return distinct test pairs: at least one of every kind, and the rest in proportion to the shares of the forms."""
-    rng, limits = random.Random(f"test {seed}"), list(accumulate(form.share for form in forms))
+    rng, shares = random.Random(f"test {seed}"), [form.share for form in forms]
 
     def allowed(drawn: Drawn) -> bool:
         return bool(drawn.facts) and held_out_value(drawn.facts[0], seed)
@@ -94,7 +93,7 @@ def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
     queue = list({form.kind: form for form in forms}.values())[:count]
     by_source: dict[str, Example] = {}
     while len(by_source) < count:
-        form = queue.pop() if queue else rng.choices(forms, cum_weights=limits)[0]
+        form = queue.pop() if queue else rng.choices(forms, shares)[0]
         example = _example(form, rng, allowed)
         by_source.setdefault(example.source, example)
     examples = list(by_source.values())
@@ -110,7 +109,7 @@ def _example(form: Form, rng: random.Random, allowed: Callable[[Drawn], bool]) -
 
 
 def held_out_value(fact: str, seed: int) -> bool:
-    """Return whether a fact belongs to the test set. The answer depends only on the hash of the fact and the seed."""
+    """Return whether a fact belongs to the test set, from a hash of the fact and the seed."""
     digest = hashlib.blake2b(f"{seed} {fact}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % HELD_OUT == 0
 
@@ -130,9 +129,7 @@ def draw_number(rng: random.Random, digits: int) -> Drawn:
     return Drawn(number, str(number), number_facts(number))
 
 
-def draw_integer(rng: random.Random) -> Drawn:
-    """Draw a whole number up to 999,999."""
-    return draw_number(rng, 6)
+draw_integer = partial(draw_number, digits=6)
 
 
 def draw_ordinal(rng: random.Random) -> Drawn:
@@ -162,10 +159,7 @@ def draw_time(rng: random.Random) -> Drawn:
 
 
 def draw_money(rng: random.Random, currencies: Sequence[str]) -> Drawn:
-    """Draw an amount of money from 1.00 to 9,999.99.
-
-    Amounts in yen and a quarter of the other amounts have no cents.
-    """
+    """Draw an amount of money from 1.00 to 9,999.99. Yen and a quarter of the other amounts have no cents."""
     whole = max(1, draw_number(rng, 4).value)
     currency = rng.choice(currencies)
     cents = 0 if currency == "JPY" or rng.random() < 0.25 else rng.randrange(1, 100)

@@ -32,10 +32,8 @@ class Language:
     because ordinals inflect and num2words gets them wrong in many languages.
     """
 
-    currencies: tuple[str, ...] = (
-        "EUR",
-        "USD",
-    )  # written in words; pounds are left out, because num2words gives them the wrong gender in some languages
+    # Currencies written in words, without pounds, because num2words gives them the wrong gender in some languages.
+    currencies: tuple[str, ...] = ("EUR", "USD")
 
     def __init__(self, code: str) -> None:
         self.dates = package("babel.dates")

@@ -81,14 +81,14 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     steps = steps or STEPS
     console.print(f"Generating {PAIRS:,} pairs of English and '{language}' with num2words and Babel.", markup=False)
     corpus = generate(PAIRS, language, seed)
-    if (fastest := threads.for_training()) is not None:
-        torch.set_num_threads(fastest)
+    if (cpu_threads := threads.for_training()) is not None:
+        torch.set_num_threads(cpu_threads)
     text = folder / "text"
-    wanted = request_from_record(recipe(text, steps, seed))
+    request = request_from_record(recipe(text, steps, seed))
     folder.mkdir(parents=True, exist_ok=True)
     _write(text, corpus.train, corpus.test)
     started = time.perf_counter()
-    trained, _ = start_run(wanted, folder, TrainingOptions("cpu", quiet=quiet, cache=False), beside=("text",))
+    trained, _ = start_run(request, folder, TrainingOptions("cpu", quiet=quiet, cache=False), beside=("text",))
     seconds = time.perf_counter() - started
     test = corpus.test[VALIDATION:]
     outputs = trained.translate([example.source for example in test], beam=1, batch_size=64)
@@ -101,8 +101,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     )
     for example, translation in _sampled(list(zip(test, outputs, strict=True)), seed):
         mark = "" if translation == example.target else f"   (should be {example.target})"
-        line = Text.assemble(f"  {example.source} -> ", (translation, "bold"), mark)
-        console.print(line, soft_wrap=True)
+        console.print(Text.assemble(f"  {example.source} -> ", (translation, "bold"), mark), soft_wrap=True)
     picture = _draw_attention(trained, test, outputs, console)
     console.print(f"\nThe run is in {folder}, the picture in {picture}.", markup=False, soft_wrap=True)
     console.print(NEXT.format(folder=folder), markup=False, soft_wrap=True)
@@ -120,7 +119,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
 def _free(path: Path) -> Path:
     """Return the first of path, path-2, path-3, ... that does not exist."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], numbered) if not each.exists())
+    return next(free for free in chain([path], numbered) if not free.exists())
 
 
 def _write(folder: Path, train: Sequence[Example], test: Sequence[Example]) -> None:
@@ -162,8 +161,8 @@ def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[to
     The weights are from the last layer, averaged over the heads.
     """
     weights = attention(trained.model, trained.batch([(source, target)]))["decoder.cross"][-1][0].mean(0)
-    (rows, columns) = (
-        [*tokenizer.tokens(tokenizer.encode(text)), "end"]
-        for tokenizer, text in ((trained.tokenizers["target"], target), (trained.tokenizers["source"], source))
+    rows, columns = (
+        [*trained.tokenizers[name].tokens(trained.tokenizers[name].encode(text)), "end"]
+        for name, text in (("target", target), ("source", source))
     )
     return weights.cpu(), rows, columns

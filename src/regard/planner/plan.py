@@ -53,19 +53,19 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user has decided about the model."""
+    """The user's decisions about the model."""
 
     model: ModelSpec | None = None  # from a preset or another run; None: the planner chooses it
-    trained: bool = False  # whether training continues from the weights of another run
-    attention: bool = False  # whether a model that the planner chooses must be a Transformer
+    trained: bool = False  # True: training continues from the weights of another run
+    attention: bool = False  # True: a model that the planner chooses must be a Transformer
 
 
 @dataclass(frozen=True)
 class Text:
-    """The sizes of a training text, from which a run is planned."""
+    """The sizes of a training text."""
 
     total: int  # number of tokens, source and target together
-    labels: int  # number of tokens to predict, or that a classifier reads
+    labels: int  # number of tokens that are predicted, or that a classifier reads
     records: int
     lengths: Lengths  # mean tokens of a source and a target
 
@@ -78,13 +78,12 @@ class Text:
 def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
     """Return the sizes of the surveyed text. Continuous text is divided into windows."""
     columns = {name: survey.ids[name] for name in objective.measured}
-    records = max(1, survey.kept)
     if objective.stream:
-        window = getattr(batching, "length", 256)
-        tokens = columns["target"]
+        window, tokens = getattr(batching, "length", 256), columns["target"]
         return Text(tokens, tokens, max(1, round(tokens / window)), (0, window))
-    usual = {name: max(1, round(count / records)) for name, count in columns.items()}
-    lengths = (usual.get("source", usual.get("text", 0)), usual.get("target", 0))
+    records = max(1, survey.kept)
+    means = {name: max(1, round(count / records)) for name, count in columns.items()}
+    lengths = (means.get("source", means.get("text", 0)), means.get("target", 0))
     return Text(sum(columns.values()), columns[objective.measured[-1]], records, lengths)
 
 
@@ -105,7 +104,7 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
 
     `finished` returns the complete model for a candidate, with its vocabulary sizes and the user's modifications.
     `elapsed` is the time already used, in seconds. `longest` is the number of tokens of the longest example, which must
-    fit into a batch. `validates` says whether there is validation text.
+    fit into a batch. `validates` is true if there is validation text.
     """
     text = described(objective, survey, batching)
     time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
@@ -119,8 +118,9 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
     else:
         known = _possible(candidates(objective), finished, given.attention)
         candidate, speed = _largest(known, text, time, hardware, train, finished)
-        whole = finished(candidate.spec)
-        edited = "" if _alike(whole, candidate.spec) else ", changed as given"
+        whole, names = finished(candidate.spec), ("d_model", "heads", "encoder", "decoder")
+        unchanged = all(getattr(whole, name, None) == getattr(candidate.spec, name, None) for name in names)
+        edited = "" if unchanged else ", changed as given"
         within = "" if speed is None else f", {_duration(time)} on {hardware.kind}"
         why.append(f"model: {candidate.name}{edited} ({text.total:,} tokens of text{within})")
         candidate = replace(candidate, width=getattr(whole, "d_model", candidate.width))
@@ -194,10 +194,10 @@ def _largest(
         # A larger model is slower, so do not measure it if it would be too slow at the speed of the previous one.
         if _seen(text, speed * time) < SEEN * candidate.blocks:
             break
-        found = hardware.speed(finished(candidate.spec), text.lengths)
-        if _seen(text, found * time) < SEEN * candidate.blocks:
+        candidate_speed = hardware.speed(finished(candidate.spec), text.lengths)
+        if _seen(text, candidate_speed * time) < SEEN * candidate.blocks:
             break
-        best, speed = candidate, found
+        best, speed = candidate, candidate_speed
     return best, speed
 
 
@@ -206,24 +206,17 @@ def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec]
 
     These are all n-gram convolutions or, with `attention` or if no convolution is accepted, all Transformers.
     """
-    found, refusals = [], []
+    accepted, errors = list[Candidate](), list[SpecError]()
     for candidate in known:
         try:
             finished(candidate.spec)
+            accepted.append(candidate)
         except SpecError as error:
-            refusals.append(error)
-        else:
-            found.append(candidate)
-    if not found:
-        raise refusals[0]
-    ngrams = [] if attention else [candidate for candidate in found if of_ngrams(candidate.spec)]
-    return ngrams or [candidate for candidate in found if not of_ngrams(candidate.spec)]
-
-
-def _alike(whole: ModelSpec, spec: ModelSpec) -> bool:
-    """Return whether a complete model has the same layers and width as its candidate."""
-    paths = ("d_model", "heads", "encoder", "decoder")
-    return all(getattr(whole, name, None) == getattr(spec, name, None) for name in paths)
+            errors.append(error)
+    if not accepted:
+        raise errors[0]
+    ngrams = [] if attention else [candidate for candidate in accepted if of_ngrams(candidate.spec)]
+    return ngrams or [candidate for candidate in accepted if not of_ngrams(candidate.spec)]
 
 
 def _seen(text: Text, labels: float) -> float:
@@ -251,8 +244,8 @@ def _batches(
         return batching, given
     small = _smallest(budget.text, budget.candidate, budget.hardware)
     steps = 2500 if small <= 2048 else 5000
-    wanted = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
-    tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, wanted))))))
+    ideal = budget.labels / max(1, budget.text.labels) * budget.text.epoch / steps / train.accumulate
+    tokens = int(min(budget.candidate.tokens, max(small, 2 ** round(math.log2(max(2.0, ideal))))))
     while tokens > small and bytes_needed(budget.candidate, tokens) > ROOM * budget.hardware.memory:
         tokens //= 2
     tokens = max(tokens, getattr(batching, "length", 0), longest)
@@ -323,12 +316,9 @@ def _training(
     count = VALIDATIONS
     if train.validate_every is None:
         each = _validation(budget, objective, train.decode)
-        training = (
-            steps * tokens * train.accumulate / budget.text.epoch * budget.text.labels / budget.speed
-            if budget.speed
-            else 0.0
-        )
-        count = max(5, min(VALIDATIONS, round(VALIDATION * training / each))) if training else VALIDATIONS
+        if budget.speed:
+            training = steps * tokens * train.accumulate / budget.text.epoch * budget.text.labels / budget.speed
+            count = max(5, min(VALIDATIONS, round(VALIDATION * training / each)))
         changes["validate_every"] = max(1, round(steps / count))
         if train.time is None and validates:
             duration = f", about {_duration(each)} each" if budget.speed and each >= 1 else ""
@@ -388,7 +378,7 @@ def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) 
 
 
 def _dropout(objective: Objective, passes: float, text: Text) -> float:
-    """Return the dropout, which grows with the number of passes: text that is seen once cannot be memorised.
+    """Return the dropout, which grows with the number of passes: text that is read once cannot be memorised.
 
     A classifier of many short texts trains for more steps, and so can use the dropout of Kim 2014, 0.5.
     """
@@ -419,5 +409,4 @@ def adamw(objective: Objective) -> AdamW:
 
 def muon(objective: Objective) -> Muon:
     """Return Muon with the default settings for an objective."""
-    settings: dict[str, Any] = {"weight_decay": 0.0, **objective.optimizers.get("muon", {})}
-    return Muon(**settings)
+    return Muon(**{"weight_decay": 0.0, **objective.optimizers.get("muon", {})})
