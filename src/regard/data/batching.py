@@ -184,7 +184,7 @@ class Packing(FixedShape):
         room = np.full((sides, pools, count), self.length, np.int32)
         flat, first = room.reshape(sides, -1), np.arange(pools) * count
         rows = np.empty((count, pools), np.int64)
-        opened = 1  # rows in use, and one that is empty in every pool
+        opened = 1  # number of rows that are used in some pool, plus one that is empty in every pool
         for row, size in zip(rows, in_order, strict=True):
             left = (room[:, :, :opened] - size[:, :, None]).min(0)
             # Negative values do not fit; as unsigned integers they are large.

@@ -255,20 +255,19 @@ class Cache:
 
         The checksum of an unchanged file is taken from the index.
         """
-        index, digests, changed = _index(self.data / INDEX), [], False
+        index, added, digests = _index(self.data / INDEX), False, []
         for file, stamp in zip(files, stamps, strict=True):
             path = os.path.realpath(file)
             if index.get(path, {}).get("mark") == list(stamp):
                 digests.append(index[path]["sha256"])
                 continue
-            if not stat.S_ISREG(os.stat(file).st_mode):
+            digest = _digest(Path(file)) if stat.S_ISREG(os.stat(file).st_mode) else None
+            if digest is None or _stamp(file) != stamp:
                 return None
-            digests.append(_digest(Path(file)))
-            if _stamp(file) != stamp:
-                return None
+            digests.append(digest)
             if time.time_ns() - max(stamp[3:]) > RECENT:
-                index[path], changed = {"mark": list(stamp), "sha256": digests[-1]}, True
-        if changed:
+                index[path], added = {"mark": list(stamp), "sha256": digest}, True
+        if added:
             with suppress(OSError):  # without the index, or if another process overwrites it, files are read again
                 self.data.mkdir(parents=True, exist_ok=True)
                 latest = dict(list(index.items())[-INDEX_LIMIT:])

@@ -21,7 +21,7 @@ BEGINNING = 512  # maximum number of tokens from a source that is summarised
 EXAMINED = 4000  # training examples
 ONE_WORD = 0.6  # minimum share of one-word targets for characters, as in inflection or transliteration
 DISTINCT = 0.3  # minimum share of distinct targets for characters; targets with a smaller share are labels
-SEPARATE = 0.02  # maximum share of words that end in punctuation in a tokenized text; these are abbreviations
+SEPARATE = 0.02  # maximum share of words that end in punctuation (abbreviations), if punctuation is separate from words
 REPEATED = 0.8  # minimum share of words that occur at least twice, in a text for which words are chosen as tokens
 LONGEST_WORD = 60  # maximum mean number of characters in one-word targets; longer ones are unspaced sentences
 

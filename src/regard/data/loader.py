@@ -117,12 +117,11 @@ class BatchLoader:
         threading.Thread(target=work, name=f"plan of epoch {epoch}", daemon=True).start()
 
     def _compute_plan(self, epoch: int) -> Plan:
-        rng = np.random.default_rng([self.seed % 2**64, epoch])
-        return self._plan_of(self.examples.epoch(rng), rng)
+        return self._plan_of(np.random.default_rng([self.seed % 2**64, epoch]))
 
     @property
     def one_shape(self) -> bool:
-        """Whether all batches have the same shape, except that the last one of an epoch may have fewer rows."""
+        """True if all batches have the same shape, except that the last one of an epoch may have fewer rows."""
         return self.batching.shape() is not None
 
     def _packed_sizes(self) -> Packed | None:
@@ -135,9 +134,9 @@ class BatchLoader:
         segments = min(shape[1] // max(1, int(lengths.min())) for lengths in by_column)
         return Packed(*shape, longest, max(1, segments))
 
-    def _plan_of(self, chosen: np.ndarray, rng: np.random.Generator | None) -> Plan:
+    def _plan_of(self, rng: np.random.Generator | None) -> Plan:
         lengths = self.examples.packed_lengths if self.batching.packed else self.examples.lengths
-        plan = self.batching.plan(lengths, chosen, rng)
+        plan = self.batching.plan(lengths, self.examples.epoch(rng), rng)
         if not len(plan):
             raise DataError("the training text is too short for one batch; give more text")
         return plan
@@ -151,9 +150,8 @@ class BatchLoader:
 
     def once(self) -> Iterator[Item]:
         """Yield batches that contain every example once, for evaluation."""
-        plan = self._plan_of(self.examples.epoch(None), None)
-        for position in range(len(plan)):
-            yield self.item(plan, position)
+        plan = self._plan_of(None)
+        yield from (self.item(plan, position) for position in range(len(plan)))
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
         """Yield batches from `place` on, without end, each with the place that follows it.

@@ -29,7 +29,7 @@ class Limited:
     """A token table in which no source or target is longer than a given number of tokens."""
 
     table: Table
-    kept: np.ndarray  # (examples,) bool: whether each example is in the table, whole or in part
+    kept: np.ndarray  # (examples,) bool: True for an example that is in the table, whole or in part
     cut: int = 0  # number of examples that were truncated or split
 
 
@@ -87,7 +87,7 @@ class Objective(Spec):
 
     @property
     def stream(self) -> bool:
-        """Whether the corpus is read as one long sequence."""
+        """True if the corpus is read as one long sequence."""
         return False
 
     def pair(self, record: Record) -> tuple[str, str]:
@@ -323,10 +323,7 @@ class Collated:
         return self._rows(self._column.ids[self._sources + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:
-        """Return values in reading order as rows, with 0 at padding.
-
-        Ids become int64 (B, T). Vectors (B, T, C) keep their type.
-        """
+        """Return values in reading order as rows with 0 at padding: ids (B, T) in int64, or vectors (B, T, C)."""
         dtype = values.dtype if values.ndim > 1 else np.int64
         filled = np.zeros((*self._real.shape, *values.shape[1:]), dtype)
         filled[self._real] = values

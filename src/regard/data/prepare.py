@@ -88,7 +88,7 @@ class DataSpec(Spec):
 
     @property
     def split_by_source(self) -> bool:
-        """Whether the held-out examples are chosen by a hash of the source, which depends on the seed."""
+        """True if the held-out examples are chosen by a hash of the source, which depends on the seed."""
         return not self.valid and not self.objective.stream and self.held_out != 0
 
     @property

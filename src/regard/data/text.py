@@ -114,10 +114,7 @@ def _opened(name: str) -> io.BufferedReader:
 
 
 def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
-    """Return a file, decompressed if the suffix is `.gz` or `.xz`.
-
-    Raise DataError if the suffix and the first bytes disagree.
-    """
+    """Return a file, decompressed if it ends in `.gz` or `.xz`; raise DataError if its first bytes disagree."""
     head, ending = file.peek(8), Path(name).suffix.lower()
     for suffix, magic in MAGIC.items():
         if head.startswith(magic) and ending != suffix:

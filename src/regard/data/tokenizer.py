@@ -64,7 +64,7 @@ class Note:
     """Settings that a `tokenizer.json` of the tokenizers library does not have."""
 
     kind: str
-    why: str  # the size of the vocabulary and the reason for it, shown to the user
+    why: str  # the size of the vocabulary and the reason for it, which is printed
     pad: int = 0
     bos: int = 1
     eos: int = 2
@@ -148,7 +148,7 @@ class Tokenizer:
 
     @cached_property
     def lossless(self) -> bool:
-        """Whether decoding an encoded text restores the text, tested on `ROUND_TRIP`."""
+        """True if decoding an encoded text restores the text, tested on `ROUND_TRIP`."""
         return self.decode(self.encode(ROUND_TRIP)) == ROUND_TRIP
 
     def encode(self, text: str) -> list[int]:
@@ -322,7 +322,10 @@ class Bytes(TokenizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Characters(TokenizerSpec):
-    """One token per character that occurs in the corpus. Other characters become bytes, so the encoding is lossless."""
+    """One token per character that occurs in the corpus.
+
+    Other characters are encoded as bytes, so the encoding is lossless.
+    """
 
     kind = "characters"
 

@@ -22,9 +22,9 @@ CUT = re.compile(r"(?<=\S)(?= )|(?=\n)|(?<=\n)")
 class WordMemory(dict[str, int]):
     """A cache of the token ids of words. It maps a key to the index of the word's ids.
 
-    A word with a space before it has the word without the space as its key. A word without a space before it has the
-    word with a space as its key. So the key of " of" is "of", and the key of "of" is " of". Most words are preceded by
-    a space, so the words from `str.split` can be used as keys without a change.
+    The key of a word that follows a space is the word without the space: the key of " of" is "of". The key of any other
+    word begins with a space: the key of "of" is " of". Most words follow a space, so most words from `str.split` are
+    keys without a change.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:

@@ -100,6 +100,9 @@ class Language:
             return ()  # inherited from English: Hungarian text would contain "cents"
         return tuple(currency for currency in self.currencies if self._has_words_for(currency))
 
+    def _name(self, day: datetime.date, field: str) -> str:
+        return self.dates.format_date(day, field, locale=self.locale)
+
     def _has_words_for(self, currency: str) -> bool:
         probes = (100, 101, 250, 2100, 2101, 99_999, 345_678)
         try:
@@ -134,8 +137,7 @@ class German(Language):
 
     def spoken_date(self, day: datetime.date) -> str:
         """Return a date in words, such as "der dritte April zweitausendeinundzwanzig"."""
-        month = self.dates.format_date(day, "MMMM", locale=self.locale)
-        return f"der {self.ordinal(day.day)} {month} {clean(self.converter.to_year(day.year))}"
+        return f"der {self.ordinal(day.day)} {self._name(day, 'MMMM')} {clean(self.converter.to_year(day.year))}"
 
     def clock(self, time: datetime.time) -> str:
         """Return a clock time in digits, such as "14:30 Uhr"."""
@@ -177,9 +179,6 @@ class English(Language):
         """Return a date in words with the weekday, such as "Friday, March fifth, twenty twenty-one"."""
         start = f"{self._name(day, 'EEEE')}, {self._name(day, 'MMMM')}"
         return f"{start} {self.ordinal(day.day)}, {self.converter.to_year(day.year)}"
-
-    def _name(self, day: datetime.date, field: str) -> str:
-        return self.dates.format_date(day, field, locale=self.locale)
 
     def spoken_clock(self, time: datetime.time) -> str:
         """Return a clock time in words, such as "two thirty p.m."."""

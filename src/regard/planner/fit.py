@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Return whether several texts can share a row: not if each text has a label, or a part shortens or mixes rows."""
+    """Return whether texts can share a row: they cannot if each has a label, or if a part shortens or mixes rows."""
     if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))

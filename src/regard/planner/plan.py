@@ -158,7 +158,7 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
 
 @dataclass(frozen=True)
 class Budgeted:
-    """A model, a text and a time; `speed` is in target tokens per second, or None if the number of steps is given."""
+    """A model, a text and a time. `speed` is in target tokens per second, or None if the number of steps is given."""
 
     text: Text
     candidate: Candidate

@@ -80,15 +80,13 @@ class RecipeRequest:
     variants: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)  # edits of the model: path -> value
     start: str | None = None  # folder of the run whose weights and tokenizer are used
-    fixes_rows: bool = False  # whether data.batching specifies how rows are built, not only the tokens per batch
+    fixes_rows: bool = False  # True: data.batching specifies how rows are built, not only the tokens per batch
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the request as a JSON-compatible record, without `trust_code`: a run may come from anyone."""
-        return {
-            "data": to_record(self.data, PARTS),
-            "train": to_record(self.train, PARTS),
-            "decode": to_record(self.decode, PARTS),
+        sections = {name: to_record(getattr(self, name), PARTS) for name in ("data", "train", "decode")}
+        return sections | {
             "model": self.model,
             "variants": list(self.variants),
             "changes": dict(self.changes),
@@ -415,7 +413,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object from key-value pairs; raise ValueError for a repeated key, as TOML does."""
+    """Return a JSON object from key-value pairs; raise ValueError if a key is repeated, as TOML does."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
