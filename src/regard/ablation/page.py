@@ -41,11 +41,7 @@ def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> No
 
 
 def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the HTML page of an ablation.
-
-    `record` is the ablation as a JSON object, `cells` are the table cells, `sentences` are the explanations below the
-    table, and `facts` describe the data and the model.
-    """
+    """Return the HTML page of an ablation, given as a JSON object, table cells, explanations and facts."""
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),
@@ -63,11 +59,7 @@ def ladder(
     sentences: Sequence[str],
     facts: Facts = (),
 ) -> str:
-    """Return the HTML page of a ladder.
-
-    `record` is the ladder as a JSON object, `metric` is the title of the metric, `cells` and `by_length` are table
-    cells, `sentences` are the explanations, and `facts` describe the data and the model.
-    """
+    """Return the HTML page of a ladder. `metric` is the title of the metric, and `by_length` is a second table."""
     rows = record["rows"]
     names = [bucket["name"] for bucket in record["buckets"]]
     title = f"{metric} by source length"
