@@ -3,8 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ class Contestant:
 
     @property
     def ours(self) -> bool:
-        """Whether the model is regard's own."""
+        """True if the model is regard's."""
         return self.name.startswith("regard")
 
 
@@ -49,13 +48,9 @@ class Row:
     parameters: int
     memory_gb: float | None
 
-    def record(self) -> dict[str, Any]:
-        """Return the row as a JSON object."""
-        return asdict(self)
-
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Return one table row per contestant, after each has done its work once in every round.
+    """Run all contestants in every round, and return one table row per contestant.
 
     The order within a round is random, and every second round reverses the order of the round before. On a CPU, the
     CPU time of the process is measured, so that other processes do not count. On a GPU, it is wall-clock time.
