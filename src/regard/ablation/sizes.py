@@ -34,7 +34,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
     """Return the model resized to about `target` parameters, and the factor by which d_model was multiplied.
 
     A model that is already within 1 % is returned unchanged. Otherwise d_model and all explicit widths are scaled
-    together, and hidden widths are then adjusted to reduce the remaining difference, of which 5 % is the limit.
+    together, and hidden widths are adjusted to reduce the remaining difference. More than 5 % raises an error.
     """
 
     def error(spec: ModelSpec) -> float:
