@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.ablation import plan
 from regard.ablation.parallel import Resources, Runner, Watch
-from regard.ablation.plan import Job, Text
+from regard.ablation.plan import Job, Rates, Text
 from regard.ablation.report import Report, build_report
 from regard.ablation.results import DONE, Results
 from regard.ablation.rows import MATCHES, Row, RowBuilder, select_rows
@@ -47,7 +47,7 @@ class Settings:
     each: bool = False  # `seconds` is the training time of every model, not only of the base
     base_seeds: int | None = None  # None: three times `seeds`
     texts: bool = False  # store the translations of the validation text
-    rates: Mapping[str, float] = field(default_factory=dict)  # row -> known factor of the base's learning rate
+    rates: Rates = field(default_factory=dict)  # known factors
 
     def check(self) -> None:
         """Raise an error for invalid settings, before any text is read."""

@@ -27,10 +27,8 @@ from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
 from regard.evaluation.metrics import METRICS, metric_class, metric_heading
 from regard.evaluation.significance import Interval, intervals
-from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
-from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
@@ -120,14 +118,11 @@ def _open_ladder(
 
 
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
-    """Return the row of a model of the base's size. If none applies, mark it as left out, or fail if it is `named`."""
+    """Return the row of a model of the base's size, marked as left out if it does not apply and is not `named`."""
     assert base.model is not None
     try:
-        if name in LESS:
-            model = builder.fitted(apply(name, base.model), base.model)
-        else:
-            before = family(name, base.model)
-            model = builder.fitted(before, before)
+        model = apply(name, base.model) if name in LESS else family(name, base.model)
+        model = builder.fitted(model, base.model if name in LESS else model)
         sized: Any
         sized, factor = resized(model, base.parameters)
         note = "" if factor == 1.0 else f"model width set to {sized.d_model}"
@@ -145,10 +140,9 @@ def family(name: str, base: ModelSpec) -> ModelSpec:
     leave some models fewer parameters for their layers.
     """
     model: Any = preset(BEFORE[name])
-    changes: dict[str, Any] = {}
-    for field in ("dropout", "sharing"):
-        if field in hints(type(base)):
-            changes[field] = getattr(base, field)
+    changes: dict[str, Any] = {
+        name: getattr(base, name) for name in hints(type(base)) if name in ("dropout", "sharing")
+    }
     label_smoothing = getattr(getattr(base, "head", None), "label_smoothing", None)
     if label_smoothing is not None:
         changes["head"] = replace(model.head, label_smoothing=label_smoothing)
@@ -274,11 +268,9 @@ class Ladder:
         return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write ladder.json, ladder.md and ladder.html. An error while drawing ladder.html is only reported."""
-        write_json(folder / "ladder.json", self.json())
-        replace_text(folder / "ladder.md", self.markdown())
-        parts = (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
-        page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), report)
+        """Write ladder.json, ladder.md and ladder.html."""
+        record, parts = self.json(), (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
+        page.save(folder / "ladder", record, self.markdown(), lambda: page.ladder(record, *parts), report)
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.ablation import page, tables
-from regard.ablation.plan import early_step
+from regard.ablation.plan import Rates, early_step
 from regard.ablation.results import DIVERGED, DONE, Result
 from regard.ablation.rows import Row, sequence_length
 from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
 from regard.ablation.tables import number, quantity
 from regard.data.prepare import Prepared
 from regard.evaluation.metrics import metric_heading
-from regard.files import replace_text
 from regard.recipe.recipe import Recipe
-from regard.training.checkpoint import write_json
 from regard.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -155,11 +153,9 @@ class Report:
         return tables.terminal([head, *rows], (0, last), (last,), narrow, styles)
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write table.json, table.md and table.html. An error while drawing table.html is only reported."""
-        write_json(folder / "table.json", self.json())
-        replace_text(folder / "table.md", self.markdown())
-        parts = (self.cells(), self.sentences(), self.facts)
-        page.save(folder / "table.html", lambda: page.html(self.json(), *parts), report)
+        """Write table.json, table.md and table.html."""
+        record, parts = self.json(), (self.cells(), self.sentences(), self.facts)
+        page.save(folder / "table", record, self.markdown(), lambda: page.html(record, *parts), report)
 
 
 def plain(value: Any) -> Any:
@@ -190,7 +186,7 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
-def build_report(experiment: "Experiment", rates: dict[str, float], complete: bool) -> Report:
+def build_report(experiment: "Experiment", rates: Rates, complete: bool) -> Report:
     """Return the table of an ablation. Rows that have results are compared with the base."""
     recipe, data, base, results = experiment.recipe, experiment.text.data, experiment.base, experiment.results
     seeds = experiment.settings.seeds
@@ -229,11 +225,9 @@ def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
     valid = ", ".join(str(path) for corpus in spec.valid for path in corpus.files())
     held_out = 0 if data.valid is None else data.valid.rows
     vocabulary = "; ".join(f"{name} vocabulary of {tokens.size:,}" for name, tokens in data.tokenizers.items())
-    kind = model.kind.replace("_", " ")
-    sizes = [
-        f"{name.replace('_', ' ')} {getattr(model, name)}" for name in ("d_model", "heads") if hasattr(model, name)
-    ]
-    depths = [f"{side} depth {getattr(model, side).depth}" for side in ("encoder", "decoder") if _depth(model, side)]
+    size = [model.kind, *(f"{name} {getattr(model, name)}" for name in ("d_model", "heads") if hasattr(model, name))]
+    depths = {side: getattr(getattr(model, side, None), "depth", None) for side in ("encoder", "decoder")}
+    size += [f"{side} depth {depth}" for side, depth in depths.items() if isinstance(depth, int)]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] == "__main__.py":
         words[0] = "regard"
@@ -241,12 +235,8 @@ def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
         f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
         f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}"
     )
-    size = ", ".join([kind, *sizes, *depths, f"{parameters:,} parameters"])
-    return (("Data", text), ("Model", size), ("Command", shlex.join(words)))
-
-
-def _depth(model: Any, side: str) -> bool:
-    return isinstance(getattr(getattr(model, side, None), "depth", None), int)
+    model_text = ", ".join([*size, f"{parameters:,} parameters"]).replace("_", " ")
+    return (("Data", text), ("Model", model_text), ("Command", shlex.join(words)))
 
 
 def warnings(devices: Sequence[str], complete: bool) -> list[str]:
@@ -279,7 +269,7 @@ def _state(runs: dict[int, Result | None]) -> str:
 
 
 def _line(
-    row: Row, runs: dict[int, Result | None], effect: Effect | None, rates: dict[str, float], is_base: bool, metric: str
+    row: Row, runs: dict[int, Result | None], effect: Effect | None, rates: Rates, is_base: bool, metric: str
 ) -> Line:
     done = _done(runs)
     verdict = f"left out: {row.left_out}" if row.left_out else _state(runs)
