@@ -60,7 +60,7 @@ class Runner(ProcessPool):
     def run(
         self, jobs: Iterable[Job], text: Text, measured: dict[str, Any], watch: Watch, deadline: float | None = None
     ) -> bool:
-        """Run jobs and pass every event to `watch`; return True if all jobs were started.
+        """Run the jobs, pass every event to `watch`, and return True if all jobs were started.
 
         A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
         far. `measured` contains the metric, and `texts`, which is true if translations are stored.
@@ -117,7 +117,7 @@ class Runner(ProcessPool):
 
 
 class _Clock:
-    """A clock that decides whether there is time for another job, assuming the longest duration so far."""
+    """A time limit for starting jobs, each of which is assumed to take as long as the longest so far."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline, self.longest = deadline, 0.0

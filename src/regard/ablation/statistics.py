@@ -160,7 +160,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule that decides whether an effect counts as found, given the number of rows."""
+    """The rule by which an effect counts as found, given the number of rows."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
@@ -171,7 +171,7 @@ class Rule:
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return whether a row is judged by its own variance alone, with `left` rows left in Holm's procedure."""
+        """Return True if a row is tested with its own variance alone, with `left` rows left in Holm's procedure."""
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
