@@ -31,7 +31,7 @@ BAG_TOKENS = 1_500_000
 BAG_WORK = 20_000_000  # the largest tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # the number of blocks in a sample of a stream
-
+Print = Callable[[str], None]
 PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion of the run was not measured
 
 
@@ -158,12 +158,7 @@ def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
 
 
 def report(
-    folder: RunFolder,
-    data: Prepared,
-    train: TrainSpec,
-    criterion: Metric,
-    log: Callable[..., None],
-    print_line: Callable[[str], None],
+    folder: RunFolder, data: Prepared, train: TrainSpec, criterion: Metric, log: Callable[..., None], print_line: Print
 ) -> None:
     """Measure, store, log and print the baselines of a run, unless the run folder already contains baselines."""
     if _intact(folder):
@@ -176,9 +171,7 @@ def report(
         print_line(f"baselines on the validation text: {sentence(baselines, criterion.name)}")
 
 
-def compare(
-    folder: RunFolder, scores: Mapping[str, float], criterion: Metric, print_line: Callable[[str], None]
-) -> None:
+def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, print_line: Print) -> None:
     """Print a warning if the best baseline of a run is better than the model, whose final scores are `scores`."""
 
     def metric_of(baseline: Baseline) -> Metric:

@@ -15,7 +15,7 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a corpus; the signature records how it was computed, and is empty if the name says enough."""
+    """The score of a corpus; the signature records how it was computed, and is empty if the name alone defines it."""
 
     value: float
     signature: str

@@ -17,6 +17,8 @@ RESAMPLES = 1000
 SEED = 12345
 
 CHUNK = 4_000_000  # resampled lines in memory at once: 32 MB
+Statistics = Float[np.ndarray, "N K"]
+ScoreOf = Callable[[Any], float]  # the score for the sums of K statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,7 @@ def intervals(
     return [_interval([each[list(group)] for each in statistics], metric.value, resamples, seed) for group in groups]
 
 
-def _interval(
-    counts: Sequence[Float[np.ndarray, "N K"]], score: Callable[[Any], float], resamples: int, seed: int
-) -> Interval:
+def _interval(counts: Sequence[Statistics], score: ScoreOf, resamples: int, seed: int) -> Interval:
     lines, many = len(counts[0]), len(counts)
     if not lines:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -186,13 +186,7 @@ def compare_lines(
 
 
 def _compare(
-    first: Float[np.ndarray, "N K"],
-    second: Float[np.ndarray, "N K"],
-    score: Callable[[Float[np.ndarray, "K"]], float],
-    name: str,
-    signature: str,
-    resamples: int,
-    seed: int,
+    first: Statistics, second: Statistics, score: ScoreOf, name: str, signature: str, resamples: int, seed: int
 ) -> Comparison:
     lines = len(first)
     if lines < 2:
