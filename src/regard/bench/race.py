@@ -3,7 +3,8 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,10 @@ class Row:
     against: dict[str, float]  # the ratio to every peer, by name
     parameters: int
     memory_gb: float | None
+
+    def record(self) -> dict[str, Any]:
+        """Return the row as a JSON object."""
+        return asdict(self)
 
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, report: Report) -> list[Row]:
