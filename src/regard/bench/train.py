@@ -80,10 +80,10 @@ def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
     batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
     contestants = []
-    for title in ("regard (graph)", "regard (compiled graph)"):
+    for title, compiled in (("regard (graph)", False), ("regard (compiled graph)", True)):
         model = build(ours.spec, seed=1)
         update = our_update(model, work.device)
-        executor = Captured(update.compiled() if "compiled" in title else update, _silent)
+        executor = Captured(update.compiled() if compiled else update, _silent)
         contestants.append(our_contestant(title, model, executor, replace(work, batches=fixed)))
         if executor.graph is None:
             raise UnfairError(f"{title}: its step was not captured: {executor.failed or 'there were too few steps'}")
@@ -103,8 +103,8 @@ def our_contestant(title: str, model: Model, executor: StepExecutor, work: Train
     """Return a contestant that trains regard's model."""
 
     def step(batch_and_labels: tuple[Batch, int]) -> None:
-        batch, count_of_labels = batch_and_labels
-        executor.run([batch], StepScalars(float(count_of_labels), 0.0, [1.0]), seed=1)
+        batch, tokens = batch_and_labels
+        executor.run([batch], StepScalars(float(tokens), 0.0, [1.0]), seed=1)
 
     counted = [(batch, labels(batch)) for batch in work.batches]  # here, because this part is not timed
     return contestant(title, model, step, counted, work)
