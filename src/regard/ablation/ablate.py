@@ -1,6 +1,7 @@
 """`regard.ablate`: the function form of the command `regard ablate`."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ from regard.ablation.parallel import Resources
 from regard.ablation.plan import check_changes
 from regard.ablation.report import Report
 from regard.recipe.recipe import RecipeRequest
-from regard.runs.options import seconds, several
+from regard.runs.options import Paths, seconds, several
 from regard.runs.request import check_request, request_from_options
-
-Paths = str | Path | Sequence[str | Path]
 
 
 def ablate(  # noqa: PLR0913  # the options of the command line
@@ -72,30 +71,24 @@ def ablate(  # noqa: PLR0913  # the options of the command line
         steps: Training steps per run.
         time: Training time of the base, instead of `steps`, in seconds or as "20s" or "5m". All modifications are
             trained for the number of steps that the base takes in this time.
-        match: `parameters` or `compute` to resize the hidden width of every modified model until it equals the base in
-            this respect, or `none`.
+        match: `parameters` or `compute` scales the hidden widths of every modified model until it has as many
+            parameters or operations as the base; `none` changes no width.
         metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
-        search_rates: Whether to search the learning rate of every model first, with the same effort for each.
+        search_rates: Search the learning rate of every model first, with the same effort for each.
         jobs: Number of simultaneous runs. If None, one per GPU, or without a GPU one per core up to 16.
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads per run.
         max_time: Time limit. No run is started that would end after it; call the function again to continue.
-        quiet: Whether to print no progress.
-        trust_code: Whether to import the user's own code that a name such as `mine:cosine` refers to.
+        quiet: Print no progress.
+        trust_code: Import the user's own code that a name such as `mine:cosine` refers to.
     """
     names = rows if isinstance(rows, str) else ",".join(rows)
-    budget = (seconds(time, "--time"), match, search_rates, metric, seconds(max_time))
-    settings = Settings(names, seeds, steps, *budget)
+    settings = Settings(names, seeds, steps, seconds(time, "--time"), match, search_rates, metric, seconds(max_time))
     settings.check()
     folder, edits = Path(out), several(changes)
-    files: dict[str, Any] = {
-        "source": source,
-        "target": target,
-        "valid_source": valid_source,
-        "valid_target": valid_target,
-    }
-    files |= {"tsv": tsv, "jsonl": jsonl, "text": text, "labelled": labelled, "valid": valid, "recipe": recipe}
-    files = {name: value for name, value in files.items() if value}
+    files: dict[str, Any] = {"source": source, "target": target, "tsv": tsv, "jsonl": jsonl, "text": text}
+    files |= {"valid_source": valid_source, "valid_target": valid_target, "labelled": labelled, "valid": valid}
+    files = {name: value for name, value in (files | {"recipe": recipe}).items() if value}
     if files:
         request = request_from_options(
             **files, preset=base, variants=several(variants), changes=edits, trust_code=trust_code
@@ -104,14 +97,11 @@ def ablate(  # noqa: PLR0913  # the options of the command line
     else:
         request = demo.ablation(folder / "text", base, several(variants), edits, trust_code)
     check_changes(edits, request, steps is not None or time is not None)
-    console = AblationConsole(quiet=quiet)
 
     def ready() -> RecipeRequest:
         if not files:
             demo.write(folder / "text")
         return request
 
-    try:
+    with closing(AblationConsole(quiet=quiet)) as console:
         return run_ablation(ready, folder, settings, Resources(device, jobs, threads, trust_code), console.note)
-    finally:
-        console.close()

@@ -9,7 +9,7 @@ from regard.ablation.results import DONE
 
 
 class AblationConsole:
-    """A printer of an ablation's events to stderr."""
+    """A printer of an ablation's events to stderr. The method `on_x` prints an event of the kind x."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console, self.quiet = console or Console(stderr=True, emoji=False), quiet
@@ -19,7 +19,7 @@ class AblationConsole:
         self.done, self.runs = 0, 0
 
     def note(self, event: dict[str, Any]) -> None:
-        """Show an event."""
+        """Print an event, unless `quiet` is set."""
         if not self.quiet:
             getattr(self, f"on_{event['event']}")(event)
 
@@ -28,37 +28,31 @@ class AblationConsole:
         self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def on_message(self, event: dict[str, Any]) -> None:
-        """Print a message."""
         self.print(event["text"])
 
     def on_plan(self, event: dict[str, Any]) -> None:
-        """Print the number of runs, and start the progress bars on a terminal."""
         self.close()
         self.done, self.runs = event["finished"], event["runs"]
-        self.print(f"{event['runs']} {event['what']}" + (f", {self.done} of them finished before" if self.done else ""))
-        if not self.console.is_terminal or self.done == self.runs:
-            return
-        columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24))
-        more = (TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
-        self.live = Progress(*columns, *more, console=self.console, transient=True)
-        self.all = self.live.add_task(event["what"], total=self.runs, completed=self.done, facts="")
-        self.live.start()
+        self.print(f"{self.runs} {event['what']}" + (f", {self.done} of them finished before" if self.done else ""))
+        if self.console.is_terminal and self.done < self.runs:
+            columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24))
+            more = (TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+            self.live = Progress(*columns, *more, console=self.console, transient=True)
+            self.all = self.live.add_task(event["what"], total=self.runs, completed=self.done, facts="")
+            self.live.start()
 
     def on_begin(self, event: dict[str, Any]) -> None:
-        """Add the progress bar of a run."""
         job = event["job"]
         if self.live is not None:
             name = f"{job.row} seed {job.seed}"
             self.tasks[job.hash] = self.live.add_task(name, total=job.recipe.train.steps, facts="")
 
     def on_step(self, event: dict[str, Any]) -> None:
-        """Update the progress bar of a run."""
         task = self.tasks.get(event["job"].hash)
         if self.live is not None and task is not None:
             self.live.update(task, completed=event["step"], facts=f"loss {event['loss']:.3f}")
 
     def on_done(self, event: dict[str, Any]) -> None:
-        """Print the result of a run."""
         job, result = event["job"], event["result"]
         self.done += 1
         task = self.tasks.pop(job.hash, None)

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.ablation import plan
 from regard.ablation.parallel import Resources, Runner, Watch
-from regard.ablation.plan import Job, Text
+from regard.ablation.plan import Job, Rates, Text
 from regard.ablation.report import Report, build_report
 from regard.ablation.results import DONE, Results
 from regard.ablation.rows import MATCHES, Row, RowBuilder, select_rows
@@ -29,6 +29,7 @@ from regard.variants import variant
 WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
 LONG = 10**9  # step limit for a run that is limited by time
 PROBE = 8.0  # seconds that a measurement of training speed takes
+Request = RecipeRequest | Callable[[], RecipeRequest]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Settings:
     each: bool = False  # `seconds` is the training time of every model, not only of the base
     base_seeds: int | None = None  # None: three times `seeds`
     texts: bool = False  # store the translations of the validation text
-    rates: Mapping[str, float] = field(default_factory=dict)  # row -> known factor of the base's learning rate
+    rates: Rates = field(default_factory=dict)  # known factors
 
     def check(self) -> None:
         """Raise an error for invalid settings, before any text is read."""
@@ -64,16 +65,13 @@ class Settings:
 
 
 def run_ablation(
-    request: RecipeRequest | Callable[[], RecipeRequest],
+    request: Request,
     out: str | Path,
     settings: Settings = Settings(),
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
-    """Run an ablation in the folder `out`, or continue one, and return its table.
-
-    `request` may be a function that returns the request. It is called after the folder is created.
-    """
+    """Run or continue an ablation in the folder `out`. A function `request` is called after the folder is locked."""
     names, named = select_rows(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
@@ -81,28 +79,21 @@ def run_ablation(
         builder = RowBuilder(recipe, text.data, settings.match, machine.trust_code)
         rows = builder.rows(names, named)
         experiment = Experiment(Path(out), settings, machine, watch, text, recipe, builder.base, rows)
-        table = experiment.run()
-        table.save(Path(out), experiment.report)
-        return table
+        report = experiment.run()
+        report.save(Path(out), experiment.report)
+        return report
 
 
 @contextmanager
 def open_ablation(
-    request: RecipeRequest | Callable[[], RecipeRequest],
-    out: str | Path,
-    settings: Settings,
-    machine: Resources,
-    watch: Watch,
+    request: Request, out: str | Path, settings: Settings, machine: Resources, watch: Watch
 ) -> Iterator[tuple[Text, Recipe]]:
-    """Prepare the text and the base's recipe in the folder `out`, and yield both.
-
-    The folder is locked until the `with` block ends.
-    """
+    """Prepare and yield the text and the base's recipe. The folder `out` is locked until the `with` block ends."""
     settings.check()
-    choose_device(machine.device)  # raises an error for a missing device before anything is written
+    device = choose_device(machine.device)  # raises an error for a missing device before anything is written
     folder = Path(out)
     _check_folder(folder)  # before the lock file is written
-    with locked(folder, lambda: _check_folder(folder), _writes), _runs(folder):
+    with locked(folder, lambda: _check_folder(folder), lambda name: bool(WRITTEN.fullmatch(name))), _runs(folder):
         user_request = request() if callable(request) else request
 
         def report(sentence: str) -> None:
@@ -111,19 +102,17 @@ def open_ablation(
         if unused := plan.unused(user_request):
             report(unused)
         text = plan.tokenised(user_request, folder / "data", report)
-        device = choose_device(machine.device)
         # Batches are not packed by default, because models that do not support packing would need different batches.
         yield text, resolve(_request(user_request, settings), text.data, device, report, packs=False, attention=True)
 
 
 def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
     """Return the request with the number of steps from the settings, and without early stopping."""
-    steps = settings.steps or (None if settings.seconds is not None else request.train.steps)
+    train = request.train
+    steps = settings.steps or (None if settings.seconds is not None else train.steps)
     # AdamW is the default for all rows, because Muon treats a row differently if fewer of its parameters are matrices.
-    optimizer = request.train.optimizer or adamw(request.data.objective)
-    train = replace(
-        request.train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1
-    )
+    optimizer = train.optimizer or adamw(request.data.objective)
+    train = replace(train, steps=steps, time=settings.seconds, optimizer=optimizer, patience=0, validate_every=1)
     return replace(request, train=train)
 
 
@@ -133,10 +122,6 @@ def _check_folder(folder: Path) -> None:
         not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
     ):
         raise DataError(f"{folder} is not the folder of an ablation; choose another one with --out")
-
-
-def _writes(name: str) -> bool:
-    return WRITTEN.fullmatch(name) is not None
 
 
 @contextmanager
@@ -155,30 +140,29 @@ def _runs(folder: Path) -> Iterator[None]:
             clear(folder, [LOCK])
 
 
+@dataclass
 class Experiment:
     """The runs of a base and its modifications on one text: train those that have no result yet, then compare."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        machine: Resources,
-        watch: Watch,
-        text: Text,
-        recipe: Recipe,
-        base: Row,
-        rows: list[Row],
-    ) -> None:
-        self.folder, self.settings, self.machine, self.watch = folder, settings, machine, watch
-        self.text, self.recipe, self.base, self.rows = text, recipe, base, rows
-        self.metric = metric_for(text.data.objective, settings.metric, recipe.train.decode, machine.trust_code)
-        self.results = Results(folder, self.metric.name, settings.texts)
+    folder: Path
+    settings: Settings
+    machine: Resources
+    watch: Watch
+    text: Text
+    recipe: Recipe
+    base: Row
+    rows: list[Row]
+
+    def __post_init__(self) -> None:
+        settings, objective = self.settings, self.text.data.objective
+        self.metric = metric_for(objective, settings.metric, self.recipe.train.decode, self.machine.trust_code)
+        self.results = Results(self.folder, self.metric.name, settings.texts)
         self.jobs: list[Job] = []
-        names = [row.name for row in (base, *rows)]
+        names = [row.name for row in (self.base, *self.rows)]
         for name in settings.rates:
             if name not in names:
                 raise SpecError("rates", f"{name!r} is not a row of this ablation; {nearest(name, names)}")
-        for row in rows:
+        for row in self.rows:
             if row.left_out:
                 self.report(f"{row.name} is left out: {row.left_out}")
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
@@ -195,11 +179,7 @@ class Experiment:
             self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
             if complete:
                 complete = self._train(runner, self.jobs, "runs")
-        report = build_report(
-            self.recipe, self.text.data, self.base, self.rows, self.jobs, self.results, settings.seeds, rates
-        )
-        report.complete = complete
-        return report
+        return build_report(self, rates, complete)
 
     def rates(self) -> dict[str, float]:
         """Search the best learning rate for every row, and return each as a factor of the base's learning rate."""
@@ -207,7 +187,7 @@ class Experiment:
             return self._searched(runner, self._budgeted(runner))[1]
 
     def _budgeted(self, runner: Runner) -> list[Row]:
-        """Set the number of training steps, and return the rows that can be trained."""
+        """Set the number of training steps of every row, and return the rows that can be trained."""
         settings, steps = self.settings, self.settings.steps
         if settings.seconds is not None:
             steps = self._steps(runner, self.base, settings.seconds)

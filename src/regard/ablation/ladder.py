@@ -15,23 +15,20 @@ from typing import Any
 from rich.table import Table
 
 from regard.ablation import page, tables
-from regard.ablation.experiment import Experiment, Settings, open_ablation
+from regard.ablation.experiment import Experiment, Request, Settings, open_ablation
 from regard.ablation.parallel import Resources, Watch
 from regard.ablation.path_length import path_lengths
 from regard.ablation.report import Line, Mean, Report, mean, plain, warnings
 from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, RowBuilder
 from regard.ablation.sizes import resized
-from regard.ablation.tables import quantity
+from regard.ablation.tables import number, quantity
 from regard.errors import RegardError, SpecError, nearest
 from regard.evaluation.lengths import Bucket, buckets
 from regard.evaluation.metrics import METRICS, metric_class, metric_heading
 from regard.evaluation.significance import Interval, intervals
-from regard.files import replace_text
 from regard.models.base import ModelSpec
 from regard.presets import preset
-from regard.recipe.recipe import RecipeRequest
-from regard.training.checkpoint import write_json
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
@@ -55,8 +52,7 @@ QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
     """Return the models that `rungs` selects, in ladder order, and the set of those that are given by name.
 
-    `rungs` is `all` or comma-separated names. The result does not include the full Transformer, which is always the
-    last model.
+    `rungs` is `all` or comma-separated names. The full Transformer, always the last model, is not in the result.
     """
     words = [word.strip() for word in rungs.split(",")]
     for word in words:
@@ -69,7 +65,7 @@ def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
 
 
 def ladder(
-    request: RecipeRequest | Callable[[], RecipeRequest],
+    request: Request,
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
@@ -78,7 +74,7 @@ def ladder(
 ) -> "Ladder":
     """Train all models of a ladder in the folder `out`, or continue there, and return the ladder.
 
-    The settings `rows` and `match` are not used. `settings.seconds` is the training time per model.
+    The settings `rows` and `match` have no effect. `settings.seconds` is the training time per model.
     """
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         result = _build_ladder(experiment, experiment.run())
@@ -87,7 +83,7 @@ def ladder(
 
 
 def rates(
-    request: RecipeRequest | Callable[[], RecipeRequest],
+    request: Request,
     out: str | Path,
     rungs: str = "all",
     settings: Settings = Settings(),
@@ -101,12 +97,7 @@ def rates(
 
 @contextmanager
 def _open_ladder(
-    request: RecipeRequest | Callable[[], RecipeRequest],
-    out: str | Path,
-    rungs: str,
-    settings: Settings,
-    machine: Resources,
-    watch: Watch,
+    request: Request, out: str | Path, rungs: str, settings: Settings, machine: Resources, watch: Watch
 ) -> Iterator[Experiment]:
     names, named = select_rungs(rungs)
     if settings.metric is not None and metric_class(settings.metric, machine.trust_code, "--metric").needs != "text":
@@ -127,17 +118,11 @@ def _open_ladder(
 
 
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
-    """Return the row of a model that is resized to the base's number of parameters.
-
-    A model that does not apply is marked as left out, or raises an error if `named` is set.
-    """
+    """Return the row of a model of the base's size, marked as left out if it does not apply and is not `named`."""
     assert base.model is not None
     try:
-        if name in LESS:
-            model = builder.fitted(apply(name, base.model), base.model)
-        else:
-            before = family(name, base.model)
-            model = builder.fitted(before, before)
+        model = apply(name, base.model) if name in LESS else family(name, base.model)
+        model = builder.fitted(model, base.model if name in LESS else model)
         sized: Any
         sized, factor = resized(model, base.parameters)
         note = "" if factor == 1.0 else f"model width set to {sized.d_model}"
@@ -155,10 +140,9 @@ def family(name: str, base: ModelSpec) -> ModelSpec:
     leave some models fewer parameters for their layers.
     """
     model: Any = preset(BEFORE[name])
-    changes: dict[str, Any] = {}
-    for field in ("dropout", "sharing"):
-        if field in hints(type(base)):
-            changes[field] = getattr(base, field)
+    changes: dict[str, Any] = {
+        name: getattr(base, name) for name in hints(type(base)) if name in ("dropout", "sharing")
+    }
     label_smoothing = getattr(getattr(base, "head", None), "label_smoothing", None)
     if label_smoothing is not None:
         changes["head"] = replace(model.head, label_smoothing=label_smoothing)
@@ -193,7 +177,6 @@ class Rung:
     note: str
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object, in which numbers that are not finite become null."""
         return plain(asdict(self))
 
 
@@ -218,13 +201,8 @@ class Ladder:
         return metric_heading(self.metric)
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "complete": self.complete,
-            "metric": self.metric,
-            "seeds": self.seeds,
-            "steps": self.steps,
-            "seconds": self.seconds,
+        same = {name: getattr(self, name) for name in ("complete", "metric", "seeds", "steps", "seconds")}
+        return same | {
             "sequence_length": self.length,
             "devices": self.devices,
             "buckets": [
@@ -235,7 +213,7 @@ class Ladder:
         }
 
     def sentences(self) -> list[str]:
-        """Return the explanations below the table."""
+        """Return the sentences that explain the table."""
         budget = f"{self.steps:,} steps" if self.seconds is None else f"{self.seconds:g} seconds of training"
         return [
             f"{self.seeds} seed{'s' * (self.seeds > 1)} and {budget} per rung, the same batches in the same order, "
@@ -248,12 +226,12 @@ class Ladder:
         ]
 
     def cells(self) -> list[list[str]]:
-        """Return the cells of the table as text, headings first."""
+        """Return the rows of the table as text, the headings first."""
         head = ["rung", "parameters", self.title, "95%", "loss", "tokens/s", "path", "steps", "seconds", "verdict"]
         return [head, *(_cells(rung) for rung in self.rungs)]
 
     def by_length(self) -> list[list[str]]:
-        """Return a table of the metric for each range of source lengths, as rows of strings, the head first."""
+        """Return the rows of the table of the metric by source length as text, the headings first."""
         head = ["rung", *(f"{bucket.name} tokens ({len(bucket.lines)} lines)" for bucket in self.buckets)]
         return [head, *([rung.name, *map(_score, rung.buckets)] for rung in self.rungs if rung.buckets)]
 
@@ -264,7 +242,7 @@ class Ladder:
         if narrow:
             left_out, head[1] = {"steps", "seconds"}, "params"
             for rung, row in zip(self.rungs, rows, strict=True):
-                row[1] = "" if rung.parameters is None else quantity(rung.parameters)
+                row[1] = quantity(rung.parameters)
         columns = [i for i, heading in enumerate(head) if heading not in left_out]
         cells = [[row[i] for i in columns] for row in (head, *rows)]
         last = len(columns) - 1
@@ -275,28 +253,24 @@ class Ladder:
         most = max((rung.metric or 0.0 for rung in self.rungs), default=0.0) or 1.0
         longest = max((len(rung.name) for rung in self.rungs), default=0)
         return "\n".join(
-            f"{rung.name:<{longest}}  {bar((rung.metric or 0.0) / most, width)} "
-            + ("" if rung.metric is None else f"{rung.metric:.1f}")
+            f"{rung.name:<{longest}}  {bar((rung.metric or 0.0) / most, width)} {number(rung.metric, '.1f')}"
             for rung in self.rungs
         )
 
     def length_table(self) -> Table:
-        """Return the table of the metric by source length for a terminal."""
+        """Return the table of the metric by source length, for a terminal."""
         return tables.terminal(self.by_length(), left=(0,))
 
     def markdown(self) -> str:
-        """Return a Markdown page."""
         cells = self.cells()
         lines = ["# The ladder", "", *tables.markdown(cells, left=(0, len(cells[0]) - 1))]
         lines += ["", f"## {self.title} by source length", "", *tables.markdown(self.by_length(), left=(0,))]
         return "\n".join([*lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write ladder.json, ladder.md and ladder.html. An error while drawing ladder.html is only reported."""
-        write_json(folder / "ladder.json", self.json())
-        replace_text(folder / "ladder.md", self.markdown())
-        parts = (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
-        page.save(folder / "ladder.html", lambda: page.ladder(self.json(), *parts), report)
+        """Write ladder.json, ladder.md and ladder.html."""
+        record, parts = self.json(), (self.title, self.cells(), self.by_length(), self.sentences(), self.facts)
+        page.save(folder / "ladder", record, self.markdown(), lambda: page.ladder(record, *parts), report)
 
 
 def bar(share: float, width: int = 20) -> str:
@@ -310,22 +284,18 @@ def _score(score: Interval) -> str:
 
 
 def _cells(rung: Rung) -> list[str]:
-    def text(value: Any, style: str) -> str:
-        return "" if value is None else format(value, style)
-
-    path = "" if rung.path_length is None else f"{rung.path} = {rung.path_length} [{rung.shortest}]"
-    if rung.path == str(rung.path_length):
-        path = f"{rung.path_length} [{rung.shortest}]"
+    length = str(rung.path_length)
+    formula = length if rung.path == length else f"{rung.path} = {length}"
     return [
         rung.name,
-        text(rung.parameters, ","),
-        text(rung.metric, ".1f"),
+        number(rung.parameters, ","),
+        number(rung.metric, ".1f"),
         "" if rung.low is None else f"[{rung.low:.1f}, {rung.high:.1f}]",
-        "" if rung.loss is None else rung.loss.text(3),
-        "" if rung.tokens_per_second is None else quantity(rung.tokens_per_second),
-        path,
-        text(rung.steps, ","),
-        text(rung.seconds, ".0f"),
+        number(rung.loss, ".3f"),
+        quantity(rung.tokens_per_second),
+        "" if rung.path_length is None else f"{formula} [{rung.shortest}]",
+        number(rung.steps, ","),
+        number(rung.seconds, ".0f"),
         rung.verdict + (f" ({rung.note})" if rung.note else ""),
     ]
 
@@ -366,19 +336,16 @@ def _build_ladder(experiment: Experiment, report: Report) -> Ladder:
 
 
 def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interval], length: int) -> Rung:
-    """Return a model's table row.
-
-    `scores` contains the score on all texts, then the scores per length bucket. `length` is the n in path lengths.
-    """
-    total = scores[0] if scores else None
+    """Return a model's table row. `scores` are for all texts, then for each bucket; path lengths have n = `length`."""
+    total: dict[str, Any] = asdict(scores[0]) if scores else {}
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
     return Rung(
         name=row.name,
         about=about(row.name),
         parameters=line.parameters,
-        metric=None if total is None else total.value,
-        low=None if total is None else total.low,
-        high=None if total is None else total.high,
+        metric=total.get("value"),
+        low=total.get("low"),
+        high=total.get("high"),
         sd=None if line.metric is None else line.metric.sd,
         loss=line.final,
         tokens_per_second=mean([result["tokens_per_second"] for result in done]) if done else None,
@@ -397,5 +364,5 @@ def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interva
 
 
 def about(name: str) -> str:
-    """Return the description of a model of the ladder."""
+    """Return the description of a model."""
     return VARIANTS[name].about if name in LESS else ABOUT[name]

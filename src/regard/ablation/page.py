@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.ablation import plots
+from regard.ablation.tables import Cells
 from regard.files import replace_text
+from regard.training.checkpoint import write_json
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6570; --line: #d5dae0; --ground: #ffffff;
@@ -31,8 +33,13 @@ svg { width: 100%; height: auto; max-width: 62rem; } svg text { font-family: sys
 Facts = Sequence[tuple[str, str]]
 
 
-def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> None:
-    """Write the page that `draw` returns. An error is only reported, because the tables are complete without it."""
+def save(
+    path: Path, record: dict[str, Any], markdown: str, draw: Callable[[], str], warn: Callable[[str], None]
+) -> None:
+    """Write `path` with the suffixes .json, .md and .html. An error while drawing the HTML page is only reported."""
+    write_json(path.with_suffix(".json"), record)
+    replace_text(path.with_suffix(".md"), markdown)
+    path = path.with_suffix(".html")
     try:
         replace_text(path, draw())
     except Exception as error:
@@ -40,12 +47,8 @@ def save(path: Path, draw: Callable[[], str], warn: Callable[[str], None]) -> No
         warn(f"warning: {path} could not be drawn ({type(error).__name__}: {error}); the tables beside it are complete")
 
 
-def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the HTML page of an ablation.
-
-    `record` is the ablation as a JSON object, `cells` are the table cells, `sentences` are the explanations below the
-    table, and `facts` describe the data and the model.
-    """
+def html(record: dict[str, Any], cells: Cells, sentences: Sequence[str], facts: Facts = ()) -> str:
+    """Return the HTML page of an ablation, given as a JSON object, table cells, explanations and facts."""
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),
@@ -56,18 +59,9 @@ def html(record: dict[str, Any], cells: Sequence[Sequence[str]], sentences: Sequ
 
 
 def ladder(
-    record: dict[str, Any],
-    metric: str,
-    cells: Sequence[Sequence[str]],
-    by_length: Sequence[Sequence[str]],
-    sentences: Sequence[str],
-    facts: Facts = (),
+    record: dict[str, Any], metric: str, cells: Cells, by_length: Cells, sentences: Sequence[str], facts: Facts = ()
 ) -> str:
-    """Return the HTML page of a ladder.
-
-    `record` is the ladder as a JSON object, `metric` is the title of the metric, `cells` and `by_length` are table
-    cells, `sentences` are the explanations, and `facts` describe the data and the model.
-    """
+    """Return the HTML page of a ladder. `metric` is the title of the metric, and `by_length` is a second table."""
     rows = record["rows"]
     names = [bucket["name"] for bucket in record["buckets"]]
     title = f"{metric} by source length"
@@ -99,7 +93,7 @@ def _page(title: str, facts: Facts, parts: Sequence[str]) -> str:
     )
 
 
-def _table(cells: Sequence[Sequence[str]], verdicts: Sequence[str] | None = None) -> str:
+def _table(cells: Cells, verdicts: Sequence[str] | None = None) -> str:
     """Return an HTML table. `verdicts`, if given, are the style classes of the last cells, one per row."""
     head, *rows = cells
     name = "" if verdicts is None else ' class="judged"'

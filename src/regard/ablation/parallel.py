@@ -50,33 +50,27 @@ def _gpus() -> list[str]:
     return names[: torch.cuda.device_count()]
 
 
-class Runner:
-    """A context manager that runs jobs of an ablation in worker processes, which end with the `with` block."""
+class Runner(ProcessPool):
+    """A pool of worker processes for the jobs of an ablation. The processes end with the `with` block."""
 
     def __init__(self, folder: Path, machine: Resources, slots: Sequence[dict[str, str]] | None = None) -> None:
+        super().__init__(machine.slots() if slots is None else slots)
         self.folder, self.machine = folder, machine
-        self.pool = ProcessPool(machine.slots() if slots is None else slots)
-
-    def __enter__(self) -> "Runner":
-        return self
-
-    def __exit__(self, *given: object) -> None:
-        self.pool.__exit__(*given)
 
     def run(
         self, jobs: Iterable[Job], text: Text, measured: dict[str, Any], watch: Watch, deadline: float | None = None
     ) -> bool:
-        """Run all jobs and pass every event to `watch`; return whether all jobs were started before the deadline.
+        """Run the jobs, pass every event to `watch`, and return True if all jobs were started.
 
         A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
-        far. `measured` contains the metric and whether translations are stored (`texts`).
+        far. `measured` contains the metric, and `texts`, which is true if translations are stored.
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         while True:
-            while waiting and busy < len(self.pool.workers) and clock.enough():
+            while waiting and busy < len(self.workers) and clock.enough():
                 busy += 1
-                self._submit(waiting.popleft(), text, measured, events.put)
+                self._begin(waiting.popleft(), text, measured, events.put)
             if not busy:
                 return not waiting
             event = events.get()
@@ -85,7 +79,7 @@ class Runner:
                 clock.took(event["wall"])
             watch(event)
 
-    def _submit(self, job: Job, text: Text, measured: dict[str, Any], emit: Watch) -> None:
+    def _begin(self, job: Job, text: Text, measured: dict[str, Any], emit: Watch) -> None:
         about = {"row": job.row, "seed": job.seed, "factor": job.factor}
         folder = self.folder / "runs" / job.hash
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +96,7 @@ class Runner:
             emit({"event": "done", "job": job, "wall": wall, "result": about | {"hash": job.hash} | result})
 
         order = self._order(folder, job, text) | {"about": about} | measured
-        future = self.pool.submit(single_run.run, order, on_event=lambda event: emit(event | {"job": job}))
+        future = self.submit(single_run.run, order, on_event=lambda event: emit(event | {"job": job}))
         future.add_done_callback(done)
 
     def _order(self, folder: Path, job: Job, text: Text) -> dict[str, Any]:
@@ -119,11 +113,11 @@ class Runner:
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}
-        return self.pool.submit(single_run.run, order, on_event=watch).result()["steps_per_second"]
+        return self.submit(single_run.run, order, on_event=watch).result()["steps_per_second"]
 
 
 class _Clock:
-    """A clock that decides whether there is time for another job, assuming the longest duration so far."""
+    """A time limit for starting jobs, each of which is assumed to take as long as the longest so far."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline, self.longest = deadline, 0.0

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ FACTORS = (0.5, 1.0, 2.0)  # factors of the base's learning rate that a search t
 SEARCH_SEED = 0  # seed for the search; verdicts use other seeds
 POINTS = 16  # validations per run
 EARLY = 8  # the early loss is measured after 1 / EARLY of the steps
+Rates = Mapping[str, float]  # row -> factor of the base's learning rate
 
 
 @dataclass(frozen=True)
@@ -214,13 +215,7 @@ def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
 
 
 def runs(
-    base: Row,
-    rows: Iterable[Row],
-    seeds: int,
-    recipe: Recipe,
-    text: Text,
-    rates: dict[str, float],
-    base_seeds: int | None = None,
+    base: Row, rows: Iterable[Row], seeds: int, recipe: Recipe, text: Text, rates: Rates, base_seeds: int | None = None
 ) -> list[Job]:
     """Return the runs to compare: seeds 1 .. n for every row, and by default three times as many for the base."""
     seeds_by_row = [(base, base_seeds or 3 * seeds), *((row, seeds) for row in rows)]

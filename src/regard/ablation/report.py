@@ -4,25 +4,26 @@ import math
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from regard.ablation import page, tables
-from regard.ablation.plan import Job, early_step
-from regard.ablation.results import DIVERGED, DONE, Result, Results
+from regard.ablation.plan import Rates, early_step
+from regard.ablation.results import DIVERGED, DONE, Result
 from regard.ablation.rows import Row, sequence_length
 from regard.ablation.statistics import BETTER, WORSE, Effect, Spread, compare
-from regard.ablation.tables import quantity
+from regard.ablation.tables import number, quantity
 from regard.data.prepare import Prepared
 from regard.evaluation.metrics import metric_heading
-from regard.files import replace_text
 from regard.recipe.recipe import Recipe
-from regard.training.checkpoint import write_json
 from regard.variants import VARIANTS
+
+if TYPE_CHECKING:
+    from regard.ablation.experiment import Experiment
 
 COLUMNS = ("row", "parameters", "operations", "steps/s", "early loss", "final loss")
 LEVEL, POWER = 0.05, 0.8
@@ -47,9 +48,9 @@ class Mean:
         known = len(values) > 1 and all(abs(value) < HUGE for value in values)
         return cls(mean(values), statistics.stdev(values) if known else None)
 
-    def text(self, digits: int) -> str:
-        """Return the mean and the standard deviation as text, such as `2.184 ± 0.005`."""
-        return f"{self.value:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
+    def __format__(self, style: str) -> str:
+        """Return the mean and the standard deviation, such as `2.184 ± 0.005`, with both in the format `style`."""
+        return format(self.value, style) + ("" if self.sd is None else f" ± {format(self.sd, style)}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,6 @@ class Line:
     note: str
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object, in which numbers that are not finite become null."""
         return plain(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
 
 
@@ -96,7 +96,7 @@ class Report:
         return next((line.effect.detectable for line in self.lines if line.effect and line.effect.steady), None)
 
     def sentences(self) -> list[str]:
-        """Return the explanations below the table."""
+        """Return the sentences that explain the table."""
         sentences = [
             f"{self.seeds} seed{'s' * (self.seeds > 1)} per row, {3 * self.seeds} of the base; {self.steps:,} steps. "
             "Losses are in nats per token on held-out text, ± the standard deviation over seeds; the early loss is "
@@ -114,7 +114,6 @@ class Report:
         return sentences + warnings(self.devices, self.complete)
 
     def json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "complete": self.complete,
             "seeds": self.seeds,
@@ -132,12 +131,11 @@ class Report:
         }
 
     def cells(self) -> list[list[str]]:
-        """Return the cells of the table as text, headings first."""
+        """Return the rows of the table as text, the headings first."""
         head = [*COLUMNS, metric_heading(self.metric), "effect", "verdict"]
         return [head, *(_cells(line) for line in self.lines)]
 
     def markdown(self) -> str:
-        """Return a Markdown page."""
         cells = self.cells()
         lines = tables.markdown(cells, left=(0, len(cells[0]) - 1))
         return "\n".join(["# Ablation", "", *lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
@@ -149,18 +147,15 @@ class Report:
             head = ["row", "params", "ops", "steps\n/s", "early\nloss", "final\nloss", *head[6:]]
             rows = [[_narrow(cell) for cell in row[:-1]] + row[-1:] for row in rows]
             for line, row in zip(self.lines, rows, strict=True):
-                row[1] = "" if line.parameters is None else quantity(line.parameters)
+                row[1] = quantity(line.parameters)
         last = len(head) - 1
         styles = [{BETTER: "green", WORSE: "red"}.get(line.verdict, "") for line in self.lines]
         return tables.terminal([head, *rows], (0, last), (last,), narrow, styles)
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write table.json, table.md and table.html. An error while drawing table.html is only reported."""
-        write_json(folder / "table.json", self.json())
-        replace_text(folder / "table.md", self.markdown())
-        page.save(
-            folder / "table.html", lambda: page.html(self.json(), self.cells(), self.sentences(), self.facts), report
-        )
+        """Write table.json, table.md and table.html."""
+        record, parts = self.json(), (self.cells(), self.sentences(), self.facts)
+        page.save(folder / "table", record, self.markdown(), lambda: page.html(record, *parts), report)
 
 
 def plain(value: Any) -> Any:
@@ -177,35 +172,26 @@ def _narrow(cell: str) -> str:
 
 
 def _cells(line: Line) -> list[str]:
-    digits = 1 if line.metric is None or line.metric.value >= 10 else 2
     effect = line.effect
-    shown = "" if effect is None else f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
     return [
         line.name,
-        "" if line.parameters is None else f"{line.parameters:,}",
-        "" if line.operations is None else quantity(line.operations),
-        "" if line.speed is None else f"{line.speed:.2f}" if line.speed < 10 else f"{line.speed:.1f}",
-        "" if line.early is None else line.early.text(3),
-        "" if line.final is None else line.final.text(3),
-        "" if line.metric is None else line.metric.text(digits),
-        shown,
+        number(line.parameters, ","),
+        quantity(line.operations),
+        number(line.speed, ".2f" if line.speed is not None and line.speed < 10 else ".1f"),
+        number(line.early, ".3f"),
+        number(line.final, ".3f"),
+        number(line.metric, ".2f" if line.metric is not None and line.metric.value < 10 else ".1f"),
+        "" if effect is None else f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]",
         line.verdict + (f" ({line.note})" if line.note else ""),
     ]
 
 
-def build_report(
-    recipe: Recipe,
-    data: Prepared,
-    base: Row,
-    rows: Iterable[Row],
-    jobs: Sequence[Job],
-    results: Results,
-    seeds: int,
-    rates: dict[str, float],
-) -> Report:
+def build_report(experiment: "Experiment", rates: Rates, complete: bool) -> Report:
     """Return the table of an ablation. Rows that have results are compared with the base."""
+    recipe, data, base, results = experiment.recipe, experiment.text.data, experiment.base, experiment.results
+    seeds = experiment.settings.seeds
     runs: dict[str, dict[int, Result | None]] = {}
-    for job in jobs:
+    for job in experiment.jobs:
         runs.setdefault(job.row, {})[job.seed] = results.get(job.hash)
     of_base = _losses(runs.get(base.name, {}))
     compared = {name: _losses(own) for name, own in runs.items() if name != base.name and not _state(own)}
@@ -215,35 +201,33 @@ def build_report(
         effects, spread = compare(of_base, compared, level=LEVEL, power=POWER)
     lines = [
         _line(row, runs.get(row.name, {}), effects.get(row.name), rates, row.name == base.name, results.metric)
-        for row in (base, *rows)
+        for row in (base, *experiment.rows)
     ]
     done = [result for own in runs.values() for result in _done(own)]
-    train = recipe.train
     return Report(
         lines,
         spread,
         seeds,
-        train.steps or 0,
-        early_step(train),
+        recipe.train.steps or 0,
+        early_step(recipe.train),
         sequence_length(recipe, data),
         results.metric,
         sorted({str(result["device"]) for result in done}),
-        facts=facts(recipe, data, base.parameters),
+        complete,
+        facts(recipe, data, base.parameters),
     )
 
 
 def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
-    """Return a text description of an experiment's data, model and command."""
+    """Return an experiment's data, model and command in words."""
     spec, objective, model = recipe.data, data.objective, recipe.model
     train = ", ".join(str(path) for corpus in spec.train for path in corpus.files())
     valid = ", ".join(str(path) for corpus in spec.valid for path in corpus.files())
     held_out = 0 if data.valid is None else data.valid.rows
     vocabulary = "; ".join(f"{name} vocabulary of {tokens.size:,}" for name, tokens in data.tokenizers.items())
-    kind = model.kind.replace("_", " ")
-    sizes = [
-        f"{name.replace('_', ' ')} {getattr(model, name)}" for name in ("d_model", "heads") if hasattr(model, name)
-    ]
-    depths = [f"{side} depth {getattr(model, side).depth}" for side in ("encoder", "decoder") if _depth(model, side)]
+    size = [model.kind, *(f"{name} {getattr(model, name)}" for name in ("d_model", "heads") if hasattr(model, name))]
+    depths = {side: getattr(getattr(model, side, None), "depth", None) for side in ("encoder", "decoder")}
+    size += [f"{side} depth {depth}" for side, depth in depths.items() if isinstance(depth, int)]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] == "__main__.py":
         words[0] = "regard"
@@ -251,12 +235,8 @@ def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
         f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
         f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}"
     )
-    size = ", ".join([kind, *sizes, *depths, f"{parameters:,} parameters"])
-    return (("Data", text), ("Model", size), ("Command", shlex.join(words)))
-
-
-def _depth(model: Any, side: str) -> bool:
-    return isinstance(getattr(getattr(model, side, None), "depth", None), int)
+    model_text = ", ".join([*size, f"{parameters:,} parameters"]).replace("_", " ")
+    return (("Data", text), ("Model", model_text), ("Command", shlex.join(words)))
 
 
 def warnings(devices: Sequence[str], complete: bool) -> list[str]:
@@ -289,7 +269,7 @@ def _state(runs: dict[int, Result | None]) -> str:
 
 
 def _line(
-    row: Row, runs: dict[int, Result | None], effect: Effect | None, rates: dict[str, float], is_base: bool, metric: str
+    row: Row, runs: dict[int, Result | None], effect: Effect | None, rates: Rates, is_base: bool, metric: str
 ) -> Line:
     done = _done(runs)
     verdict = f"left out: {row.left_out}" if row.left_out else _state(runs)

@@ -14,8 +14,8 @@ REQUIRED = {"loss", "scores", "early", "curve", "steps", "steps_per_second", "de
 class Results:
     """All results in a folder, keyed by run hash.
 
-    A run is repeated if it failed for a reason other than divergence, if its result lacks `metric`, or if `texts` is
-    set and the result lacks the model's outputs.
+    A run is not finished if it failed for a reason other than divergence, if its result lacks `metric`, or if `texts`
+    is set and the result lacks the model's outputs.
     """
 
     def __init__(self, folder: Path, metric: str = "loss", texts: bool = False) -> None:
@@ -54,11 +54,10 @@ class Results:
             os.fsync(file.fileno())
 
     def get(self, hash_: str) -> Result | None:
-        """Return the result of the run with the hash `hash_`, or None if there is none."""
         return self.by_hash.get(hash_)
 
     def finished(self, hash_: str) -> bool:
-        """Return whether the run with the hash `hash_` is finished and does not have to be repeated."""
+        """Return True if a run is finished and does not have to be repeated."""
         result = self.by_hash.get(hash_)
         return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
 

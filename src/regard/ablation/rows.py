@@ -68,7 +68,7 @@ class RowBuilder:
         return row if self.match == "none" else self._matched(row, model)
 
     def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
-        """Return `model`, a modification of `before`, with the vocabulary and the maximum lengths set from the text.
+        """Return `model`, a modification of `before`, with vocabulary and maximum lengths that fit the text.
 
         A model that cannot learn the task raises an error.
         """
@@ -78,10 +78,7 @@ class RowBuilder:
         return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
-        """Return the rows for all names.
-
-        A row that does not apply is marked as left out, with the reason. If its name is in `named`, it raises an error.
-        """
+        """Return the rows. One that does not apply is marked as left out, or raises an error if it is in `named`."""
         rows = []
         for name in names:
             try:
@@ -105,10 +102,7 @@ class RowBuilder:
         return replace(row, parameters=total.parameters, operations=total.flops_per_token * total.length)
 
     def _matched(self, row: Row, model: ModelSpec) -> Row:
-        """Return the row with its model resized to within 1 % of the base's parameters or operations.
-
-        The hidden widths of all feed-forward layers are scaled by one factor.
-        """
+        """Return the row with all hidden widths scaled by one factor, to match the base's size within 1 %."""
         measure: Callable[[ModelSpec], float] = count
         target, unit = float(self.base.parameters), "parameters"
         if self.match == "compute":
@@ -130,10 +124,7 @@ class RowBuilder:
 
 
 def scaled(model: Any, factor: float, step: int) -> Any:
-    """Return the model with the hidden widths of all feed-forward layers multiplied by `factor`.
-
-    Large widths are rounded to multiples of `step`.
-    """
+    """Return the model with all hidden widths multiplied by `factor`; large ones are rounded to multiples of `step`."""
 
     def scale(feedforward: FeedForward) -> FeedForward:
         width = (feedforward.d_hidden or 4 * model.d_model) * factor
@@ -143,10 +134,7 @@ def scaled(model: Any, factor: float, step: int) -> Any:
 
 
 def sequence_length(recipe: Recipe, data: Prepared) -> int:
-    """Return the mean length of a training text, or for a language model the length of a window.
-
-    For a translation task, the mean is over sources and targets.
-    """
+    """Return the mean length of a training text (source or target), or for a language model the length of a window."""
     if data.objective.stream:
         return int(getattr(recipe.data.batching, "length", 128))
     measured = data.objective.measured

@@ -30,13 +30,12 @@ RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # checkpoints only serve
 
 
 class Progress:
-    """A watcher that emits an event for every logged step and every validation."""
+    """A watcher that emits the step and the loss of every logged step and every validation."""
 
     def __init__(self, emit: Emit, steps: int) -> None:
         self.emit, self.steps = emit, steps
 
     def note(self, event: Event) -> None:
-        """Emit the step and the loss of a `step` or `valid` event."""
         if event["event"] in ("step", "valid"):
             self.emit({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
 
@@ -61,16 +60,14 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     if not math.isfinite(final["loss"]):
         raise DivergedError(f"the validation loss is {final['loss']} after training")
     logged = _read_log(run.log)
-    early = early_step(spec)
-    machine = environment(device)
+    early, machine = early_step(spec), environment(device)
     return {
         "early": {"step": early, "loss": dict(logged["curve"])[early]},
         "loss": final["loss"],
         "scores": final,
         "steps": spec.steps,
         **logged,
-        "device": machine["device"],
-        "threads": machine["threads"],
+        **{name: machine[name] for name in ("device", "threads")},
         "torch": torch.__version__,
     } | ({"said": outputs} if order.get("texts") else {})
 
@@ -99,10 +96,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """Return the validation loss per step and the training speed.
-
-    The speed excludes validation and the first logged interval.
-    """
+    """Return the validation loss per step, and the training speed without validation and the first logged interval."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
@@ -119,10 +113,7 @@ def _read_log(path: Path) -> Result:
 
 
 def run(order: dict[str, Any], emit: Emit) -> Result:
-    """Run one job and return its result.
-
-    The job trains a model and writes `result.json` to the run folder, or it measures the training speed.
-    """
+    """Train a model, return its result and write it to `result.json`, or return the training speed."""
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])

@@ -20,10 +20,7 @@ EVEN = 2  # bidirectional layers, gates and rotary pairs halve a width
 
 
 def nearest_width(size: Callable[[int], int], target: int, step: int = 1, widest: int = WIDEST) -> int:
-    """Return the width, a multiple of `step`, for which `size(width)` is closest to `target`, found by bisection.
-
-    `size` must increase with the width.
-    """
+    """Return the multiple of `step` whose `size` is closest to `target`. The size must increase with the width."""
     low, high = 1, 2  # in units of `step`: size(low) <= target < size(high), unless size(1) > target
     while high * step < widest and size(high * step) <= target:
         low, high = high, 2 * high
@@ -37,8 +34,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
     """Return the model resized to about `target` parameters, and the factor by which d_model was multiplied.
 
     A model that is already within 1 % is returned unchanged. Otherwise d_model and all explicit widths are scaled
-    together, and the hidden width of feed-forward layers, if there are any, is adjusted to reduce the remaining
-    difference. A difference of more than 5 % raises an error.
+    together, and hidden widths are adjusted to reduce the remaining difference. More than 5 % raises an error.
     """
 
     def error(spec: ModelSpec) -> float:

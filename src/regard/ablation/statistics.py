@@ -47,6 +47,7 @@ its own variance alone, and OWN is divided by one more than the number of exclud
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +137,7 @@ class Fit(NamedTuple):
     v: np.ndarray  # (...): variance of a run over seeds
     w: np.ndarray  # (...): weight of the base's paired seeds
     paired: bool
+    steady: bool = True  # the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return standard errors of effects and degrees of freedom, given the variance (..., R) of a run per row."""
@@ -150,16 +152,15 @@ class Fit(NamedTuple):
         pooled = np.broadcast_to(self.pooled[..., None], self.own.shape)
         return self.error(pooled, self.freedom[0]), self.error(self.own, self.runs - 1, self.least)
 
-    def estimates(self, steady: bool = True) -> list[Estimate]:
+    def estimates(self) -> list[Estimate]:
         """Return the estimates for all rows of one table."""
         pooled, own = ([Error(float(s), float(f)) for s, f in zip(*errors, strict=True)] for errors in self.errors())
-        effects = self.effect.tolist()
-        return [Estimate(*values, steady) for values in zip(effects, pooled, own, strict=True)]
+        return [Estimate(*values, self.steady) for values in zip(self.effect.tolist(), pooled, own, strict=True)]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule that decides whether an effect counts as found, given the number of rows."""
+    """The rule by which an effect counts as found, given the number of rows."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
@@ -170,7 +171,7 @@ class Rule:
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return whether a row is judged by its own variance alone, with `left` rows left in Holm's procedure."""
+        """Return True if a row is tested with its own variance alone, with `left` rows left in Holm's procedure."""
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
@@ -197,8 +198,8 @@ def compare(
     names = [name for name in rows if name in estimates]
     adjusted, left = step_down([estimates[name] for name in names], rule)
     smallest: dict[str, float] = {}
-    for members, fit, alike in fits:
-        smallest |= dict.fromkeys(members, detectable(fit, alike, rule, len(names), power))
+    for members, fit in fits:
+        smallest |= dict.fromkeys(members, detectable(fit, rule, len(names), power))
     effects = {}
     for name, corrected, count in zip(names, adjusted, left, strict=True):
         row = estimates[name]
@@ -232,7 +233,7 @@ def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], l
     return adjusted, left
 
 
-def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> float:
+def detectable(fit: Fit, rule: Rule, rows: int, power: float) -> float:
     """Return the smallest effect that is found with probability `power` among `rows` rows with the pooled variance.
 
     The probability is integrated over the sampling distributions of the row's own variance and the base's variance.
@@ -248,16 +249,15 @@ def detectable(fit: Fit, steady: bool, rule: Rule, rows: int, power: float) -> f
     others = np.broadcast_to(of_base[1:], (*own.shape, len(of_base) - 1))
     weights = np.outer(of_x, of_y)
     limits = np.zeros_like(own)
-    share = rows if rule.alone(steady, rows) else rule.confirms
-    for row, df, tests, least in (
-        (own, fit.runs - 1, share, fit.least),
-        (np.full_like(own, fit.pooled / fit.runs), fit.freedom[0], 0 if rule.alone(steady, rows) else rows, False),
-    ):
-        if tests:
-            parts = np.concatenate([row[..., None], first[..., None], others], -1)
-            freedom = np.full_like(row, df) if least else _freedom(parts, np.array([df, *fit.freedom[1:]]))
-            size = np.sqrt(parts.sum(-1) + fit.more)
-            limits = np.maximum(limits, critical(rule.level / tests, freedom) * size / sd)
+    alone = rule.alone(fit.steady, rows)
+    tests = [(own, fit.runs - 1, rows if alone else rule.confirms, fit.least)]
+    if not alone:
+        tests.append((np.full_like(own, fit.pooled / fit.runs), fit.freedom[0], rows, False))
+    for row, df, count, least in tests:
+        parts = np.concatenate([row[..., None], first[..., None], others], -1)
+        freedom = np.full_like(row, df) if least else _freedom(parts, np.array([df, *fit.freedom[1:]]))
+        size = np.sqrt(parts.sum(-1) + fit.more)
+        limits = np.maximum(limits, critical(rule.level / count, freedom) * size / sd)
 
     def shortfall(shift: float) -> float:
         return power - float((weights * (special.ndtr(shift - limits) + special.ndtr(-shift - limits))).sum())
@@ -278,27 +278,26 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return the estimated effect of every row, and the spread of the runs.
-
-    All rows have the same seeds. The base has these seeds and more.
-    """
+    """Return the estimated effects of rows with the same seeds, and the spread of the runs. The base has more seeds."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
 
-Fits = list[tuple[list[str], Fit, bool]]  # row names, their fit, and whether they are in the pool
+Fits = list[tuple[list[str], Fit]]  # the names of rows, and their fit
 
 
 def _estimates(fits: Fits) -> dict[str, Estimate]:
-    return {name: row for names, fit, steady in fits for name, row in zip(names, fit.estimates(steady), strict=True)}
+    return {name: row for names, fit in fits for name, row in zip(names, fit.estimates(), strict=True)}
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """Return the fits and the spread of the runs.
-
-    Rows of similar variance are fitted together. Each row that varies far more than the others is fitted alone.
-    """
-    seeds = sorted(_seeds(rows))
+    """Return the fits and the spread of the runs. A row that varies far more than the others is fitted alone."""
+    seeds_of_rows = {frozenset(runs) for runs in rows.values()}
+    if len(seeds_of_rows) > 1 or frozenset() in seeds_of_rows:
+        raise DataError(
+            "rows have different seeds, but are compared over the same ones; leave out rows that lack a seed"
+        )
+    seeds = sorted(frozenset().union(*seeds_of_rows))
     if len(base) < 2:
         raise DataError(f"the base has {len(base)} finished runs, but a comparison needs at least 2; use more --seeds")
     if not rows:
@@ -312,25 +311,19 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
     further = np.array([value for seed, value in base.items() if seed not in first], dtype=np.float64)
     table = np.array([[runs[seed] for seed in seeds] for runs in rows.values()], dtype=np.float64)
     mask = steady(of_base, table, further)
-    names = np.array(list(rows))
-    fits: Fits = [([str(names[i])], unpaired(of_base, table[i : i + 1], further), False) for i in np.flatnonzero(~mask)]
+    fits: Fits = [
+        ([name], unpaired(of_base, table[i : i + 1], further)._replace(steady=False))
+        for i, name in enumerate(rows)
+        if not mask[i]
+    ]
     everything = np.concatenate([of_base, further])
     spread = Spread(float(everything.std(ddof=1)), None, None)
     if mask.any():
         fit = paired(of_base, table[mask], further) if pairs else unpaired(of_base, table[mask], further)
-        fits.append(([str(name) for name in names[mask]], fit, True))
+        fits.append((list(compress(rows, mask)), fit))
         rest, weight = (math.sqrt(float(fit.pooled)), float(fit.w)) if fit.paired else (None, None)
         spread = Spread(math.sqrt(float(fit.v)), rest, weight)
     return fits, spread
-
-
-def _seeds(rows: Mapping[str, Runs]) -> set[int]:
-    seeds = {frozenset(runs) for runs in rows.values()}
-    if len(seeds) > 1 or frozenset() in seeds:
-        raise DataError(
-            "rows have different seeds, but are compared over the same ones; leave out rows that lack a seed"
-        )
-    return set(seeds.pop()) if seeds else set()
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
@@ -402,7 +395,7 @@ def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarray:
     """Return a mask of the rows (R, n) that have similar variances.
 
-    The row with the largest variance is excluded repeatedly, while an F test against the other rows rejects it.
+    While an F test against the other rows rejects the row with the largest variance, this row is excluded.
     """
     runs = np.concatenate([base, further])
     own, of_base, df = rows.var(-1, ddof=1), float(runs.var(ddof=1)), rows.shape[-1] - 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -33,8 +34,15 @@ def markdown(cells: Cells, left: Collection[int]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, alignment, *rows)]
 
 
-def quantity(value: float | int) -> str:
-    """Return a number as text with three digits and a letter, such as `12.3M`."""
+def number(value: Any, style: str) -> str:
+    """Return a number in the format `style`, or an empty string for None."""
+    return "" if value is None else format(value, style)
+
+
+def quantity(value: float | int | None) -> str:
+    """Return a number with three digits and a letter, such as `12.3M`, or an empty string for None."""
+    if value is None:
+        return ""
     power = 0
     while power < 5 and value >= 1000 ** (power + 1):
         power += 1

@@ -32,7 +32,7 @@ class Contestant:
 
     @property
     def ours(self) -> bool:
-        """Whether the model is regard's own."""
+        """True if the model is regard's."""
         return self.name.startswith("regard")
 
 
@@ -55,7 +55,7 @@ class Row:
 
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Return one table row per contestant, after each has done its work once in every round.
+    """Run all contestants in every round, and return one table row per contestant.
 
     The order within a round is random, and every second round reverses the order of the round before. On a CPU, the
     CPU time of the process is measured, so that other processes do not count. On a GPU, it is wall-clock time.

@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -33,18 +33,14 @@ class RaceReport:
     rows: list[Row]
 
     def json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {
-            "rows": [r.record() for r in self.rows]
-        }
+        return asdict(self)
 
     def headings(self) -> tuple[str, ...]:
-        """Return the column headings for `lines`."""
         memory = ("peak GB",) if any(row.memory_gb is not None for row in self.rows) else ()
         return "", "tokens/s", "ratio", "95 % interval", "parameters", *memory
 
     def lines(self) -> list[tuple[str, ...]]:
-        """Return the table cells as text, one tuple per row."""
+        """Return the rows of the table as text."""
         return [_line(row)[: len(self.headings())] for row in self.rows]
 
 
@@ -59,27 +55,21 @@ def run(
     task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
 ) -> RaceReport:
     """Run the benchmark of a task (`train` or `decode`) and return its report. Log messages of peers are hidden."""
+    second = "CPU second" if device.type == "cpu" else "second"
     logging.disable(logging.WARNING)
     try:
-        rows, unit = _race(task, shape, peers, rounds, smoothing, device, report)
+        if task == "train":
+            unit = f"real target tokens per {second}, label smoothing {smoothing:g}"
+            rows = train(TrainingWork.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, report)
+        else:
+            workload = WORKLOADS[device.type]
+            dtype = str(workload.dtype).removeprefix("torch.")
+            unit = f"output tokens per {second}, {dtype} unless stated otherwise, at batch:beams, "
+            unit += f"sources of about {workload.source} tokens, outputs of exactly {workload.output}"
+            rows = decode(SHAPES[shape], workload, peers, rounds, device, report)
     finally:
         logging.disable(logging.NOTSET)
     return RaceReport(task, shape, rounds, device.type, unit, machine(device), rows)
-
-
-def _race(
-    task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
-) -> tuple[list[Row], str]:
-    """Return the table rows and the unit of their speeds."""
-    second = "CPU second" if device.type == "cpu" else "second"
-    if task == "train":
-        rows = train(TrainingWork.of(SHAPES[shape], smoothing, device, WARM_UP + rounds), peers, rounds, report)
-        return rows, f"real target tokens per {second}, label smoothing {smoothing:g}"
-    workload = WORKLOADS[device.type]
-    rows = decode(SHAPES[shape], workload, peers, rounds, device, report)
-    lengths = f"sources of about {workload.source} tokens, outputs of exactly {workload.output}"
-    dtype = str(workload.dtype).removeprefix("torch.")
-    return rows, f"output tokens per {second}, {dtype} unless stated otherwise, at batch:beams, {lengths}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:

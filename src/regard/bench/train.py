@@ -66,9 +66,7 @@ def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report
     ours = build(work.shape.spec(work.smoothing), seed=1)
     contestants = our_contestants(work, ours)
     for peer in peers:
-        contestants += their_contestants(
-            work, lambda peer=peer: peer.code().training_model(work.shape, work.smoothing, ours)
-        )
+        contestants += their_contestants(work, partial(peer.code().training_model, work.shape, work.smoothing, ours))
     check_sizes(count(ours), contestants)
     return race(contestants, rounds, work.device, report)
 
@@ -76,30 +74,20 @@ def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report
 def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
     """Return regard's contestants: training on padded batches on a CPU, or on packed rows in a CUDA graph on a GPU."""
     if work.device.type == "cpu":
-        step = stepping(Eager(our_update(ours, work.device)))
-        return [contestant("regard", ours, step, counted(work.batches), work)]
+        return [our_contestant("regard", ours, Eager(our_update(ours, work.device)), work)]
     keep_compiled_code()
     longest = max(max(len(source), len(target) + 1) for source, target in work.pairs)
     batching = fitting.packed(Buckets(GPU_TOKENS[1]), longest)
     fixed = [batch.pinned() for batch in packed(work.pairs, GPU_TOKENS[1], batching.length, seed=0)]
-    executors: dict[str, Callable[[Update], StepExecutor]] = {
-        "regard (graph)": lambda update: Captured(update, _silent),
-        "regard (compiled graph)": lambda update: Captured(update.compiled(), _silent),
-    }
     contestants = []
-    for title, make in executors.items():
+    for title, compiled in (("regard (graph)", False), ("regard (compiled graph)", True)):
         model = build(ours.spec, seed=1)
-        executor = make(our_update(model, work.device))
-        contestants.append(contestant(title, model, stepping(executor), counted(fixed), replace(work, batches=fixed)))
-        assert isinstance(executor, Captured)
+        update = our_update(model, work.device)
+        executor = Captured(update.compiled() if compiled else update, _silent)
+        contestants.append(our_contestant(title, model, executor, replace(work, batches=fixed)))
         if executor.graph is None:
             raise UnfairError(f"{title}: its step was not captured: {executor.failed or 'there were too few steps'}")
     return contestants
-
-
-def counted(batches: Sequence[Batch]) -> list[tuple[Batch, int]]:
-    """Return pairs of a batch and its number of labels, which is counted here because this part is not timed."""
-    return [(batch, labels(batch)) for batch in batches]
 
 
 def our_update(model: Model, device: torch.device) -> Update:
@@ -111,13 +99,15 @@ def our_update(model: Model, device: torch.device) -> Update:
     return Update(model, model.loss, optimizer, CLIP, device, dtype, scaler, None)
 
 
-def stepping(executor: StepExecutor) -> Callable[[tuple[Batch, int]], None]:
-    """Return a function that runs one training step on a batch, given with its number of labels."""
+def our_contestant(title: str, model: Model, executor: StepExecutor, work: TrainingWork) -> Contestant:
+    """Return a contestant that trains regard's model."""
 
-    def step(of: tuple[Batch, int]) -> None:
-        executor.run([of[0]], StepScalars(float(of[1]), 0.0, [1.0]), seed=1)
+    def step(batch_and_labels: tuple[Batch, int]) -> None:
+        batch, tokens = batch_and_labels
+        executor.run([batch], StepScalars(float(tokens), 0.0, [1.0]), seed=1)
 
-    return step
+    counted = [(batch, labels(batch)) for batch in work.batches]  # here, because this part is not timed
+    return contestant(title, model, step, counted, work)
 
 
 def _silent(*_: Any, **__: Any) -> None:

@@ -1,1 +1,1 @@
-"""Metrics of model outputs, and tests of whether one output is better than another."""
+"""Metrics of model outputs, and significance tests of their differences."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -24,28 +23,19 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-@dataclass(frozen=True)
 class _Sparse:
-    """A sparse matrix in compressed row format: row i has the entries from `starts[i]` to `starts[i + 1]`."""
+    """A sparse matrix with `count` rows in compressed row format; its entries may be given in any order."""
 
-    columns: Tensor  # (entries,)
-    values: Tensor  # (entries,)
-    starts: Tensor  # (rows + 1,)
+    def __init__(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> None:
+        order = np.argsort(rows, kind="stable")
+        self.columns = torch.from_numpy(columns[order])
+        self.values = torch.from_numpy(values[order].astype(np.float32))
+        self.starts = torch.from_numpy(np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]))
 
     def times(self, dense: Tensor) -> Tensor:
-        """Return the product of this matrix and a dense matrix."""
         return F.embedding_bag(
             self.columns, dense, self.starts, mode="sum", per_sample_weights=self.values, include_last_offset=True
         )
-
-
-def _sparse(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> _Sparse:
-    """Return a sparse matrix with `count` rows; its entries may be given in any order."""
-    order = np.argsort(rows, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
-    return _Sparse(
-        torch.from_numpy(columns[order]), torch.from_numpy(values[order].astype(np.float32)), torch.from_numpy(starts)
-    )
 
 
 class BagOfWords:
@@ -63,7 +53,7 @@ class BagOfWords:
         rows, keys = self._grams(split)
         self._keys, columns = np.unique(keys, return_inverse=True)
         documents = np.bincount(_counted(rows, columns, len(self._keys))[1])
-        kept = _most_frequent(documents, max(1, WEIGHTS // classes))
+        kept = np.sort(np.argsort(-documents, kind="stable")[: max(1, WEIGHTS // classes)])
         self._keys = self._keys[kept]
         self._idf = 1 + np.log((1 + len(texts)) / (1 + documents[kept]))
         self._weights = self._trained(*self._features(rows, keys, len(texts)), labels, classes)
@@ -71,7 +61,7 @@ class BagOfWords:
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         """Return the most probable class of each text."""
         rows, columns, values = self._features(*self._grams([words(text) for text in texts]), len(texts))
-        scores = _sparse(rows, columns, values, len(texts)).times(self._weights[:-1]) + self._weights[-1]
+        scores = _Sparse(rows, columns, values, len(texts)).times(self._weights[:-1]) + self._weights[-1]
         return scores.argmax(1).numpy()
 
     def _grams(self, texts: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -97,8 +87,8 @@ class BagOfWords:
         self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, labels: np.ndarray, classes: int
     ) -> Tensor:
         """Return the trained weights: one row for each feature, then a row of biases."""
-        x = _sparse(rows, columns, values, len(labels))
-        transposed = _sparse(columns, rows, values, len(self._keys))
+        x = _Sparse(rows, columns, values, len(labels))
+        transposed = _Sparse(columns, rows, values, len(self._keys))
         y = torch.from_numpy(np.eye(classes, dtype=np.float32)[labels])
         weights = torch.zeros(len(self._keys) + 1, classes, dtype=torch.float32)
         solver = torch.optim.LBFGS(
@@ -121,10 +111,3 @@ def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndar
     """Return the distinct (row, column) pairs in sorted order, as two arrays, and the number of times each occurs."""
     places, counts = np.unique(rows * width + columns, return_counts=True)
     return places // width, places % width, counts
-
-
-def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Return the indices of the `most` highest counts, in ascending order of index."""
-    if len(counts) <= most:
-        return np.arange(len(counts))
-    return np.sort(np.argsort(-counts, kind="stable")[:most])

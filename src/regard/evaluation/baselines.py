@@ -1,8 +1,4 @@
-"""Trivial baselines: scores on the validation text of a run, from models that train in seconds.
-
-The baselines use the same prepared training and validation text as the run's model. They are stored in the run folder
-as `baselines.json`.
-"""
+"""Trivial baselines: models that train in seconds on the text of a run; their scores are stored in `baselines.json`."""
 
 import math
 import time
@@ -35,7 +31,7 @@ BAG_TOKENS = 1_500_000
 BAG_WORK = 20_000_000  # the largest tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # the number of blocks in a sample of a stream
-
+Print = Callable[[str], None]
 PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion of the run was not measured
 
 
@@ -50,20 +46,17 @@ class Baseline:
     @classmethod
     def of(cls, record: Any) -> "Baseline":
         """Return the baseline that a JSON record describes."""
-        found = cls(**record)
-        numbers = (*found.metrics.values(), found.share)
-        if not isinstance(found.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+        baseline = cls(**record)
+        numbers = (*baseline.metrics.values(), baseline.share)
+        if not isinstance(baseline.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
             raise TypeError("a baseline is a name and numbers")
-        if not found.metrics.keys() & {*PREFERRED}:
+        if not baseline.metrics.keys() & {*PREFERRED}:
             raise ValueError("a baseline has no metric")
-        return found
+        return baseline
 
 
 def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
-    """Return the baselines that fit the objective.
-
-    The list is empty if there is no validation text, or if validation of a translator decodes nothing.
-    """
+    """Return the baselines for the objective, or none if there is nothing to validate on or to decode."""
     if data.valid is None or not data.valid.rows:
         return []
     if data.objective.model == "sequence_to_sequence":
@@ -76,19 +69,18 @@ def _classification(data: Prepared) -> list[Baseline]:
     assert data.valid is not None
     classes = len(data.objective.labels)
     labels = np.concatenate([np.asarray(table["label"].ids[:]) for table in data.train])
-    wanted = np.asarray(data.valid["label"].ids[:])
+    references = np.asarray(data.valid["label"].ids[:])
     majority = int(np.bincount(labels, minlength=classes).argmax())
-    accuracy = metrics.accuracy([majority] * len(wanted), wanted.tolist()).value
+    accuracy = metrics.accuracy([majority] * len(references), references.tolist()).value
     baselines = [Baseline("majority class", {"accuracy": accuracy})]
     if "text" not in data.tokenizers:  # the model reads vectors
         return baselines
     most = min(BAG_TOKENS, BAG_WORK // classes)
-    read, rows, share = _rows([table["text"] for table in data.train], most)
-    asked, places, _ = _rows([data.valid["text"]], most)
-    tokenizer = data.tokenizers["text"]
-    bag = BagOfWords(_texts(read, tokenizer), labels[rows], classes)
-    guesses = bag.predict(_texts(asked, tokenizer))
-    accuracy = metrics.accuracy(guesses.tolist(), wanted[places].tolist()).value
+    train, train_rows, share = _rows([table["text"] for table in data.train], most)
+    valid, valid_rows, _ = _rows([data.valid["text"]], most)
+    bag = BagOfWords(_texts(train, data.tokenizers["text"]), labels[train_rows], classes)
+    predictions = bag.predict(_texts(valid, data.tokenizers["text"]))
+    accuracy = metrics.accuracy(predictions.tolist(), references[valid_rows].tolist()).value
     return [*baselines, Baseline("bag of words", {"accuracy": accuracy}, share)]
 
 
@@ -97,26 +89,24 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
     pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
     if not pairs:
         return []
+    sources, references = zip(*pairs, strict=True)
     target, share = _most_frequent(data)
-    answers = {"copying the source": [source for source, _ in pairs], "most frequent target": [target] * len(pairs)}
-    references = [reference for _, reference in pairs]
-    scored = [m for m in measured(data.objective, train.bleu_tokenize, criterion) if m.needs == "text"]
+    of_text = [m for m in measured(data.objective, train.bleu_tokenize, criterion) if m.needs == "text"]
+
+    def scores(outputs: Sequence[str]) -> dict[str, float]:
+        return {metric.name: metric.score(outputs, references).value for metric in of_text}
+
     return [
-        Baseline(
-            name,
-            {metric.name: metric.score(outputs, references).value for metric in scored},
-            share if name == "most frequent target" else 1.0,
-        )
-        for name, outputs in answers.items()
+        Baseline("copying the source", scores(sources)),
+        Baseline("most frequent target", scores([target] * len(pairs)), share),
     ]
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
     """Return the most frequent target of the training text (the first in a tie), and the share of the text counted."""
-    read, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
-    raw, ends = np.asarray(read.ids).astype("<u4").tobytes(), (4 * read.offsets).tolist()
-    counted = Counter(raw[first:last] for first, last in pairwise(ends))
-    ((ids, _),) = counted.most_common(1)
+    targets, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
+    raw, ends = np.asarray(targets.ids).astype("<u4").tobytes(), (4 * targets.offsets).tolist()
+    ((ids, _),) = Counter(raw[first:last] for first, last in pairwise(ends)).most_common(1)
     return data.tokenizers["target"].decode(np.frombuffer(ids, "<u4").tolist()), share
 
 
@@ -124,18 +114,18 @@ def _language_model(data: Prepared) -> list[Baseline]:
     """Return one baseline, an n-gram model; as in validation, it predicts all tokens of a row except the first."""
     assert data.valid is not None
     stream, size = data.objective.stream, data.tokenizers["target"].size
-    read, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
-    asked, _, _ = _rows([data.valid["target"]], NGRAM_TOKENS, stream)
-    log_probs = KneserNey(read, size, ORDER).log_probs(asked)
+    train, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
+    valid, _, _ = _rows([data.valid["target"]], NGRAM_TOKENS, stream)
+    log_probs = KneserNey(train, size, ORDER).log_probs(valid)
     if not len(log_probs):
         return []
     loss, tokens = -float(log_probs.mean()), int((data.valid["target"].lengths - 1).sum())
-    found = {
+    values = {
         "loss": loss,
         "perplexity": metrics.perplexity(loss * tokens, tokens).value,
         "bits_per_byte": metrics.bits_per_byte(loss * tokens, data.valid_survey.bytes).value,
     }
-    return [Baseline(f"{ORDER}-gram model", found, share)]
+    return [Baseline(f"{ORDER}-gram model", values, share)]
 
 
 def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
@@ -146,20 +136,20 @@ def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[C
     """
     total = sum(len(column.ids) for column in columns)
     share = min(1.0, most / max(1, total))
-    rng, taken, numbers, first = np.random.default_rng(0), list[Column](), list[np.ndarray](), 0
+    rng, samples, numbers, first = np.random.default_rng(0), list[Column](), list[np.ndarray](), 0
     for column in columns:
         rows = np.arange(len(column))
         if stream and share < 1:
             starts = np.linspace(0, len(column.ids), BLOCKS, endpoint=False).astype(np.int64)
-            taken.append(column.spans(starts, starts + int(share * len(column.ids)) // BLOCKS))
+            samples.append(column.spans(starts, starts + int(share * len(column.ids)) // BLOCKS))
         else:
             if share < 1:
                 rows = np.sort(rng.permutation(rows)[: math.ceil(share * len(rows))])
-            taken.append(column.take(rows))
+            samples.append(column.take(rows))
         numbers.append(first + rows)
         first += len(column)
-    ids = np.concatenate([column.ids[:] for column in taken])
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate([column.lengths for column in taken]))])
+    ids = np.concatenate([column.ids[:] for column in samples])
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([column.lengths for column in samples]))])
     return Column(ids, offsets), np.concatenate(numbers), len(ids) / max(1, total)
 
 
@@ -168,26 +158,20 @@ def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
 
 
 def report(
-    folder: RunFolder,
-    data: Prepared,
-    train: TrainSpec,
-    criterion: Metric,
-    tell: Callable[..., None],
-    say: Callable[[str], None],
+    folder: RunFolder, data: Prepared, train: TrainSpec, criterion: Metric, log: Callable[..., None], print_line: Print
 ) -> None:
     """Measure, store, log and print the baselines of a run, unless the run folder already contains baselines."""
     if _intact(folder):
         return
     began = time.perf_counter()
-    found = measure(data, train, criterion)
-    if found:
-        record = {"baselines": [asdict(baseline) for baseline in found]}
+    if baselines := measure(data, train, criterion):
+        record = {"baselines": [asdict(baseline) for baseline in baselines]}
         write_json(folder.baselines, record)
-        tell("baselines", seconds=time.perf_counter() - began, **record)
-        say(f"baselines on the validation text: {sentence(found, criterion.name)}")
+        log("baselines", seconds=time.perf_counter() - began, **record)
+        print_line(f"baselines on the validation text: {sentence(baselines, criterion.name)}")
 
 
-def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, say: Callable[[str], None]) -> None:
+def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, print_line: Print) -> None:
     """Print a warning if the best baseline of a run is better than the model, whose final scores are `scores`."""
 
     def metric_of(baseline: Baseline) -> Metric:
@@ -202,7 +186,7 @@ def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, s
     best = min(known, key=lambda baseline: cost(baseline, baseline.metrics), default=None)
     if best is not None and cost(best, best.metrics) < cost(best, scores):
         metric = metric_of(best)
-        say(
+        print_line(
             f"warning: the model's {metric.title} on the validation text, {metric.text(scores[metric.name])}, is worse "
             f"than that of a trivial baseline ({best.name}: {metric.text(best.metrics[metric.name])}); train for "
             "longer or on more text (docs/training.md, section Trivial baselines)"

@@ -39,10 +39,7 @@ class Matthews(Metric):
     digits = 3
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return one row per example: whether it is right, the number 1, and one-hot vectors of both classes.
-
-        The first one-hot vector is the predicted class, the second is the true class.
-        """
+        """Return a row per example: 1 if it is right, else 0; the number 1; one-hot predicted class, one-hot label."""
         pairs = [(output, label) for output, (label,) in self.pairs(outputs, references)]
         classes = {name: number for number, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
         one_hot = np.eye(len(classes))

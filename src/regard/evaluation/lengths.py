@@ -30,9 +30,9 @@ def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
     before = np.concatenate(([0], np.cumsum(many)))[:-1]
     # Sort all lines by length: the rank of the middle line of each length determines the bucket of that length.
     which = ((before + many / 2) * count / max(1, len(lengths))).astype(np.int64)
-    found = []
+    result = []
     for bucket in np.unique(which):
         inside = values[which == bucket]
         least, most = int(inside[0]), int(inside[-1])
-        found.append(Bucket(least, most, tuple(i for i, n in enumerate(lengths) if least <= n <= most)))
-    return found
+        result.append(Bucket(least, most, tuple(i for i, n in enumerate(lengths) if least <= n <= most)))
+    return result

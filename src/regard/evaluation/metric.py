@@ -15,7 +15,7 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a corpus; the signature records how it was computed, and is empty if the name says enough."""
+    """The score of a corpus; the signature records how it was computed, and is empty if the name alone defines it."""
 
     value: float
     signature: str
@@ -49,7 +49,7 @@ class Metric(ABC):
     higher_is_better: ClassVar[bool] = True
     # What a segment is: an output text with its references, a predicted label with the true one, or a Likelihood.
     needs: ClassVar[Literal["text", "labels", "likelihood"]] = "text"
-    # Whether the score is the percentage of segments that are right; then the statistics of a segment are (1 or 0, 1).
+    # True if the score is the percentage of segments that are right: the statistics of a segment are (1 or 0, 1).
     proportion: ClassVar[bool] = False
     companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores with this one: ROUGE has three
     digits: ClassVar[int] = 1  # after the decimal point
@@ -82,10 +82,7 @@ class Metric(ABC):
         return Score(float(self.value(total)), self.signature(reference_lists(references)), self.full_title)
 
     def signature(self, references: int, **bootstrap: int) -> str:  # noqa: ARG002
-        """Return a description of how the score is computed; `references` is the number of reference lists.
-
-        `bootstrap` holds the settings of a bootstrap, if there is one.
-        """
+        """Return the settings of the metric and of a `bootstrap`. `references` is the number of reference lists."""
         return ""
 
     def with_tokenizer(self, tokenize: str) -> "Metric":  # noqa: ARG002
@@ -103,7 +100,7 @@ class Metric(ABC):
             yield from ((output, ()) for output in outputs)
 
     def text(self, value: float) -> str:
-        """Return a value as text with the digits and unit of this metric, such as `31.2` or `88.4 %`."""
+        """Return a value with the digits and the unit of this metric, such as `31.2` or `88.4 %`."""
         return f"{value:.{self.digits}f}{self.unit}"
 
 

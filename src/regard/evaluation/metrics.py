@@ -52,17 +52,17 @@ def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> t
 
 def metric(name: str, trust_code: bool = False, path: str = "metric", **settings: Any) -> Metric:
     """Return the metric `name` with the given settings; refuse a setting that the metric does not have."""
-    found = metric_class(name, trust_code, path)
-    known = inspect.signature(found).parameters
+    kind = metric_class(name, trust_code, path)
+    known = inspect.signature(kind).parameters
     for setting in settings:
         if setting not in known:
             hint = nearest(setting, known) if known else "leave it out"
             raise SpecError(setting, f"{name} has no such setting; {hint}")
-    return found(**settings)
+    return kind(**settings)
 
 
 def metric_heading(name: str) -> str:
-    """Return the table heading of a metric; for a user's metric, the heading is the name."""
+    """Return the table heading of a metric, which for a user's metric is its name."""
     return METRICS[name].heading if name in METRICS else name
 
 
@@ -95,10 +95,7 @@ def rouge(
     tokenize: Literal["english", "unicode"] = "english",
     stem: bool = False,
 ) -> tuple[Score, Score, Score]:
-    """Return ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004) in percent.
-
-    Each is the mean F-score of the lines; a line with several references has the F-score of the best one.
-    """
+    """Return ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004): the mean F-score, with the best reference, in percent."""
     first, second, longest = (kind(tokenize, stem).score(hypotheses, references) for kind in (Rouge1, Rouge2, RougeL))
     return first, second, longest
 
@@ -109,24 +106,15 @@ def accuracy(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Sco
 
 
 def matthews(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Score:
-    """Return the correlation of predicted and true classes, from -1 to 1.
-
-    Matthews (1975) defined it for two classes, Gorodkin (2004) for K classes.
-    """
+    """Return the correlation of predicted and true classes (Matthews, 1975; for K classes Gorodkin, 2004), -1 to 1."""
     return Matthews().score(predictions, labels)
 
 
 def perplexity(nll_sum: float, tokens: int) -> Score:
-    """Return exp(nll_sum / tokens), the number of equally likely tokens with the same uncertainty.
-
-    `nll_sum` is in nats.
-    """
+    """Return exp(nll_sum / tokens), the number of equally likely tokens with the same uncertainty; nll_sum in nats."""
     return Perplexity().score([Likelihood(nll_sum, tokens)])
 
 
 def bits_per_byte(nll_sum: float, byte_count: int) -> Score:
-    """Return nll_sum / (byte_count ln 2), which is comparable between models with different vocabularies.
-
-    `nll_sum` is in nats.
-    """
+    """Return nll_sum / (byte_count ln 2), comparable between models with different vocabularies; nll_sum in nats."""
     return BitsPerByte().score([Likelihood(nll_sum, 1, byte_count)])

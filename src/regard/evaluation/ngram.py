@@ -37,18 +37,18 @@ class KneserNey:
         grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the number of the n-gram that ends at token i
         keys = []
         for _ in range(order):
-            found, numbers = np.unique(self._keys(grams[-1], tokens), return_inverse=True)
-            keys.append(found)
+            distinct, numbers = np.unique(self._keys(grams[-1], tokens), return_inverse=True)
+            keys.append(distinct)
             grams.append(numbers)
         places = predicted
         for n in range(order, 0, -1):
             numbers = grams[n][places]
-            found = np.full(len(keys[n - 1]), -1, np.int64)  # one position at which each n-gram ends
-            found[numbers] = places
-            contexts = np.where(found < 0, 0, grams[n - 1][found - 1])
-            counts = np.bincount(numbers, minlength=len(found))
+            ends = np.full(len(keys[n - 1]), -1, np.int64)  # one position at which each n-gram ends
+            ends[numbers] = places
+            contexts = np.where(ends < 0, 0, grams[n - 1][ends - 1])
+            counts = np.bincount(numbers, minlength=len(ends))
             self._orders.insert(0, _order(keys[n - 1], counts, contexts, 1 if n == 1 else len(keys[n - 2])))
-            places = found[found >= 0]  # lower orders count distinct n-grams, not occurrences
+            places = ends[ends >= 0]  # lower orders count distinct n-grams, not occurrences
 
     def log_probs(self, rows: Column) -> np.ndarray:
         """Return the natural log-probabilities of all tokens in order, except the first token of each row."""
@@ -61,25 +61,24 @@ class KneserNey:
             at = np.minimum(np.searchsorted(counts.keys, keys), len(counts.keys) - 1)
             gram = np.where(counts.keys[at] == keys, at, -1)
             here = gram[predicted]
-            seen = (context >= 0) & (counts.total[context] > 0)
+            known = (context >= 0) & (counts.total[context] > 0)
             own = np.where(here >= 0, counts.discounted[here], 0.0)
-            p = np.where(seen, own / np.maximum(counts.total[context], 1) + counts.backoff[context] * p, p)
+            p = np.where(known, own / np.maximum(counts.total[context], 1) + counts.backoff[context] * p, p)
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
         """Return all tokens, with padding before every row, and the positions of the predicted tokens."""
-        before = (self.vocabulary,) * (self.order - 1)
-        laid = rows.between(before, ())
-        tokens = np.asarray(laid.ids).astype(np.int64)
-        read = np.zeros(len(tokens), np.bool_)
+        padded = rows.between((self.vocabulary,) * (self.order - 1), ())
+        tokens = np.asarray(padded.ids).astype(np.int64)
+        first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row
         for place in range(self.order):
-            read[(laid.offsets[:-1] + place)[laid.lengths > place]] = True
-        return tokens, np.flatnonzero(~read)
+            first[(padded.offsets[:-1] + place)[padded.lengths > place]] = True
+        return tokens, np.flatnonzero(~first)
 
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return a key for the n-gram that ends at each token, or -1 if its context was not seen.
+        """Return a key of the n-gram that ends at each token, from the token and the number of its context.
 
-        The key combines the number of the context, which is the (n - 1)-gram before the last token, and the last token.
+        The context is the (n - 1)-gram before the token. The key is -1 if the context is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
@@ -101,5 +100,5 @@ def discounts(counts: np.ndarray) -> np.ndarray:
     if not all(n[1:4]):
         return np.asarray(FALLBACK)
     y = n[1] / (n[1] + 2 * n[2])
-    found = [i - (i + 1) * y * n[i + 1] / n[i] for i in (1, 2, 3)]
-    return np.asarray([0.0, *found]) if all(0 < d < i for i, d in enumerate(found, 1)) else np.asarray(FALLBACK)
+    values = [i - (i + 1) * y * n[i + 1] / n[i] for i in (1, 2, 3)]
+    return np.asarray([0.0, *values] if all(0 < d < i for i, d in enumerate(values, 1)) else FALLBACK)

@@ -17,6 +17,8 @@ RESAMPLES = 1000
 SEED = 12345
 
 CHUNK = 4_000_000  # resampled lines in memory at once: 32 MB
+Statistics = Float[np.ndarray, "N K"]
+ScoreOf = Callable[[Any], float]  # the score for the sums of K statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ def paired_bootstrap(
 
 
 def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> str:
-    """Return a sentence that says whether the second system is better than the first.
+    """Return a sentence on which of two systems, named `first` and `second`, is better.
 
-    `first` and `second` are the names of the systems. A difference is beyond chance if its 95 % interval excludes 0.
+    A difference is beyond chance if its 95 % interval excludes 0.
     """
 
     def number(value: float) -> str:
@@ -107,9 +109,8 @@ def intervals(
     """Return, for each group of lines, the mean score of several outputs and its 95 % interval.
 
     `outputs` are several outputs for the same lines, for example from models trained with different seeds. Every
-    resample samples lines, the same lines for all outputs, and also samples outputs, both with replacement. The
-    interval therefore includes both kinds of variation. `metric` and `settings` are as in `paired_bootstrap`. The score
-    of an empty group is nan.
+    resample draws lines, the same for all outputs, and outputs, both with replacement, so the interval includes both
+    kinds of variation. `metric` and `settings` are as in `paired_bootstrap`. The score of an empty group is nan.
     """
     metric = as_metric(metric, settings)
     if not outputs:
@@ -118,12 +119,10 @@ def intervals(
     return [_interval([each[list(group)] for each in statistics], metric.value, resamples, seed) for group in groups]
 
 
-def _interval(
-    counts: Sequence[Float[np.ndarray, "N K"]], score: Callable[[Any], float], resamples: int, seed: int
-) -> Interval:
+def _interval(counts: Sequence[Statistics], score: ScoreOf, resamples: int, seed: int) -> Interval:
     lines, many = len(counts[0]), len(counts)
     if not lines:
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
+        return Interval(math.nan, math.nan, math.nan, 0)
     value = float(np.mean([score(each.sum(0)) for each in counts]))
     chosen = np.random.default_rng(seed + 1).integers(many, size=(resamples, many))
     drawn: list[float] = []
@@ -143,10 +142,10 @@ def standard_error(
     seed: int = SEED,
     **settings: Any,
 ) -> float:
-    """Return the standard error of a score: how much the score would vary on other samples of segments.
+    """Return the standard error of a score over samples of segments.
 
-    The standard error of a proportion comes from the binomial distribution. For other metrics it comes from the
-    bootstrap, or is 100 if there is a single segment, from which the variation cannot be estimated.
+    The standard error of a proportion comes from the binomial distribution, that of other metrics from the bootstrap.
+    From a single segment it cannot be estimated, and is 100.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(outputs, references)
@@ -187,13 +186,7 @@ def compare_lines(
 
 
 def _compare(
-    first: Float[np.ndarray, "N K"],
-    second: Float[np.ndarray, "N K"],
-    score: Callable[[Float[np.ndarray, "K"]], float],
-    name: str,
-    signature: str,
-    resamples: int,
-    seed: int,
+    first: Statistics, second: Statistics, score: ScoreOf, name: str, signature: str, resamples: int, seed: int
 ) -> Comparison:
     lines = len(first)
     if lines < 2:

@@ -30,23 +30,20 @@ def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
 
     With `tokenize="auto"`, the tokenizer depends on the script of the targets.
     """
-    given = tokenize != "auto"
-    tokenize = tokenize if given else bleu_tokenizer(targets)
+    automatic = tokenize == "auto"
+    tokenize = bleu_tokenizer(targets) if automatic else tokenize
     split = Bleu(tokenize).scorer.tokenizer
     sample = _sample(targets)
     typical = statistics.median(len(split(line).split()) for line in sample) if sample else ORDER
     if typical < ORDER:
         unit = UNITS.get(tokenize, "token") + ("" if typical == 1 else "s")
         return Choice("chrf", tokenize, f"chrF: a typical target has {typical:g} {unit}, and BLEU needs {ORDER}")
-    why = "" if given or tokenize == "13a" else ": the target script has no spaces between words"
-    return Choice("bleu", tokenize, f"BLEU, tokenizer {tokenize}{why}")
+    reason = ": the target script has no spaces between words" if automatic and tokenize != "13a" else ""
+    return Choice("bleu", tokenize, f"BLEU, tokenizer {tokenize}{reason}")
 
 
 def bleu_tokenizer(targets: Sequence[str]) -> str:
-    """Return sacreBLEU's tokenizer for the script of the targets.
-
-    The tokenizer is `zh` for Chinese, `char` for other scripts without spaces between words, and otherwise `13a`.
-    """
+    """Return sacreBLEU's tokenizer: `zh` for Chinese, `char` for other scripts without spaces, and otherwise `13a`."""
     text = "".join(_sample(targets))
     letters = sum(character.isalpha() for character in text)
     han, kana, others = (len(re.findall(f"[{script}]", text)) for script in (HAN, KANA, OTHERS))

@@ -24,7 +24,7 @@ class SacreBLEU(Metric):
 
     @cached_property
     def scorer(self) -> Any:
-        """The sacreBLEU metric object, created when first used because the import of sacreBLEU takes 0.2 s."""
+        """The sacreBLEU metric object, made on first use because the import of sacreBLEU takes 0.2 s."""
         return self.make_scorer()
 
     def statistics(self, outputs: Sequence[str], references: References = ()) -> Float[np.ndarray, "N K"]:

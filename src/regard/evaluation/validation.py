@@ -1,7 +1,7 @@
 """Validation: the likelihood of held-out examples, and metrics of the model's outputs for the same examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regard.data.batching import Batching
 from regard.data.objectives import Objective
@@ -13,7 +13,7 @@ from regard.decoding.search import Search
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.likelihood_metrics import LOSS
 from regard.evaluation.loss import likelihood
-from regard.evaluation.metric import Likelihood, Metric
+from regard.evaluation.metric import Metric
 from regard.evaluation.metrics import METRICS, metric
 from regard.evaluation.significance import standard_error
 from regard.fast import beam_search
@@ -48,29 +48,26 @@ def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]
 
 
 def metric_for(objective: Objective, name: str | None, decode: int, trust_code: bool = False) -> Metric:
-    """Return the metric of an experiment; refuse a metric that the task has no inputs for.
-
-    If `name` is None, it is the first usual metric of the task that can be measured.
-    """
+    """Return the metric `name`, by default the task's first usual one; refuse one that the task has no inputs for."""
     provided = [need for need in objective.provides if decode or need != "text"]
     if name is None:
         name = next(each for each in objective.metrics if METRICS[each].needs in provided)
-    found = None if ":" not in name and name not in METRICS else metric(name, trust_code, "--metric")
-    if found is None or found.needs not in provided or found.name == "loss":
+    chosen = metric(name, trust_code, "--metric") if ":" in name or name in METRICS else None
+    if chosen is None or chosen.needs not in provided or chosen.name == "loss":
         known = [each for each in METRICS if METRICS[each].needs in provided and each != "loss"]
         raise SpecError("--metric", f"{name!r} is not measured here; {nearest(name, known)}")
-    return found
+    return chosen
 
 
 def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = False) -> Metric:
     """Return the metric that ranks checkpoints; refuse a metric that validation does not measure."""
     name = objective.criterion if train.criterion == "auto" else train.criterion
-    found = metric(name, trust_code, "train.criterion")
-    if name != "loss" and found.needs not in objective.provides:
+    criterion = metric(name, trust_code, "train.criterion")
+    if name != "loss" and criterion.needs not in objective.provides:
         raise SpecError("train.criterion", f"{name!r} is not measured for {objective.kind}")
-    if found.needs == "text" and not train.decode:
+    if criterion.needs == "text" and not train.decode:
         raise SpecError("train.criterion", f"{name!r} needs translations; set train.decode above 0")
-    return found.with_tokenizer(train.bleu_tokenize)
+    return criterion.with_tokenizer(train.bleu_tokenize)
 
 
 def validate(
@@ -84,15 +81,15 @@ def validate(
 ) -> Values:
     """Return the loss and the values of `metrics`, keyed by name.
 
-    Metrics of text are measured on the first `decode` examples, which `search` decodes. The result also contains the
-    standard error of `criterion`, if it can be measured, and two percentages of decoded outputs: `repeating` for
-    outputs that contain a loop, and `unfinished` for outputs that reach the length limit without an end token. The
-    decoded texts are appended to `outputs`, unless it is None.
+    Metrics of text are measured on the first `decode` examples, which `search` decodes. The values also contain the
+    standard error of `criterion`, if it can be measured, and two percentages of decoded outputs: `repeating`, which
+    contain a loop, and `unfinished`, which reach the length limit without an end token. The decoded texts are appended
+    to `outputs`, unless it is None.
     """
     objective = held_out.objective
-    found = likelihood(model, held_out.table, objective, held_out.batching)
-    found = Likelihood(found.nll, found.tokens, held_out.bytes)
-    values = {"loss": found.loss}
+    of_labels = likelihood(model, held_out.table, objective, held_out.batching)
+    of_labels = replace(of_labels, bytes=held_out.bytes)
+    values = {"loss": of_labels.loss}
     decoded, references = list[str](), list[str]()
     pairs = [objective.pair(record) for record in held_out.texts]
     if objective.labelled:
@@ -106,7 +103,7 @@ def validate(
         outputs += decoded
     for each in metrics:
         if each.needs == "likelihood":
-            values[each.name] = each.score([found]).value
+            values[each.name] = each.score([of_labels]).value
         elif decoded:
             values[each.name] = each.score(decoded, references).value
     if criterion.needs != "likelihood" and decoded:

@@ -1,4 +1,4 @@
-"""The libraries ("peers") that regard is benchmarked against, and whether they are installed."""
+"""The libraries ("peers") that regard is benchmarked against."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Peer:
     tasks: tuple[str, ...]  # train, decode
 
     def installed(self) -> bool:
-        """Return whether the library's package can be found. Nothing is imported."""
+        """Return True if the library's package can be found. Nothing is imported."""
         return find_spec(self.package) is not None
 
     def code(self) -> ModuleType:

@@ -14,10 +14,8 @@ from regard.bench.shapes import BOS, EOS, PAD, Shape
 def marian(shape: Shape, ours: nn.Module) -> Any:
     """Return a MarianMTModel with the weights of `ours`."""
     hub = library("transformers")
-    sides: dict[str, Any] = {}
-    for side in ("encoder", "decoder"):
-        sides |= {f"{side}_layers": shape.depth, f"{side}_ffn_dim": shape.d_hidden}
-        sides |= {f"{side}_attention_heads": shape.heads}
+    sizes = {"layers": shape.depth, "ffn_dim": shape.d_hidden, "attention_heads": shape.heads}
+    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     config = hub.MarianConfig(
         **sides,
         vocab_size=shape.vocab,
