@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError
-from regard.models.base import ModelSpec, refuse
-from regard.models.build import check_vocab
+from regard.models.base import refuse
 from regard.models.decoding import Decoding
-from regard.models.embedding import check_input
-from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.models.sequence_to_sequence import TwoSided, TwoSidedSpec, check_sides, sides
 from regard.nn.block import state_at
 from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
@@ -37,7 +35,7 @@ ROUNDING = 1e-6  # subtracted before rounding up, because 1.2 * 35 exceeds 42 in
 
 
 @dataclass(frozen=True, slots=True)
-class ByteNet(ModelSpec):
+class ByteNet(TwoSidedSpec):
     """Residual blocks of dilated convolutions; the decoder's input at t contains column t of the encoder's output.
 
         block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
@@ -52,7 +50,6 @@ class ByteNet(ModelSpec):
     """
 
     kind = "bytenet"
-    reads_source = True
     packs = False
     ordered = True
     vocab: int = 300
@@ -83,26 +80,18 @@ class ByteNet(ModelSpec):
         check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
             check_count(name, getattr(self, name), MOST_BLOCKS)
-        require(
-            self.kernel > 0 and self.kernel % 2 == 1,
-            "kernel",
-            f"must be odd, so that the filter is symmetric, not {self.kernel}",
-        )
+        odd = self.kernel > 0 and self.kernel % 2 == 1
+        require(odd, "kernel", f"must be odd, so that the filter is symmetric, not {self.kernel}")
         check_count("kernel", self.kernel, MOST_TAPS)
-        require(
-            min(self.dilations, default=0) >= 1,
-            "dilations",
-            f"needs at least one, each at least 1, not {list(self.dilations)}",
-        )
+        positive = min(self.dilations, default=0) >= 1
+        require(positive, "dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
         require(
             1.0 <= self.stretch <= 100.0,
             "stretch",
             f"must lie between 1, or sources would be cut, and 100, not {self.stretch}",
         )
         check_not_negative("extra", self.extra)
-        check_vocab("vocab", self.vocab)
-        check_vocab("target_vocab", self.target_vocab)
-        check_input(self.input)
+        check_sides(self)
 
     def dilation(self, block: int) -> int:
         """Return the dilation of the block with index `block`."""
@@ -129,8 +118,6 @@ class ByteNet(ModelSpec):
 
 
 class ByteNetModel(TwoSided):
-    """The module that a `ByteNet` builds."""
-
     def __init__(self, spec: ByteNet, init: Init) -> None:
         super().__init__()
         self.spec, self.estimate, self.estimates = spec, spec.estimate, spec.estimates
@@ -198,13 +185,12 @@ class ByteNetModel(TwoSided):
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
         assert decoding.memory is not None
-        own, columns = decoding.own_view(ids.shape[1]), decoding.memory.x[0]
-        e = self.embed("target", ids, own.mask, own.S)
+        (e, ctx), columns = self.read_next(ids, decoding), decoding.memory.x[0]
         positions = decoding.rows.positions(ids.shape[1])
         source = torch.arange(ids.shape[0], device=ids.device)[:, None] // decoding.beams
         here = columns[source, positions.clamp(max=columns.shape[1] - 1)]
         here = here.masked_fill((positions >= columns.shape[1])[:, :, None], 0.0)
-        return self.decode(e, here, own, decoding.states, counts)
+        return self.decode(e, here, ctx.own, decoding.states, counts)
 
 
 class ByteNetStack(nn.Module):
