@@ -53,14 +53,11 @@ def _transformer(
     )
 
 
-def _unscaled(norm: Norm, feedforward: FeedForward) -> dict[str, Any]:
+def _t5_stacks(norm: Norm, feedforward: FeedForward) -> dict[str, Any]:
     """Return the encoder and decoder of T5: 12 + 12 pre-norm layers, unscaled attention, bucketed bias."""
     attention, cross, residual = SelfAttention(scale="none"), CrossAttention(scale="none"), PreNorm(norm)
     encoder, decoder = Block((attention, feedforward), residual), Block((attention, cross, feedforward), residual)
-    return {
-        "encoder": Plain((encoder,), 12, position=T5Bias()),
-        "decoder": Plain((decoder,), 12, position=T5Bias()),
-    }
+    return {"encoder": Plain((encoder,), 12, position=T5Bias()), "decoder": Plain((decoder,), 12, position=T5Bias())}
 
 
 def transformer_base() -> EncoderDecoder:
@@ -95,13 +92,13 @@ def t5_base() -> EncoderDecoder:
         head=Softmax(scaled=True),
         linear=Dense(bias=False),
         init=T5Init(),
-        **_unscaled(RMSNorm(), FeedForward(3072)),
+        **_t5_stacks(RMSNorm(), FeedForward(3072)),
     )
 
 
 def narang_base() -> EncoderDecoder:
     """The baseline of Narang et al. 2021: T5 base with LayerNorm and feed-forward biases; 223,043,328 parameters."""
-    parts = _unscaled(LayerNorm(eps=1e-6), FeedForward(3072, bias=True))
+    parts = _t5_stacks(LayerNorm(eps=1e-6), FeedForward(3072, bias=True))
     rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     return replace(t5_base(), **rates, **parts, head=Softmax(scaled=True, z_loss=1e-4))
 

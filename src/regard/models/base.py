@@ -25,7 +25,7 @@ from regard.tree import Spec
 
 
 class ModelSpec(Spec):
-    """The model slot: the specs that each describe a whole model. Every family has the fields that have no value here.
+    """The model slot: the specs that each describe a whole model. Every family has the fields annotated here.
 
     `heads`, `d_head`, `attention_dropout` and `activation_dropout` are fields of the families that have attention.
     """

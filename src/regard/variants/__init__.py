@@ -91,7 +91,7 @@ def _suggestion(unused: Variant, spec: ModelSpec) -> str:
 
 
 def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `base` with several modifications, applied in order; name both if two cannot be combined."""
+    """Return `base` with several modifications, applied in order. The error about two of them names both."""
     spec = base
     before = {part.kind for part in walk(spec)}
     added: dict[str, set[str]] = {}

@@ -35,12 +35,12 @@ class Variant:
 
 
 def swap_attention(m: Any, to: Edit) -> Any:
-    """Return `m` with every self-attention and cross-attention replaced by `to` of it."""
+    """Return `m` with `to(branch)` in place of every self-attention and cross-attention branch."""
     return swap(swap(m, SelfAttention, to), CrossAttention, to)
 
 
 def check_attention(m: Any, lacks: str) -> None:
-    """Refuse a model in which a branch other than self-attention mixes tokens, because it would stay as it is."""
+    """Refuse a model in which a branch other than self-attention mixes tokens, because it would not change."""
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no {lacks}")

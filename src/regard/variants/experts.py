@@ -81,7 +81,7 @@ def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any
 
 
 def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
-    """Return the stack, as a pattern of `length` blocks, with `make(f)` for the feed-forward f of some `layers`."""
+    """Return the stack as a pattern of `length` blocks, with `make(f)` in place of the feed-forward f of `layers`."""
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]

@@ -72,11 +72,8 @@ class ByteNet(TwoSidedSpec):
     init: Init = Xavier()
 
     def check(self) -> None:
-        require(
-            self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20,
-            "d_model",
-            f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}",
-        )
+        halved = f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
+        require(self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20, "d_model", halved)
         check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
             check_count(name, getattr(self, name), MOST_BLOCKS)
@@ -85,11 +82,8 @@ class ByteNet(TwoSidedSpec):
         check_count("kernel", self.kernel, MOST_TAPS)
         positive = min(self.dilations, default=0) >= 1
         require(positive, "dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
-        require(
-            1.0 <= self.stretch <= 100.0,
-            "stretch",
-            f"must lie between 1, or sources would be cut, and 100, not {self.stretch}",
-        )
+        bounds = f"must lie between 1, or sources would be cut, and 100, not {self.stretch}"
+        require(1.0 <= self.stretch <= 100.0, "stretch", bounds)
         check_not_negative("extra", self.extra)
         check_sides(self)
 
@@ -107,11 +101,9 @@ class ByteNet(TwoSidedSpec):
 
     def receptive_fields(self) -> tuple[int, int]:
         """Return the receptive fields of the encoder and of the decoder, in tokens."""
-        encoder, decoder = (
-            [(self.kernel, self.dilation(i)) for i in range(blocks)]
-            for blocks in (self.encoder_blocks, self.decoder_blocks)
-        )
-        return receptive_field(encoder), receptive_field(decoder)
+        depth = max(self.encoder_blocks, self.decoder_blocks)
+        blocks = [(self.kernel, self.dilation(i)) for i in range(depth)]
+        return receptive_field(blocks[: self.encoder_blocks]), receptive_field(blocks[: self.decoder_blocks])
 
     def build(self, init: Init) -> "ByteNetModel":
         return ByteNetModel(self, init)
@@ -141,13 +133,12 @@ class ByteNetModel(TwoSided):
         ids, seg, S = batch.source, batch.source_seg, batch.source.shape[1]
         wide = self.estimate(S)
         x = self.embed("source", ids, Mask(), S)
-        filler = self.filler.to(x.dtype)
+        filler, filled = self.filler.to(x.dtype), None
         if seg is not None:
-            x = torch.where((seg != 0)[:, :, None], x, filler)
+            real = seg != 0
+            x = torch.where(real[:, :, None], x, filler)
+            filled = (torch.arange(wide, device=ids.device) < self.estimates(real.sum(1, keepdim=True))).long()
         x = torch.cat((x, filler.expand(x.shape[0], wide - S, -1)), 1)
-        filled = None
-        if seg is not None:
-            filled = (torch.arange(wide, device=ids.device) < self.estimates((seg != 0).sum(1, keepdim=True))).long()
         x = self.encoder(x, View(Mask(q_seg=filled, k_seg=filled), wide, wide, ids.device))
         return Memory((x if filled is None else x.masked_fill((filled == 0)[:, :, None], 0.0),))
 
@@ -161,19 +152,8 @@ class ByteNetModel(TwoSided):
         mask = Mask(causal=True, q_seg=batch.target_seg, k_seg=batch.target_seg)
         e = self.embed("target", batch.target, mask, T)
         columns = F.pad(columns[:, :T], (0, 0, 0, max(0, T - columns.shape[1])))
-        return self.decode(e, columns, View(mask, T, T, e.device))
-
-    def decode(
-        self,
-        e: Float[Tensor, "B T D"],
-        columns: Float[Tensor, "B T D"],
-        view: View,
-        states: list[Any] | None = None,
-        counts: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the decoder's output for the target embeddings `e` and the encoder's columns at the same positions."""
         x = self.join(torch.cat((columns.to(e.dtype), e), -1))
-        return self.norm(self.decoder(x, view, states, counts))
+        return self.norm(self.decoder(x, View(mask, T, T, e.device)))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         memory = self.encode(batch)
@@ -190,7 +170,8 @@ class ByteNetModel(TwoSided):
         source = torch.arange(ids.shape[0], device=ids.device)[:, None] // decoding.beams
         here = columns[source, positions.clamp(max=columns.shape[1] - 1)]
         here = here.masked_fill((positions >= columns.shape[1])[:, :, None], 0.0)
-        return self.decode(e, here, ctx.own, decoding.states, counts)
+        x = self.join(torch.cat((here.to(e.dtype), e), -1))
+        return self.norm(self.decoder(x, ctx.own, decoding.states, counts))
 
 
 class ByteNetStack(nn.Module):
