@@ -321,6 +321,19 @@ class RecurrentDecoderModule(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S M"],
+        last: States,
+        cross: View,
+        trace: Trace | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return the input of the head at every token, for whole targets."""
+        own = None if self.own is None else AttentionHistory()
+        attention = DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
+        return self.run(x, self.initial_state(last), attention)
+
+    def run(
+        self,
+        x: Float[Tensor, "B T D"],
         decoder_state: DecoderState,
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None = None,
@@ -481,9 +494,8 @@ class RecurrentModel(TwoSided):
         memory, last = self.encode(batch)
         ids, (T, S) = batch.target, (batch.target.shape[1], memory.shape[1])
         x = self.embed("target", ids, own_mask(batch, batch.target_pos, batch.target_seg, causal=True), T)
-        cross, own = View(Mask(k_seg=batch.source_seg), T, S, ids.device), AttentionHistory()
-        attention = DecoderAttention(self.decoder.keys_and_values(memory), cross, own, None, trace)
-        return self.decoder(x, self.decoder.initial_state(last), attention)
+        cross = View(Mask(k_seg=batch.source_seg), T, S, ids.device)
+        return self.decoder(x, memory, last, cross, trace)
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         memory, last = self.encode(batch)
@@ -518,7 +530,7 @@ class RecurrentModel(TwoSided):
         x, ctx = self.read_next(ids, decoding)
         decoder_state = DecoderState([layer.parts for layer in hidden], fed.parts[0])
         attention = DecoderAttention(source, ctx.cross, own, ctx.own, decoding.trace)
-        y = self.decoder(x, decoder_state, attention, counts if ids.shape[1] > 1 else None)
+        y = self.decoder.run(x, decoder_state, attention, counts if ids.shape[1] > 1 else None)
         for layer, state in zip((*hidden, fed), (*decoder_state.states, (decoder_state.fed,)), strict=True):
             layer.write(state)
         return y
