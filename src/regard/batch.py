@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,13 +38,9 @@ class Batch:
         """Raise DataError for mismatched shapes, and for padding that is not at the end of a row."""
         self._check_shapes()
         if self.packed:
-            for name in (
-                "target_seg",
-                "target_pos",
-                *(("source_seg", "source_pos") if self.source is not None else ()),
-            ):
-                if getattr(self, name) is None:
-                    raise DataError(f"{name}: a packed batch needs it")
+            needed = ("target_seg", "target_pos", "source_seg", "source_pos")
+            for name in needed[: 2 if self.source is None else 4]:
+                require_data(getattr(self, name) is not None, f"{name}: a packed batch needs it")
             if self.labels is not None and self.labels.dim() == 1:
                 raise DataError("labels: a packed row has no label of its own; classify sentences in padded batches")
         for side in ("target", "source"):
@@ -51,7 +48,7 @@ class Batch:
             self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
 
     def _check_shapes(self) -> None:
-        # The host knows all shapes, so this check does not synchronise with a device.
+        # All shapes are in host memory, so this check does not synchronise with a device.
         sides = {"target": self.target, "source": self.source}
         for side, values in sides.items():
             if values is not None and (values.dim() != 2 + values.is_floating_point() or not values.numel()):
@@ -101,25 +98,23 @@ class Batch:
 
     def alike(self, other: "Batch") -> bool:
         """Return whether both batches have the same fields, shapes and dtypes, as `fill` requires."""
-        for field in fields(self):
-            a, b = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(a, Tensor) and isinstance(b, Tensor):
-                if a.shape != b.shape or a.dtype != b.dtype:
-                    return False
-            elif a is not b and a != b:
-                return False
-        return True
+
+        def form(value: Any) -> Any:
+            return (value.shape, value.dtype) if isinstance(value, Tensor) else value
+
+        return all(form(getattr(self, field.name)) == form(getattr(other, field.name)) for field in fields(self))
 
     def fill(self, other: "Batch") -> None:
         """Copy the tensors of another batch of the same shapes into this batch in place, as CUDA graphs require."""
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            if isinstance(tensor, Tensor):
-                tensor.copy_(getattr(other, field.name), non_blocking=True)
+        for name, tensor in self._tensors().items():
+            tensor.copy_(getattr(other, name), non_blocking=True)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
+        return replace(self, **{name: change(tensor) for name, tensor in self._tensors().items()})
 
 
 def readable(seg: Tensor) -> bool:
@@ -141,13 +136,7 @@ def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Return the token ids of the rows, padded on the right with 0, and the segment of each token."""
-    width = width or max(len(row) for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    seg = torch.zeros(len(rows), width, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.as_tensor(row, dtype=torch.int64)
-        seg[i, : len(row)] = 1
-    return ids, seg
+    return pack([[row] for row in rows], width)[:2]
 
 
 def pack(
@@ -188,11 +177,9 @@ def translation(
     labels = [[*target, eos] for _, target in pairs]
     sources = [[*source, *end] for source, _ in pairs]
     if not packed:
-        source, source_seg = pad(sources)
-        target, target_seg = pad(read)
+        (source, source_seg), (target, target_seg) = pad(sources), pad(read)
         return Batch(target, pad(labels)[0], target_seg, source, source_seg)
-    source, source_seg, source_pos = pack([sources])
-    target, target_seg, target_pos = pack([read])
+    (source, source_seg, source_pos), (target, target_seg, target_pos) = pack([sources]), pack([read])
     return Batch(
         target,
         pack([labels])[0],

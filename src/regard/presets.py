@@ -15,7 +15,6 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
 from regard.nn.block import Block
-from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.recurrent import Recurrence
@@ -24,11 +23,11 @@ from regard.nn.embedding import Tokens
 from regard.nn.init import GPT2Init, Normal, T5Init, Uniform
 from regard.nn.linear import Dense
 from regard.nn.no_residual import NoResidual
-from regard.nn.norm import LayerNorm, NoNorm
+from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
 from regard.nn.recurrent import LSTM
-from regard.nn.residual import PostNorm, PreNorm, Residual
+from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.vocab.softmax import Softmax
@@ -43,20 +42,22 @@ def preset(name: str, **overrides: Any) -> ModelSpec:
     return edited(PRESETS[name](), overrides) if overrides else PRESETS[name]()
 
 
-def _pair(
-    residual: Residual, attention: SelfAttention, cross: CrossAttention, feedforward: FeedForward, depth: int
-) -> dict[str, Any]:
-    encoder: tuple[BranchSpec, ...] = (attention, feedforward)
-    decoder: tuple[BranchSpec, ...] = (attention, cross, feedforward)
-    return {"encoder": Plain((Block(encoder, residual),), depth), "decoder": Plain((Block(decoder, residual),), depth)}
-
-
 def _transformer(
     depth: int, d_model: int, heads: int, d_hidden: int | None, vocab: int, dropout: float
 ) -> EncoderDecoder:
-    parts = _pair(PostNorm(), SelfAttention(), CrossAttention(), FeedForward(d_hidden), depth)
-    head = Softmax(label_smoothing=0.1)
-    return EncoderDecoder(vocab=vocab, d_model=d_model, heads=heads, dropout=dropout, head=head, **parts)
+    feedforward, head = FeedForward(d_hidden), Softmax(label_smoothing=0.1)
+    encoder = Plain((Block((SelfAttention(), feedforward), PostNorm()),), depth)
+    decoder = Plain((Block((SelfAttention(), CrossAttention(), feedforward), PostNorm()),), depth)
+    return EncoderDecoder(
+        vocab=vocab, d_model=d_model, heads=heads, dropout=dropout, encoder=encoder, decoder=decoder, head=head
+    )
+
+
+def _t5_stacks(norm: Norm, feedforward: FeedForward) -> dict[str, Any]:
+    """Return the encoder and decoder of T5: 12 + 12 pre-norm layers, unscaled attention, bucketed bias."""
+    attention, cross, residual = SelfAttention(scale="none"), CrossAttention(scale="none"), PreNorm(norm)
+    encoder, decoder = Block((attention, feedforward), residual), Block((attention, cross, feedforward), residual)
+    return {"encoder": Plain((encoder,), 12, position=T5Bias()), "decoder": Plain((decoder,), 12, position=T5Bias())}
 
 
 def transformer_base() -> EncoderDecoder:
@@ -81,9 +82,6 @@ def transformer_tiny() -> EncoderDecoder:
 
 def t5_base() -> EncoderDecoder:
     """Raffel et al. 2020, base (v1.0): pre-RMS-norm, no biases, unscaled attention, bucketed bias shared by layers."""
-    parts = _pair(
-        PreNorm(RMSNorm()), SelfAttention(scale="none"), CrossAttention(scale="none"), FeedForward(3072), depth=12
-    )
     return EncoderDecoder(
         vocab=32128,
         d_model=768,
@@ -91,32 +89,18 @@ def t5_base() -> EncoderDecoder:
         attention_dropout=0.1,
         activation_dropout=0.1,
         input=Tokens(scaled=False, position=None),
-        encoder=replace(parts["encoder"], position=T5Bias()),
-        decoder=replace(parts["decoder"], position=T5Bias()),
         head=Softmax(scaled=True),
         linear=Dense(bias=False),
         init=T5Init(),
+        **_t5_stacks(RMSNorm(), FeedForward(3072)),
     )
 
 
 def narang_base() -> EncoderDecoder:
     """The baseline of Narang et al. 2021: T5 base with LayerNorm and feed-forward biases; 223,043,328 parameters."""
-    parts = _pair(
-        PreNorm(LayerNorm(eps=1e-6)),
-        SelfAttention(scale="none"),
-        CrossAttention(scale="none"),
-        FeedForward(3072, bias=True),
-        depth=12,
-    )
-    return replace(
-        t5_base(),
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        encoder=replace(parts["encoder"], position=T5Bias()),
-        decoder=replace(parts["decoder"], position=T5Bias()),
-        head=Softmax(scaled=True, z_loss=1e-4),
-    )
+    parts = _t5_stacks(LayerNorm(eps=1e-6), FeedForward(3072, bias=True))
+    rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    return replace(t5_base(), **rates, **parts, head=Softmax(scaled=True, z_loss=1e-4))
 
 
 def narang_small() -> EncoderDecoder:
@@ -284,25 +268,9 @@ def bytenet_small() -> ByteNet:
     return ByteNet(d_model=256, encoder_blocks=10, decoder_blocks=10)
 
 
-PRESETS: dict[str, Callable[[], ModelSpec]] = {
-    "bert_base": bert_base,
-    "bytenet": bytenet,
-    "bytenet_small": bytenet_small,
-    "convs2s": convs2s,
-    "convs2s_wmt": convs2s_wmt,
-    "gnmt": gnmt,
-    "gpt2_small": gpt2_small,
-    "lstm_attention": lstm_attention,
-    "lstm_classifier": lstm_classifier,
-    "lstm_lm": lstm_lm,
-    "narang_base": narang_base,
-    "narang_small": narang_small,
-    "rnn": rnn,
-    "rnn_attention": rnn_attention,
-    "sahai": sahai,
-    "t5_base": t5_base,
-    "transformer_base": transformer_base,
-    "transformer_big": transformer_big,
-    "transformer_small": transformer_small,
-    "transformer_tiny": transformer_tiny,
-}
+_ALL = (
+    bert_base, bytenet, bytenet_small, convs2s, convs2s_wmt, gnmt, gpt2_small, lstm_attention, lstm_classifier, lstm_lm,
+    narang_base, narang_small, rnn, rnn_attention, sahai, t5_base, transformer_base, transformer_big, transformer_small,
+    transformer_tiny,
+)  # fmt: skip
+PRESETS: dict[str, Callable[[], ModelSpec]] = {function.__name__: function for function in _ALL}

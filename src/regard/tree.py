@@ -4,8 +4,10 @@ A spec is a frozen dataclass that describes a part of a model or recipe; its fie
 or tuples of them. This module depends on no particular part and does not import torch.
 """
 
+import importlib
 import math
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -20,6 +22,7 @@ S = TypeVar("S", bound="Spec")
 N = TypeVar("N", bound="Spec")
 
 Parts = Mapping[str, type["Spec"]]
+Changes = list[tuple[list[str | int], Any]]  # pairs (steps of a path, new value)
 MAX_DEPTH = 100  # levels of nested tables and lists: far more than any recipe has, far below Python's recursion limit
 
 
@@ -70,9 +73,8 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
             return value
         if value is None and "none" in options:  # the command line parses none as null
             return "none"
-        choices = ", ".join(repr(option) for option in options)
         hint = nearest(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else "choose one"
-        raise SpecError(path, f"{value!r} is not one of {choices}; {hint}")
+        raise SpecError(path, f"{value!r} is not one of {', '.join(map(repr, options))}; {hint}")
     if origin is tuple:
         return _fit_tuple(value, options, path, parts, trust)
     if isinstance(annotation, type) and issubclass(annotation, Spec):
@@ -121,38 +123,36 @@ def _fit_union(value: Any, options: tuple[Any, ...], path: str, parts: Parts | N
             return fit(value, option, path, parts, trust)
         except SpecError as error:
             errors.append((option, error))
-    # An error inside the value, or about a name, says more than a list of the expected types.
+    # An error inside the value, or about a name, is more precise than a list of the expected types.
     for option, error in errors:
         is_record = isinstance(value, Mapping) and isinstance(option, type) and issubclass(option, Spec)
         is_choice = isinstance(value, str) and typing.get_origin(option) is Literal
         if error.path != path or is_record or is_choice:
             raise error
-    expected = " or ".join(_name(option) for option in options)
-    raise SpecError(path, f"needs {expected}, not {_describe(value)}")
+    raise SpecError(path, f"needs {' or '.join(map(_name, options))}, not {_describe(value)}")
 
 
 def _name(annotation: Any) -> str:
-    if annotation in (NoneType, None):
-        return "nothing (null)"
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-    if annotation in plain:
-        return plain[annotation]
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    names[NoneType] = names[None] = "nothing (null)"
+    if annotation in names:
+        return names[annotation]
     if isinstance(annotation, type):
         return f"a part of slot {annotation.__name__}" if issubclass(annotation, Spec) else annotation.__name__
     if typing.get_origin(annotation) is Literal:
-        return " or ".join(repr(option) for option in typing.get_args(annotation))
+        return " or ".join(map(repr, typing.get_args(annotation)))
     return "a list" if typing.get_origin(annotation) is tuple else str(annotation)
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{type(value).__name__}()"
-    shown = repr(value)
-    return f"{shown if len(shown) <= 40 else shown[:37] + '...'} ({type(value).__name__})"
+    text = repr(value)
+    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
 
 
 def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
-    """Return a copy of the tree in which `to(spec)` replaces every spec of type `kind`, inner specs first."""
+    """Return a copy of the tree with `to(spec)` in place of every spec of type `kind`, inner specs first."""
     return _swapped(tree, kind, to, "")
 
 
@@ -193,7 +193,7 @@ def get_at(tree: Spec, path: str) -> Any:
     parent_path = ""
     for step in _steps(path):
         node = _child(node, _current(node, step), parent_path)
-        parent_path = join(parent_path, _shown(step))
+        parent_path = _where(parent_path, step)
     return node
 
 
@@ -203,12 +203,12 @@ def _steps(path: str) -> list[str | int]:
     return [int(index) if index else name for index, name in re.findall(r"\[(-?\d+)\]|([A-Za-z_]\w*)", path)]
 
 
-def _shown(step: str | int) -> str:
-    return step if isinstance(step, str) else f"[{step}]"
+def _where(parent_path: str, step: str | int) -> str:
+    return join(parent_path, step if isinstance(step, str) else f"[{step}]")
 
 
 def _child(node: Any, step: str | int, parent_path: str) -> Any:
-    where = join(parent_path, _shown(step))
+    where = _where(parent_path, step)
     if isinstance(step, int):
         if not isinstance(node, tuple):
             raise SpecError(where, f"{parent_path or 'the root'} is not a list")
@@ -230,21 +230,15 @@ def _current(node: Any, step: str | int) -> str | int:
     return current_field(type(node).kind, step) if isinstance(node, Spec) else step
 
 
-def _edited(
-    node: Any,
-    annotation: Any,
-    changes: list[tuple[list[str | int], Any]],
-    parent_path: str,
-    fitted: Callable[[Any, Any, str], Any],
-) -> Any:
-    groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
+def _edited(node: Any, annotation: Any, changes: Changes, parent_path: str, fitted: Callable[..., Any]) -> Any:
+    groups: dict[str | int, Changes] = {}
     for (step, *rest), value in changes:
         at = _current(node, step)
         _child(node, at, parent_path)
         groups.setdefault(at, []).append((rest, value))
     new: dict[Any, Any] = {}
     for step, inner in groups.items():
-        child, where = _child(node, step, parent_path), join(parent_path, _shown(step))
+        child, where = _child(node, step, parent_path), _where(parent_path, step)
         expected = hints(type(node))[step] if isinstance(step, str) else _item(annotation, step)
         whole = [value for steps, value in inner if not steps]
         if len(whole) > 1:  # such as pattern[0] and pattern[-1]
@@ -277,19 +271,15 @@ def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
     """
     part = type(tree)
     known = parts is None or parts.get(part.kind) is part
-    record: dict[str, Any] = {"kind": part.kind if known else f"{part.__module__}:{part.__qualname__}"}
-    for name in hints(part):
-        record[name] = plain(getattr(tree, name), parts)
-    return record
+    kind = part.kind if known else f"{part.__module__}:{part.__qualname__}"
+    return {"kind": kind, **{name: plain(getattr(tree, name), parts) for name in hints(part)}}
 
 
 def plain(value: Any, parts: Parts | None = None) -> Any:
     """Convert the value of a field to a JSON-compatible value."""
     if isinstance(value, Spec):
         return to_record(value, parts)
-    if isinstance(value, tuple):
-        return [plain(item, parts) for item in value]
-    return value
+    return [plain(item, parts) for item in value] if isinstance(value, tuple) else value
 
 
 def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = False) -> S:
@@ -331,8 +321,7 @@ def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) 
         raise SpecError(path, f"needs a table with a kind, not {_describe(record)}")
     kind = record.get("kind")
     if kind is None:
-        kinds = [name for name, part in parts.items() if issubclass(part, expected)]
-        raise SpecError(join(path, "kind"), f"is missing; {nearest('', kinds)}")
+        raise SpecError(join(path, "kind"), f"is missing; {nearest('', _kinds(parts, expected))}")
     part = _part(kind, expected, join(path, "kind"), parts, trust)
     known = hints(part)
     values: dict[str, Any] = {}
@@ -341,9 +330,8 @@ def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) 
         if key == "kind":
             continue
         if key in values:
-            raise SpecError(
-                join(path, str(name)), f"{key} is set twice, also by its former name; leave one of the two out"
-            )
+            twice = f"{key} is set twice, also by its former name; leave one of the two out"
+            raise SpecError(join(path, str(name)), twice)
         if key not in known:
             raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
         values[key] = fit(value, known[key], join(path, key), parts, trust)
@@ -365,13 +353,14 @@ def _part(kind: Any, expected: type[Spec], path: str, parts: Parts, trust: bool)
         return imported(kind, expected, path)
     kind = current_kind(kind)
     if kind not in parts:
-        fitting = [name for name, part in parts.items() if issubclass(part, expected)]
-        raise SpecError(path, f"unknown kind {kind!r}; {nearest(kind, fitting)}")
-    part = parts[kind]
-    if not issubclass(part, expected):
-        fitting = [name for name, candidate in parts.items() if issubclass(candidate, expected)]
-        raise SpecError(path, f"{kind!r} is not a {expected.__name__}; {nearest(kind, fitting)}")
-    return part
+        raise SpecError(path, f"unknown kind {kind!r}; {nearest(kind, _kinds(parts, expected))}")
+    if not issubclass(parts[kind], expected):
+        raise SpecError(path, f"{kind!r} is not a {expected.__name__}; {nearest(kind, _kinds(parts, expected))}")
+    return parts[kind]
+
+
+def _kinds(parts: Parts, expected: type[Spec]) -> list[str]:
+    return [kind for kind, part in parts.items() if issubclass(part, expected)]
 
 
 def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
@@ -387,9 +376,6 @@ def load(name: str, path: str = "") -> Any:
 
     The working directory is searched last, so that no file in it can replace an installed package.
     """
-    import importlib  # noqa: PLC0415  # only for trusted code
-    import sys  # noqa: PLC0415
-
     if "" not in sys.path:
         sys.path.append("")
     module, _, attribute = name.partition(":")
@@ -413,36 +399,27 @@ def walk(tree: Spec) -> Iterator[Spec]:
                 yield from walk(item)
 
 
-def leaves(tree: Spec) -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every field that is not a spec, and the path and name of every `kind`."""
-    yield from _leaves(tree, "")
-
-
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, Spec):
         yield join(path, "kind"), type(node).kind
         for name in hints(type(node)):
-            yield from _leaves(getattr(node, name), join(path, name))
+            yield from leaves(getattr(node, name), join(path, name))
     elif isinstance(node, tuple):
         for i, item in enumerate(node):
-            yield from _leaves(item, f"{path}[{i}]")
+            yield from leaves(item, f"{path}[{i}]")
     else:
         yield path, node
 
 
-def diff(a: Spec, b: Spec) -> list[tuple[str, Any, Any]]:
+def diff(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     """Return all differences (path, value in a, value in b) between two trees; specs of different kinds are values."""
-    return list(_differences(a, b, ""))
-
-
-def _differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     if a == b and type(a) is type(b):
-        return
+        return []
     if isinstance(a, Spec) and type(a) is type(b):
-        for name in hints(type(a)):
-            yield from _differences(getattr(a, name), getattr(b, name), join(path, name))
+        pairs = [(join(path, name), getattr(a, name), getattr(b, name)) for name in hints(type(a))]
     elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _differences(x, y, f"{path}[{i}]")
+        pairs = [(f"{path}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     else:
-        yield path, a, b
+        return [(path, a, b)]
+    return [difference for where, x, y in pairs for difference in diff(x, y, where)]

@@ -103,19 +103,26 @@ def copy_from(
     used: set[tuple[int, int]] = set()
     mapped: dict[str, str] = {}  # each part -> the name that maps it
     values: dict[str, Tensor] = {}
-    for name, wanted, rename in _expanded(model, mapping, names):
+    for name, entry, rename in _expanded(model, mapping, names):
         for part in names[name][1]:
             if part in mapped:
                 raise DataError(f"{name}: mapped twice, also as {mapped[part]}; keep one of the two")
             mapped[part] = name
-        values[name] = _value(name, wanted, rename, tensors, used)
+        values[name] = _value(name, entry, rename, tensors, used)
         _check_shape(name, names[name][0], values[name])
     missing = [part for _, parts in names.values() for part in parts if part not in mapped]
     if missing:
         shape, others = tuple(names[missing[0]][0].shape), len(set(missing)) - 1
         more = f", nor from {others} others" if others else ""
         raise DataError(f"{missing[0]}: nothing is mapped to this parameter of shape {shape}{more}; map every one")
-    _check_used(source, tensors, used, unused)
+    learned = dict(source.named_parameters()) if isinstance(source, nn.Module) else tensors
+    left = [name for name, tensor in learned.items() if _identity(tensor) not in used]
+    left = [name for name in left if not any(fnmatchcase(name, pattern) for pattern in unused)]
+    if left:
+        shape = tuple(learned[left[0]].shape)
+        more = f", and {len(left) - 1} others" if len(left) > 1 else ""
+        problem = f"{left[0]}: the mapping leaves out this tensor of the source, of shape {shape}{more}"
+        raise DataError(f"{problem}; map it or list it in `unused`")
     with torch.no_grad():
         for name, value in values.items():
             names[name][0].copy_(value)
@@ -167,16 +174,16 @@ Rename = Callable[[str], str]
 
 def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> Iterator[tuple[str, Input, Rename]]:
     """Yield one entry of the mapping per weight: the names that match replace module names and `*`."""
-    for key, wanted in mapping.items():
+    for key, source in mapping.items():
         pattern = re.compile(re.escape(key).replace(r"\*", r"(\d+)"))
         matched = False
         for name in names:
             module, _, leaf = name.rpartition(".")
             whole = pattern.fullmatch(name)
             match = whole or pattern.fullmatch(module)
-            if match:
+            if match is not None:
                 matched = True
-                yield name, wanted, partial(_renamed, numbers=match.groups(), leaf=leaf, append=whole is None)
+                yield name, source, partial(_renamed, numbers=match.groups(), leaf=leaf, append=whole is None)
         if not matched:
             raise DataError(f"{key}: this model has no such weight or module; {_hint(model, key)}")
 
@@ -201,24 +208,23 @@ def _hint(model: nn.Module, key: str) -> str:
 
 
 def _value(
-    name: str, wanted: Input, rename: Rename, tensors: Mapping[str, Tensor], used: set[tuple[int, int]]
+    name: str, entry: Input, rename: Rename, tensors: Mapping[str, Tensor], used: set[tuple[int, int]]
 ) -> Tensor:
     """Return the tensor to copy into one weight, and add the source tensors that it needs to `used`."""
-    if isinstance(wanted, Tensor):
-        return wanted.detach()
-    if isinstance(wanted, Source):
-        inputs = [_value(name, each, rename, tensors, used) for each in wanted.inputs]
+    if isinstance(entry, Tensor):
+        return entry.detach()
+    if isinstance(entry, Source):
+        inputs = [_value(name, each, rename, tensors, used) for each in entry.inputs]
         try:
-            return wanted.function(*inputs)
+            return entry.function(*inputs)
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             message = str(error).splitlines()[0]
             raise DataError(f"{name}: cannot be computed from tensors of shape {shapes}: {message}") from None
-    renamed = rename(wanted)
+    renamed = rename(entry)
     if renamed not in tensors:
-        raise DataError(
-            f"{name}: the source has no tensor {renamed!r}; {_nearest(renamed, tensors, 'correct the mapping')}"
-        )
+        hint = _nearest(renamed, tensors, "correct the mapping")
+        raise DataError(f"{name}: the source has no tensor {renamed!r}; {hint}")
     used.add(_identity(tensors[renamed]))
     return tensors[renamed].detach()
 
@@ -231,26 +237,6 @@ def _check_shape(name: str, target: Tensor, value: Tensor) -> None:
         )
     if target.is_meta:
         raise DataError(f"{name}: a model on the device 'meta' holds no weights; build it on another device")
-
-
-def _check_used(
-    source: nn.Module | Mapping[str, Tensor] | None,
-    tensors: Mapping[str, Tensor],
-    used: set[tuple[int, int]],
-    unused: Collection[str],
-) -> None:
-    learned = dict(source.named_parameters()) if isinstance(source, nn.Module) else tensors
-    left = [
-        name
-        for name, tensor in learned.items()
-        if _identity(tensor) not in used and not any(fnmatchcase(name, pattern) for pattern in unused)
-    ]
-    if left:
-        more = f", and {len(left) - 1} others" if len(left) > 1 else ""
-        raise DataError(
-            f"{left[0]}: the mapping leaves out this tensor of the source, of shape {tuple(learned[left[0]].shape)}"
-            f"{more}; map it or list it in `unused`"
-        )
 
 
 def _identity(tensor: Tensor) -> tuple[int, int]:

@@ -10,25 +10,37 @@ from torch import Tensor, nn
 from regard.batch import Batch, check_padding, readable, require_data
 from regard.errors import DataError
 from regard.models.decoding import Decoding, last_real
-from regard.models.embedding import Tables
+from regard.models.embedding import Inputs, Side, Tables
 from regard.models.loss import Loss, token_loss
 from regard.models.summary import summary
 from regard.nn.cache import Rows
 from regard.nn.init import Init
+from regard.nn.input import InputSpec
+from regard.nn.linear import Linear
 from regard.nn.mask import Mask
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import Head
+from regard.nn.vocab.tables import TableSpec
 from regard.tree import Spec
 
 
 class ModelSpec(Spec):
-    """The model slot: the specs that each describe a whole model."""
+    """The model slot: the specs that each describe a whole model. Every family has the fields annotated here.
+
+    `heads`, `d_head`, `attention_dropout` and `activation_dropout` are fields of the families that have attention.
+    """
 
     __slots__ = ()
     reads_source: ClassVar[bool] = False  # whether it generates a target from a source
     packs: ClassVar[bool] = True  # whether one batch row may hold several texts
     ordered: ClassVar[bool] = False  # whether source order matters whatever the parts are
-    init: Init  # every family has this field: how weights are initialised
+    vocab: int
+    d_model: int
+    dropout: float
+    table: TableSpec
+    input: InputSpec
+    linear: Linear
+    init: Init
 
     @abstractmethod
     def build(self, init: Init) -> "Model":
@@ -79,8 +91,16 @@ class Generator(Model):
 class LanguageModel(Generator):
     """Abstract: a generator with a vocabulary head that reads the last hidden states."""
 
-    tables: "Tables"
+    tables: Tables
+    inputs: Inputs
     head: Head
+
+    def embed(
+        self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
+    ) -> Float[Tensor, "B T D"]:
+        """Return the first hidden states of the source or the target, at the positions that the mask defines."""
+        positions = mask.queries(values.shape[1], values.device)
+        return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 
     @abstractmethod
     def hidden(
@@ -95,7 +115,6 @@ class LanguageModel(Generator):
         """Process new tokens and return their last hidden states. The first `counts` per row are real (None: all)."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Return the result of `logits`."""
         return self.logits(batch, trace)
 
     def logits(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
@@ -143,7 +162,6 @@ class Classifier(Model):
     """Abstract: a model that predicts classes."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
-        """Return the result of `scores`."""
         return self.scores(batch, trace=trace)
 
     @abstractmethod
@@ -156,10 +174,8 @@ class Classifier(Model):
 def refuse(batch: Batch, *names: str) -> None:
     """Refuse a batch in which a field of `names` is set, because the model would ignore the field."""
     for name in names:
-        ignored = getattr(batch, name)
-        require_data(
-            ignored is None or ignored is False, f"{name}: this model would ignore it; leave it out of the batch"
-        )
+        absent = getattr(batch, name) is None or getattr(batch, name) is False
+        require_data(absent, f"{name}: this model would ignore it; leave it out of the batch")
 
 
 def source_of(batch: Batch) -> Tensor:

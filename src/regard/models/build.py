@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,6 @@ from regard.models.base import Model, ModelSpec
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count, check_rate, require
 from regard.nn.core import Site
 from regard.nn.init import Init, Uninitialized
-from regard.nn.linear import Linear
 
 
 def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int = 0, init: bool = True) -> Model:
@@ -20,22 +19,15 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
     `device="meta"` builds the model without allocating memory, for example to count parameters. `init=False` leaves the
     weights uninitialised, so that other weights can be loaded.
     """
-    require(
-        isinstance(spec, ModelSpec),
-        "",
-        f"{type(spec).__name__} is not the description of a whole model; build a preset or a family",
-    )
-    require(
-        not isinstance(spec.init, Uninitialized),
-        "init",
-        "'undrawn' leaves weights unset; say build(spec, init=False) to load others",
-    )
-    draw = spec.init if init else Uninitialized()
+    not_whole = f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
+    require(isinstance(spec, ModelSpec), "", not_whole)
+    unset = "'undrawn' leaves weights unset; say build(spec, init=False) to load others"
+    require(not isinstance(spec.init, Uninitialized), "init", unset)
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"), _memory_error_in_words():
             return spec.build(Uninitialized())
     with seeded(seed), _memory_error_in_words():  # initialised on the CPU, because each device has its own generator
-        model = spec.build(draw)
+        model = spec.build(spec.init if init else Uninitialized())
     return model.to(device=device)
 
 
@@ -48,9 +40,8 @@ def _memory_error_in_words() -> Iterator[None]:
         about = str(error).lower()
         if isinstance(error, RuntimeError | TypeError) and "allocate memory" not in about and "overflow" not in about:
             raise
-        raise SpecError(
-            "", "a model of these sizes fits into no memory; make its widths, tables or depth smaller"
-        ) from None
+        problem = "a model of these sizes fits into no memory"
+        raise SpecError("", f"{problem}; make its widths, tables or depth smaller") from None
 
 
 @contextmanager
@@ -66,27 +57,7 @@ def count(spec: ModelSpec) -> int:
     return sum(parameter.numel() for parameter in build(spec, device="meta").parameters())
 
 
-@runtime_checkable
-class Sizes(Protocol):
-    """The fields for sizes and dropout rates that every family has."""
-
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def d_head(self) -> int | None: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def attention_dropout(self) -> float: ...
-    @property
-    def activation_dropout(self) -> float: ...
-    @property
-    def linear(self) -> Linear: ...
-
-
-def check_sizes(spec: Sizes) -> None:
+def check_sizes(spec: Any) -> None:
     """Refuse sizes and dropout rates that are not valid for any model."""
     for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
         check_count(name, getattr(spec, name), most)
@@ -105,7 +76,7 @@ def check_vocab(name: str, vocab: int | None) -> None:
 
 
 def site_of(
-    spec: Sizes,
+    spec: ModelSpec,
     init: Init,
     side: Literal["encoder", "decoder"],
     *,
@@ -113,11 +84,15 @@ def site_of(
     depths: tuple[int, int],
     branches: int,
 ) -> Site:
-    """Return the site of the encoder or decoder, from which the stack derives the site of each layer."""
-    d_head = spec.d_head or spec.d_model // spec.heads
+    """Return the site of the encoder or decoder, from which the stack derives the site of each layer.
+
+    A family without heads has one, and a family without attention or activation dropout has none.
+    """
+    heads = getattr(spec, "heads", 1)
+    d_head = getattr(spec, "d_head", None) or spec.d_model // heads
     return Site(
         d_model=spec.d_model,
-        heads=spec.heads,
+        heads=heads,
         d_head=d_head,
         d_value=d_head,
         side=side,
@@ -128,8 +103,8 @@ def site_of(
         decoder_depth=depths[1],
         branches=branches,
         dropout=spec.dropout,
-        attention_dropout=spec.attention_dropout,
-        activation_dropout=spec.activation_dropout,
+        attention_dropout=getattr(spec, "attention_dropout", 0.0),
+        activation_dropout=getattr(spec, "activation_dropout", 0.0),
         linear_=spec.linear,
         init_=init,
     )

@@ -54,7 +54,7 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
     owners = dict(_owners(model))
     parameters = dict.fromkeys(owners.values(), 0)
     for name, parameter in model.named_parameters():
-        part = _owner(name, owners)
+        part = owners.get(_innermost(name, owners), "other")
         parameters[part] = parameters.get(part, 0) + parameter.numel()
     flops, total = _flops(model, owners, length)
     names = [part for part in dict.fromkeys((*parameters, *flops)) if parameters.get(part) or flops.get(part)]
@@ -88,20 +88,11 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
             yield name, f"{name} (rest)" if any(stack.startswith(f"{name}.") for stack in stacks) else name
 
 
-def _owner(name: str, owners: dict[str, str]) -> str:
-    """Return the part to which the longest prefix of `name` in `owners` belongs."""
+def _innermost(name: str, owners: dict[str, str]) -> str:
+    """Return the longest prefix of `name` that is the name of a module in `owners`, or an empty string."""
     while name and name not in owners:
         name = name.rpartition(".")[0]
-    return owners.get(name, "other")
-
-
-def _holder(name: str, owners: dict[str, str]) -> str | None:
-    """Return the name of the innermost module in `owners` that contains the module `name`, or None."""
-    while name:
-        name = name.rpartition(".")[0]
-        if name in owners:
-            return name
-    return None
+    return name
 
 
 class CountedForward(nn.Module):
@@ -153,12 +144,12 @@ def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
         CountedForward(model)(batch)
     for hook in hooks:
         hook.remove()
-    found: dict[str, float] = {}
+    flops: dict[str, float] = {}
     for name, ops in counter.get_flop_counts().items():
-        inside = name.removeprefix("CountedForward.model.")
-        of_no_use = sum(count for part, count in idle.items() if part == inside or part.startswith(f"{inside}."))
-        found[inside] = float(sum(ops.values()) - of_no_use)
-    return found, float(counter.get_total_flops() - idle.total())
+        path = name.removeprefix("CountedForward.model.")
+        padding = sum(count for part, count in idle.items() if part == path or part.startswith(f"{path}."))
+        flops[path] = float(sum(ops.values()) - padding)
+    return flops, float(counter.get_total_flops() - idle.total())
 
 
 def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str, float], float]:
@@ -166,9 +157,9 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
     flops: dict[str, float] = {}
     own = {module: counted.get(module, 0.0) for module in owners}
     for module in owners:  # FLOPs of a module exclude those of the owners inside it
-        holder = _holder(module, owners)
-        if holder is not None:
-            own[holder] -= counted.get(module, 0.0)
+        outer = _innermost(module.rpartition(".")[0], owners)
+        if outer:
+            own[outer] -= counted.get(module, 0.0)
     for module, part in owners.items():
         # Children and stacks that are called by a method are not counted, so the difference may be negative.
         flops[part] = flops.get(part, 0.0) + max(0.0, own[module])

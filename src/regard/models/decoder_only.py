@@ -19,7 +19,7 @@ from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Context, Mask, View
+from regard.nn.mask import Context, View
 from regard.nn.residual import PreNorm
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -65,8 +65,6 @@ class DecoderOnly(ModelSpec):
 
 
 class DecoderOnlyModel(LanguageModel):
-    """The module of a decoder-only model."""
-
     def __init__(self, spec: DecoderOnly, init: Init) -> None:
         super().__init__()
         self.spec = spec
@@ -82,24 +80,16 @@ class DecoderOnlyModel(LanguageModel):
         self.decoder = spec.decoder.build(site.inside("decoder"))
         self.head = spec.head.build(spec.vocab, site.inside("head"))
 
-    def embed(self, ids: Int[Tensor, "B T"], mask: Mask, S: int) -> Float[Tensor, "B T D"]:
-        """Return the first hidden states of `ids`, at the positions that the mask defines."""
-        positions = mask.queries(ids.shape[1], ids.device)
-        return self.inputs.embed("target", ids, self.tables.get("target"), positions, mask.bound(S))
-
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
         if (batch.prefix is not None) != self.prefixed:
-            raise DataError(
-                "prefix: a prefix LM needs it in the batch"
-                if self.prefixed
-                else "prefix: a causal model would ignore it; set visibility='prefix'"
-            )
+            ignored = "a causal model would ignore it; set visibility='prefix'"
+            raise DataError(f"prefix: {'a prefix LM needs it in the batch' if self.prefixed else ignored}")
         refuse(batch, "source", "types")
         ids, T = batch.target, batch.target.shape[1]
         mask = replace(own_mask(batch, batch.target_pos, batch.target_seg, causal=True), prefix=batch.prefix)
-        x = self.embed(ids, mask, T)
+        x = self.embed("target", ids, mask, T)
         return self.decoder(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace)).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
@@ -115,5 +105,5 @@ class DecoderOnlyModel(LanguageModel):
             everything = decoding.rows.lengths.new_full((ids.shape[0],), ids.shape[1])
             decoding.prefix = everything if counts is None else counts.clone()
         own = decoding.own_view(ids.shape[1])
-        x = self.embed(ids, own.mask, own.S)
+        x = self.embed("target", ids, own.mask, own.S)
         return self.decoder(x, Context(own, trace=decoding.trace), decoding.states).x

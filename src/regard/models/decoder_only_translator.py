@@ -43,7 +43,7 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         order, whole = joined(batch, source)
         prefix = order < S if self.prefixed else None  # which positions hold source tokens
         mask = replace(own_mask(whole, whole.target_pos, whole.target_seg, causal=True), prefix=prefix)
-        x = self.embed(whole.target, mask, S + T)
+        x = self.embed("target", whole.target, mask, S + T)
         x = self.decoder(x, Context(View(mask, S + T, S + T, x.device), losses=losses, trace=trace)).x
         place = order.argsort(1)[:, S:]  # which positions hold the target tokens
         return x.gather(1, place[..., None].expand(-1, -1, x.shape[-1]))

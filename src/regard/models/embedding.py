@@ -37,9 +37,8 @@ class Tables(nn.Module):
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
         self.tables = nn.ModuleDict()
         own = "output" in uses and uses["output"][0] == "output"
-        require(
-            output is None or own, "output_table", f"the output has no table of its own; leave it out or change {field}"
-        )
+        ownless = f"the output has no table of its own; leave it out or change {field}"
+        require(output is None or own, "output_table", ownless)
         if head is not None and "output" in uses:
             head.check_table(output or spec, not own)
         for use, (owner, vocab, width) in uses.items():
@@ -47,11 +46,10 @@ class Tables(nn.Module):
                 table, path = (output, "output_table") if output and use == "output" else (spec, "table")
                 self.tables[use] = table.build(vocab, width, site.inside(path))
             elif uses[owner][1:] != (vocab, width):
-                raise SpecError(
-                    field,
-                    f"the {use} table is {vocab} x {width} and the {owner} table {uses[owner][1]} x {uses[owner][2]}; "
-                    "they cannot be one",
+                sizes = (
+                    f"the {use} table is {vocab} x {width} and the {owner} table {uses[owner][1]} x {uses[owner][2]}"
                 )
+                raise SpecError(field, f"{sizes}; they cannot be one")
 
     def get(self, use: str) -> Table | None:
         """Return the table for `source`, `target` or `output`, or None if the input or the head needs no table."""
@@ -99,8 +97,5 @@ def value_form(channels: int) -> tuple[tuple[int, ...], str]:
 def check_input(spec: InputSpec) -> None:
     """Refuse an input that a decoder cannot have: vectors, or several types of tokens."""
     require(spec.token_types == 0, "input.types", "only an encoder reads several types of tokens; set it to 0")
-    require(
-        spec.of("target").vector_channels == 0,
-        "input",
-        "a decoder reads the tokens it predicts; give vectors to the source, with 'by_side'",
-    )
+    remedy = "give vectors to the source, with 'by_side'"
+    require(spec.of("target").vector_channels == 0, "input", f"a decoder reads the tokens it predicts; {remedy}")

@@ -43,9 +43,8 @@ class Encoder(nn.Module):
         else:
             model = source.model if isinstance(source, Trained) else source
         if not isinstance(model, Model):
-            raise SpecError(
-                "", f"an encoder is made from a spec, a model or a trained run, not {type(source).__name__}"
-            )
+            sources = "a spec, a model or a trained run"
+            raise SpecError("", f"an encoder is made from {sources}, not {type(source).__name__}")
         spec: Any = model.spec
         body = model if isinstance(model, EncoderDecoderModel) else getattr(model, "encoder", None)
         if not isinstance(body, EncoderDecoderModel | EncoderBody):
@@ -59,9 +58,7 @@ class Encoder(nn.Module):
         self.d_model: int = spec.d_model
 
     def forward(
-        self,
-        x: Int[Tensor, "B T"] | Float[Tensor, "B T C"],
-        padding_mask: Bool[Tensor, "B T"] | None = None,
+        self, x: Int[Tensor, "B T"] | Float[Tensor, "B T C"], padding_mask: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """Return the hidden states after the last block.
 
@@ -73,10 +70,8 @@ class Encoder(nn.Module):
         T, seg = x.shape[1], None
         if padding_mask is not None:
             if padding_mask.shape != x.shape[:2] or padding_mask.dtype != torch.bool:
-                raise DataError(
-                    f"padding_mask: must be bool of shape {tuple(x.shape[:2])}, not {tuple(padding_mask.shape)} of "
-                    f"{padding_mask.dtype}"
-                )
+                form = f"{tuple(padding_mask.shape)} of {padding_mask.dtype}"
+                raise DataError(f"padding_mask: must be bool of shape {tuple(x.shape[:2])}, not {form}")
             seg = (~padding_mask).long()
             check_padding("padding_mask", seg)
             if readable(seg) and bool(padding_mask[:, 0].any()):

@@ -1,16 +1,15 @@
 """The encoder-decoder of Vaswani et al. 2017, and variants of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.models.base import ModelSpec, check_unpacked, own_mask, source_of
-from regard.models.build import check_sizes, check_vocab, site_of
+from regard.models.base import check_unpacked
+from regard.models.build import check_sizes
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_input
-from regard.models.sequence_to_sequence import TwoSided
+from regard.models.sequence_to_sequence import TwoSided, TwoSidedSpec, check_sides, sides
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
@@ -32,11 +31,10 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderDecoder(ModelSpec):
+class EncoderDecoder(TwoSidedSpec):
     """A model whose encoder reads the source at once, and whose decoder generates the target token by token."""
 
     kind = "encoder_decoder"
-    reads_source = True
     vocab: int = 32000
     target_vocab: int | None = None  # None: equal to `vocab`
     d_model: int = 512
@@ -58,9 +56,7 @@ class EncoderDecoder(ModelSpec):
 
     def check(self) -> None:
         check_sizes(self)
-        check_vocab("vocab", self.vocab)
-        check_vocab("target_vocab", self.target_vocab)
-        check_input(self.input)
+        check_sides(self)
         require(
             not (self.bridge.needs_layers and self.encoder.shortens),
             "bridge",
@@ -72,15 +68,12 @@ class EncoderDecoder(ModelSpec):
 
 
 class EncoderDecoderModel(TwoSided):
-    """The module of an encoder-decoder."""
-
     def __init__(self, spec: EncoderDecoder, init: Init) -> None:
         super().__init__()
         self.spec = spec
         depths = (spec.encoder.blocks(), spec.decoder.blocks())
         branches = spec.encoder.residual_branches() + spec.decoder.residual_branches()
-        source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
-        target = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
+        source, target = sides(spec, init, depths, branches)
         vocab = self.tables_and_inputs(spec, source, target)
         self.encoder = spec.encoder.build(source.inside("encoder"))
         self.bridge = spec.bridge.build(depths[0] + 1, depths[1], source.inside("bridge"))
@@ -90,23 +83,13 @@ class EncoderDecoderModel(TwoSided):
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
         """Return the memory: the output of the encoder, transformed by the bridge."""
-        ids = source_of(batch)
-        T = ids.shape[1]
-        mask = own_mask(batch, batch.source_pos, batch.source_seg)
-        x = self.embed("source", ids, mask, T)
-        ctx = Context(View(mask, T, T, ids.device), losses=losses, trace=trace)
-        return self.bridge(self.encoder(x, ctx, keep=self.keep_layers))
+        x, view = self.read_source(batch)
+        return self.bridge(self.encoder(x, Context(view, losses=losses, trace=trace), keep=self.keep_layers))
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        memory = self.encode(batch, losses, trace)
-        ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
-        own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
-        cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
-        x = self.embed("target", ids, own, T)
-        ctx = Context(View(own, T, T, ids.device), View(cross, T, S, ids.device), memory, losses, trace)
-        return self.decoder(x, ctx).x
+        return self.decoder(*self.read_target(batch, self.encode(batch, losses, trace), losses, trace)).x
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         check_unpacked(batch)
@@ -126,7 +109,4 @@ class EncoderDecoderModel(TwoSided):
         decoding: Decoding,
         counts: Int[Tensor, " B"] | None,  # noqa: ARG002
     ) -> Float[Tensor, "B T D"]:
-        own = decoding.own_view(ids.shape[1])
-        x = self.embed("target", ids, own.mask, own.S)
-        ctx = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
-        return self.decoder(x, ctx, decoding.states).x
+        return self.decoder(*self.read_next(ids, decoding), decoding.states).x

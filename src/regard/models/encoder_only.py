@@ -1,6 +1,7 @@
 """Encoder-only models (Devlin et al. 2019): masked language models, and classifiers of sentences and tokens."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,11 +132,9 @@ class MaskedLMModel(Model):
         except SpecError as error:
             raise error.inside(site.path) from None
         self.head = task.head.build(spec.vocab, site.inside("head"))
-        self.own: Table | None = None
         if task.tied and encoder.width != spec.d_model:
             raise site.error("tied", f"the input table is {encoder.width} wide and the output {spec.d_model}")
-        if not task.tied:
-            self.own = spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
+        self.own = None if task.tied else spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
 
     def table(self) -> Table | None:
         """Return the embedding table that the head uses, or None."""
@@ -148,7 +147,6 @@ class MaskedLMModel(Model):
         return self.norm(self.activate(self.transform(self.encoder(batch, losses, trace).x)))
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Return the logits of every token at every position."""
         return self.head.logits(self.hidden(batch, trace=trace), self.table())
 
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
@@ -214,9 +212,8 @@ class TokenClassifier(Task):
 def check_length(spec: EncoderOnly) -> None:
     """Raise SpecError if the encoder shortens the sequence, because the task needs one vector per token."""
     if spec.encoder.shortens:
-        raise SpecError(
-            "encoder", f"{spec.encoder.kind!r} leaves fewer vectors than tokens; use a sentence_classifier, or plain"
-        )
+        problem = f"{spec.encoder.kind!r} leaves fewer vectors than tokens"
+        raise SpecError("encoder", f"{problem}; use a sentence_classifier, or plain")
 
 
 def check_classes(classes: int) -> None:
@@ -225,63 +222,60 @@ def check_classes(classes: int) -> None:
         raise SpecError("classes", f"must be at least 2, not {classes}")
 
 
+def first(out: StackOut) -> Float[Tensor, "B D"]:
+    """Return the vector of the first token."""
+    return out.x[:, 0]
+
+
+def last(out: StackOut) -> Float[Tensor, "B D"]:
+    """Return the vector of the last token before padding."""
+    return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
+
+
+def mean(out: StackOut) -> Float[Tensor, "B D"]:
+    """Return the mean over tokens, without padding."""
+    if out.seg is None:
+        return out.x.mean(1)
+    real = (out.seg != 0).to(out.x.dtype)[:, :, None]
+    return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def maximum(out: StackOut) -> Float[Tensor, "B D"]:
+    """Return the maximum over tokens per channel, without padding, or 0 for a batch row that is only padding."""
+    if out.seg is None:
+        return out.x.amax(1)
+    padding = (out.seg == 0)[:, :, None]
+    return out.x.masked_fill(padding, -torch.inf).amax(1).masked_fill(padding.all(1), 0.0)
+
+
+POOLS: dict[Pooling, tuple[Callable[[StackOut], Tensor], ...]] = {
+    "first": (first,),
+    "mean": (mean,),
+    "last": (last,),
+    "ends": (first, last),
+    "max": (maximum,),
+    "mean_max": (mean, maximum),
+}
+
+
 class Pool(nn.Module):
-    """Module that pools the encoder output to one vector per batch row."""
+    """Module that pools the encoder output to one vector per batch row; several pooled vectors are concatenated."""
 
     def __init__(self, pooling: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
-        self.pool = {
-            "first": self.first,
-            "mean": self.mean,
-            "last": self.last,
-            "ends": self.ends,
-            "max": self.max,
-            "mean_max": self.mean_max,
-        }[pooling]
-        width = 2 * site.d_model if pooling in ("ends", "mean_max") else site.d_model
+        self.pools = POOLS[pooling]
+        width = len(self.pools) * site.d_model
         self.pooler = site.linear(width, {"other": site.d_model}) if projected else None
         self.width = site.d_model if projected else width
 
     def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B W"]:
         if batch.packed:
             raise DataError("packed: a packed row has no single vector; classify sentences in padded batches")
-        x = self.pool(out)
+        x = torch.cat([pool(out) for pool in self.pools], -1)
         return x if self.pooler is None else self.pooler(x).tanh()
-
-    def first(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Return the vector of the first token."""
-        return out.x[:, 0]
-
-    def last(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Return the vector of the last token before padding."""
-        return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
-
-    def ends(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """Return the vectors of the first and the last token, concatenated."""
-        return torch.cat((self.first(out), self.last(out)), -1)
-
-    def mean(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Return the mean over tokens, without padding."""
-        if out.seg is None:
-            return out.x.mean(1)
-        real = (out.seg != 0).to(out.x.dtype)[:, :, None]
-        return (out.x * real).sum(1) / real.sum(1).clamp(min=1)
-
-    def max(self, out: StackOut) -> Float[Tensor, "B D"]:
-        """Return the maximum over tokens per channel, without padding, or 0 for a batch row that is only padding."""
-        if out.seg is None:
-            return out.x.amax(1)
-        padding = (out.seg == 0)[:, :, None]
-        return out.x.masked_fill(padding, -torch.inf).amax(1).masked_fill(padding.all(1), 0.0)
-
-    def mean_max(self, out: StackOut) -> Float[Tensor, "B E"]:
-        """Return the mean and the maximum over tokens, concatenated."""
-        return torch.cat((self.mean(out), self.max(out)), -1)
 
 
 class PooledModel(Model):
-    """Module of `Pooled`."""
-
     def __init__(self, spec: EncoderOnly, encoder: EncoderBody, pool: Pool, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.pool, self.site = spec, encoder, pool, site
@@ -290,14 +284,11 @@ class PooledModel(Model):
         return self.pool(self.encoder(batch, trace=trace), batch)
 
     def loss(self, batch: Batch) -> Loss:  # noqa: ARG002
-        raise self.site.error(
-            "kind", "'pooled' predicts nothing; choose masked_lm, sentence_classifier or token_classifier to train"
-        )
+        remedy = "choose masked_lm, sentence_classifier or token_classifier to train"
+        raise self.site.error("kind", f"'pooled' predicts nothing; {remedy}")
 
 
 class SentenceClassifierModel(Classifier):
-    """Module of `SentenceClassifier`."""
-
     def __init__(self, task: SentenceClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
@@ -324,8 +315,6 @@ class SentenceClassifierModel(Classifier):
 
 
 class TokenClassifierModel(Classifier):
-    """Module of `TokenClassifier`."""
-
     def __init__(self, task: TokenClassifier, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
         self.spec, self.encoder, self.dropout = spec, encoder, nn.Dropout(site.dropout)
@@ -347,4 +336,4 @@ class TokenClassifierModel(Classifier):
 
 def classified(total: Tensor, nll: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
     """Return the loss of a classifier, including the auxiliary losses from the parts of the model."""
-    return Loss(total, tokens, sum(losses, total.new_zeros(())) if losses else total.new_zeros(()), nll.detach())
+    return Loss(total, tokens, sum(losses or (), total.new_zeros(())), nll.detach())

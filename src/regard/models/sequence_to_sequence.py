@@ -1,76 +1,46 @@
-"""The sites, vocabulary tables and inputs of models with a source and a target."""
+"""The fields, sites, vocabulary tables and inputs of models with a source and a target."""
 
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.models.base import LanguageModel
-from regard.models.embedding import Inputs, Side, Tables
+from regard.batch import Batch
+from regard.models.base import LanguageModel, ModelSpec, own_mask, source_of
+from regard.models.build import check_vocab, site_of
+from regard.models.decoding import Decoding
+from regard.models.embedding import Inputs, Tables, check_input
 from regard.nn.core import Site
 from regard.nn.init import Init
-from regard.nn.input import InputSpec
-from regard.nn.linear import Linear
-from regard.nn.mask import Mask
+from regard.nn.mask import Context, View
+from regard.nn.memory import Memory
+from regard.nn.trace import Trace
 from regard.nn.vocab.base import HeadSpec
 from regard.nn.vocab.tables import Sharing, TableSpec
 
 
-@runtime_checkable
-class TwoSidedSpec(Protocol):
-    """The fields that describe the source and the target in a model spec."""
+class TwoSidedSpec(ModelSpec):
+    """Abstract: the spec of a model that generates a target from a source. Every such family has these fields."""
 
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def target_vocab(self) -> int | None: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def table(self) -> TableSpec: ...
-    @property
-    def output_table(self) -> TableSpec | None: ...
-    @property
-    def sharing(self) -> Sharing: ...
-    @property
-    def input(self) -> InputSpec: ...
-    @property
-    def head(self) -> HeadSpec: ...
-    @property
-    def linear(self) -> Linear: ...
+    __slots__ = ()
+    reads_source: ClassVar[bool] = True
+    target_vocab: int | None
+    output_table: TableSpec | None
+    sharing: Sharing
+    head: HeadSpec
 
 
-def sides(
-    spec: TwoSidedSpec,
-    init: Init,
-    depths: tuple[int, int],
-    branches: int,
-    heads: int = 1,
-    attention_dropout: float = 0.0,
-) -> tuple[Site, Site]:
-    """Return the sites of the encoder and the decoder for a recurrent or convolutional model."""
-    d_head = spec.d_model // heads
-    source = Site(
-        d_model=spec.d_model,
-        heads=heads,
-        d_head=d_head,
-        d_value=d_head,
-        side="encoder",
-        causal=False,
-        layer=0,
-        depth=depths[0],
-        encoder_depth=depths[0],
-        decoder_depth=depths[1],
-        branches=branches,
-        dropout=spec.dropout,
-        attention_dropout=attention_dropout,
-        activation_dropout=0.0,
-        linear_=spec.linear,
-        init_=init,
-    )
+def check_sides(spec: TwoSidedSpec) -> None:
+    """Refuse vocabulary sizes that are not valid, and inputs that the decoder cannot have."""
+    check_vocab("vocab", spec.vocab)
+    check_vocab("target_vocab", spec.target_vocab)
+    check_input(spec.input)
+
+
+def sides(spec: TwoSidedSpec, init: Init, depths: tuple[int, int], branches: int) -> tuple[Site, Site]:
+    """Return the sites of the encoder and the decoder."""
+    source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
     return source, replace(source, side="decoder", causal=True, depth=depths[1])
 
 
@@ -93,9 +63,24 @@ class TwoSided(LanguageModel):
         self.inputs = Inputs(spec.input, {"source": source, "target": target}, shared=spec.sharing.positions)
         return vocab
 
-    def embed(
-        self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
-    ) -> Float[Tensor, "B T D"]:
-        """Return the first hidden states of the source or the target, at the positions that the mask defines."""
-        positions = mask.queries(values.shape[1], values.device)
-        return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
+    def read_source(self, batch: Batch) -> tuple[Float[Tensor, "B S D"], View]:
+        """Return the first hidden states of the source, and the view of the encoder."""
+        source = source_of(batch)
+        S, mask = source.shape[1], own_mask(batch, batch.source_pos, batch.source_seg)
+        return self.embed("source", source, mask, S), View(mask, S, S, source.device)
+
+    def read_target(
+        self, batch: Batch, memory: Memory, losses: list[Tensor] | None, trace: Trace | None
+    ) -> tuple[Float[Tensor, "B T D"], Context]:
+        """Return the first hidden states of a whole target, and the context of a decoder that attends to `memory`."""
+        target, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
+        own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
+        cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
+        views = View(own, T, T, target.device), View(cross, T, S, target.device)
+        return self.embed("target", target, own, T), Context(*views, memory, losses, trace)
+
+    def read_next(self, ids: Int[Tensor, "B T"], decoding: Decoding) -> tuple[Float[Tensor, "B T D"], Context]:
+        """Return the first hidden states of new tokens in decoding, and the context of the decoder."""
+        own = decoding.own_view(ids.shape[1])
+        context = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
+        return self.embed("target", ids, own.mask, own.S), context

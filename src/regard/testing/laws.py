@@ -126,13 +126,16 @@ def padding(subject: Subject) -> None:
     model, rows = subject.model(), subject.examples(3)
     tight, loose = subject.collate(rows), subject.collate(rows, extra=3)
     a, b = answers(model, tight), answers(model, loose)
-    if a.shape[:2] == tight.target.shape[:2]:
-        assert tight.target_seg is not None
-        real = tight.target_seg != 0
-        close(a[real], b[:, : a.shape[1]][real], "outputs with three more columns of padding")
-    else:
-        close(a, b, "outputs with three more columns of padding")
+    close(_real(a, tight), _real(b, loose), "outputs with three more columns of padding")
     close(loss(model, tight), loss(model, loose), "loss with three more columns of padding")
+
+
+def _real(outputs: Tensor, batch: Batch) -> Tensor:
+    """Return the outputs at real tokens, or all outputs if there is one per row."""
+    if outputs.shape[:2] != batch.target.shape[:2]:
+        return outputs
+    assert batch.target_seg is not None
+    return outputs[batch.target_seg != 0]
 
 
 def loss(model: Model, batch: Batch) -> Tensor:
@@ -152,9 +155,7 @@ def packing(subject: Subject) -> None:
         packed = answers(model, together)
     except (DataError, SpecError) as refusal:
         raise NotApplicable(f"refused: {refusal}") from None
-    assert apart.target_seg is not None
-    assert together.target_seg is not None
-    close(alone[apart.target_seg != 0], packed[together.target_seg != 0], "packed outputs")
+    close(_real(alone, apart), _real(packed, together), "packed outputs")
     close(loss(model, apart), loss(model, together), "packed loss")
 
 
@@ -270,10 +271,7 @@ SAME, CHANGED = 1e-10, 1e-12  # without residuals, a token may change the output
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return a description of the change, and the largest difference that it makes.
-
-    The outputs for shuffled tokens are compared with the outputs for the original tokens, shuffled in the same way.
-    """
+    """Return the name of the change, and the largest difference from the original outputs, shuffled in the same way."""
     rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
     before, after = (answers(model, subject.collate([row])) for row in rows)
     if stream == "target" and before.dim() == 3:
@@ -282,10 +280,7 @@ def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
 
 
 def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return a description of the change, and the largest difference that it makes.
-
-    The outputs at positions 0, 1, 2, ... are compared with the outputs at positions 0, 2, 4, ...
-    """
+    """Return the name of the change, and the largest difference from the outputs at positions 0, 1, 2, ..."""
     batch = subject.collate([_row(subject, stream, DISTINCT)])
     pos = 2 * torch.arange(len(DISTINCT))
     wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))
@@ -407,14 +402,11 @@ def kernels_law(subject: Subject) -> None:
                     outputs[name] = answers(model, batch)
             except (KernelError, DataError, SpecError):
                 continue
-        assert batch.target_seg is not None
         for name, output in outputs.items():
-            mine, reference = output, outputs["reference"]
-            if output.shape[:2] == batch.target.shape[:2]:
-                real = batch.target_seg != 0
-                mine, reference = output[real], reference[real]
+            reference = _real(outputs["reference"], batch)
             tolerance = 2e-5 * max(1.0, reference.abs().max().item())
-            close(mine, reference, f"{name} against reference{' (packed)' if packed else ''}", tolerance)
+            what = f"{name} against reference{' (packed)' if packed else ''}"
+            close(_real(output, batch), reference, what, tolerance)
 
 
 def fast_law(subject: Subject) -> None:
@@ -428,8 +420,7 @@ def fast_law(subject: Subject) -> None:
         except DataError:
             continue
         note = " (packed)" if packed else ""
-        real = slice(None) if expected.shape[:2] != batch.target.shape[:2] else batch.target_seg != 0
-        close(answers(quick, batch)[real], expected[real], f"fast output{note}")
+        close(_real(answers(quick, batch), batch), _real(expected, batch), f"fast output{note}")
         for model in (plain, quick):
             model.zero_grad()
             total, _, auxiliary, _ = model.loss(batch)
@@ -442,9 +433,8 @@ def fast_law(subject: Subject) -> None:
     if isinstance(plain, LanguageModel) and isinstance(quick, LanguageModel):
         batch = subject.collate(rows)
         for static in (False, True):
-            for step, (mine, its) in enumerate(
-                zip(*(_beam_steps(m, batch, static) for m in (plain, quick)), strict=True)
-            ):
+            decoded = [_beam_steps(model, batch, static) for model in (plain, quick)]
+            for step, (mine, its) in enumerate(zip(*decoded, strict=True)):
                 close(its, mine, f"fast decoding, step {step}{', static' if static else ''}")
     fast.remove(quick)
     if [type(module) for module in quick.modules()] != [type(module) for module in plain.modules()]:
@@ -526,24 +516,8 @@ class Law:
         return (self.hold.__doc__ or "").strip().partition("\n\n")[0]
 
 
-LAWS: dict[str, Law] = {
-    name: Law(name, hold)
-    for name, hold in {
-        "causality": causality,
-        "padding": padding,
-        "packing": packing,
-        "steps": steps,
-        "ragged": ragged,
-        "beams": beams,
-        "batch": batch_law,
-        "positions": positions,
-        "inspection": inspection,
-        "records": records,
-        "parameters": parameters,
-        "storage": storage,
-        "kernels": kernels_law,
-        "fast": fast_law,
-        "compile": compile_law,
-        "build": build_law,
-    }.items()
-}
+_LAWS = (
+    causality, padding, packing, steps, ragged, beams, batch_law, positions, inspection, records, parameters, storage,
+    kernels_law, fast_law, compile_law, build_law,
+)  # fmt: skip
+LAWS = {law.name: law for law in (Law(test.__name__.removesuffix("_law"), test) for test in _LAWS)}

@@ -48,10 +48,7 @@ def subject_of(spec: ModelSpec) -> Subject:
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts of `laws` on one model.
-
-    `bends` maps the name of each law that the model may break to the reason.
-    """
+    """Return the verdicts of `laws` on one model. `bends` maps each law that the model may break to the reason."""
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
@@ -70,10 +67,9 @@ def examine(
         except NotApplicable as reason:
             verdicts.append(Verdict(name, law, "not applicable", str(reason)))
         except LawBroken as broken:
-            if law in bends:
-                verdicts.append(Verdict(name, law, "bent", f"{bends[law]} ({broken})"))
-            else:
-                verdicts.append(Verdict(name, law, "broken", str(broken)))
+            bent = law in bends
+            detail = f"{bends[law]} ({broken})" if bent else str(broken)
+            verdicts.append(Verdict(name, law, "bent" if bent else "broken", detail))
         except Exception as error:  # any error in a user's part is a broken law
             verdicts.append(Verdict(name, law, "broken", f"{type(error).__name__}: {error}"))
         else:
@@ -84,30 +80,20 @@ def examine(
 def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None) -> Report:
     """Return a report on `part`: the verdicts of `laws` on tiny models that contain it.
 
-    `part` is a spec, or a spec class whose fields all have defaults. `bends` maps the name of each law that the part
-    may break to the reason.
+    `part` is a spec, or a spec class whose fields all have defaults. `bends` maps each law that the part may break to
+    the reason.
     """
-    part = _instance(part)
-    laws = tuple(laws)
-    verdicts: list[Verdict] = []
-    for name, model in around(part).items():
-        verdicts += examine(name, model, laws, bends)
+    part, laws = _instance(part), tuple(laws)
+    verdicts = [verdict for name, model in around(part).items() for verdict in examine(name, model, laws, bends)]
     if all(verdict.outcome == "refused" for verdict in verdicts):
         raise SpecError("", f"no model could be built around {type(part).__name__}: {verdicts[0].detail}")
-    if "positions" in laws:
-        verdicts += _alone(part, bends)
+    if "positions" in laws:  # also on models whose only source of positions is the part or one scheme
+        for (scheme, family), model in positioned(part).items():
+            verdict = examine(family, model, ["positions"], bends)[0]
+            if verdict.outcome == "refused":
+                verdict = replace(verdict, outcome="not applicable", detail=f"refused: {verdict.detail}")
+            verdicts.append(replace(verdict, law=f"positions ({scheme})"))
     return Report(type(part).__name__, tuple(verdicts))
-
-
-def _alone(part: Spec, bends: Mapping[str, str] | None) -> list[Verdict]:
-    """Return verdicts of the law `positions` on models whose only source of positions is `part` or one scheme."""
-    verdicts = []
-    for (scheme, family), model in positioned(part).items():
-        verdict = examine(family, model, ["positions"], bends)[0]
-        if verdict.outcome == "refused":
-            verdict = replace(verdict, outcome="not applicable", detail=f"refused: {verdict.detail}")
-        verdicts.append(replace(verdict, law=f"positions ({scheme})"))
-    return verdicts
 
 
 def _instance(part: Spec | type[Spec]) -> Spec:

@@ -190,13 +190,11 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
         return swap(model, Plain, lambda stack: replace(stack, attention_pattern=part))
     if isinstance(part, Additive):
         return swap(model, Tokens, lambda tokens: replace(tokens, position=part))
-    slots: tuple[type[Spec], ...] = (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init)
-    for slot in slots:
+    for slot in (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init):
         if isinstance(part, slot):
             return swap(model, slot, lambda _: part)
-    raise SpecError(
-        "", f"{type(part).__name__} fits no slot; derive it from one of the slots of regard.catalogue.SLOTS"
-    )
+    problem = f"{type(part).__name__} fits no slot"
+    raise SpecError("", f"{problem}; derive it from one of the slots of regard.catalogue.SLOTS")
 
 
 def _bare(model: ModelSpec) -> ModelSpec:
@@ -210,17 +208,15 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
     encoder, decoder = getattr(spec, "encoder", None), getattr(spec, "decoder", None)
-    input_ = getattr(spec, "input", None)
-    inputs = (input_,) if isinstance(input_, Spec) else ()
     if isinstance(encoder, Spec):
-        sides["source" if spec.reads_source else "target"] = (*inputs, encoder)
+        sides["source" if spec.reads_source else "target"] = (spec.input, encoder)
     if isinstance(decoder, Spec):
-        sides["target"] = (*inputs, decoder)
+        sides["target"] = (spec.input, decoder)
     return sides
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return the kind of a part through which order must matter, or None, and whether order may matter.
+    """Return the kind of a part that makes order matter, or None, and whether order may matter.
 
     With a causal mask, order always matters, so the kind is that of a part that reads positions. A branch that depends
     on order may or may not depend on positions, and an attention pattern may mask nothing in a short row.
@@ -228,7 +224,8 @@ def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
     inside = [inner for part in parts for inner in walk(part)]
     ordered = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]
     positions = [inner for inner in inside if isinstance(inner, Position | Additive)]
-    must = next((inner.kind for inner in (*positions, *(() if causal else ordered))), None)
+    declared = positions if causal else [*positions, *ordered]
+    must = next((inner.kind for inner in declared), None)
     return must, bool(ordered) or any(isinstance(inner, AttentionPattern) for inner in inside)
 
 
@@ -251,15 +248,13 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
     def draw(length: int, high: int) -> tuple[int, ...]:
         return tuple(torch.randint(3, high, (length,), generator=rng).tolist())
 
-    rows = []
+    rows, task = [], getattr(spec, "task", None)
+    classes = task.classes if isinstance(task, SentenceClassifier) else 2
     for i in range(count):
         length = 4 + (5 * i + seed) % 4
         labels = draw(length, VOCAB)
-        if isinstance(spec, EncoderOnly) and isinstance(spec.task, TokenClassifier):
-            labels = tuple(label % spec.task.classes for label in labels)
-        classes = (
-            spec.task.classes if isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier) else 2
-        )
+        if isinstance(task, TokenClassifier):
+            labels = tuple(label % task.classes for label in labels)
         weights = tuple(float(w) for w in torch.randint(0, 2, (length - 1,), generator=rng).tolist())
         rows.append(Example(draw(3 + (3 * i) % 4, VOCAB), draw(length, VOCAB), labels, (1.0, *weights), 2, i % classes))
     return rows
@@ -274,9 +269,7 @@ def collate(
     spec: ModelSpec, rows: Sequence[Example], *, packed: bool = False, extra: int = 0, device: str = "cpu"
 ) -> Batch:
     """Return a batch of examples with `extra` columns of padding, in one packed row if `packed` is True."""
-    masked = isinstance(spec, EncoderOnly) and isinstance(spec.task, MaskedLM)
-    by_row = isinstance(spec, EncoderOnly) and isinstance(spec.task, SentenceClassifier)
-    prefixed = prefixed_by(spec)
+    task = getattr(spec, "task", None)
 
     def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return ids, segments and positions."""
@@ -286,22 +279,20 @@ def collate(
 
     target, target_seg, target_pos = arrange([row.target for row in rows])
     source, source_seg, source_pos = arrange([row.source for row in rows])
-    if not spec.reads_source:
-        source = source_seg = source_pos = None
-    else:
-        source = _values(spec, "source", source)
+    reads = spec.reads_source
     prefix = arrange([[1] * row.prefix + [0] * (len(row.target) - row.prefix) for row in rows])[0]
     weights = arrange([[int(weight) for weight in row.weights] for row in rows])[0]
+    labels = arrange([row.labels for row in rows])[0]
     batch = Batch(
         _values(spec, "target", target),
-        torch.tensor([row.row_label for row in rows]) if by_row else arrange([row.labels for row in rows])[0],
+        torch.tensor([row.row_label for row in rows]) if isinstance(task, SentenceClassifier) else labels,
         target_seg,
-        source,
-        source_seg,
-        weights=weights.to(torch.get_default_dtype()) if masked else None,
+        _values(spec, "source", source) if reads else None,
+        source_seg if reads else None,
+        weights=weights.to(torch.get_default_dtype()) if isinstance(task, MaskedLM) else None,
         target_pos=target_pos,
-        source_pos=source_pos,
-        prefix=prefix.bool() if prefixed else None,
+        source_pos=source_pos if reads else None,
+        prefix=prefix.bool() if prefixed_by(spec) else None,
         packed=packed,
         segments=len(rows) if packed else 1,
         longest=max(max(len(row.target), len(row.source)) for row in rows) if packed else None,
@@ -311,6 +302,5 @@ def collate(
 
 def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
     """Return the model's input on this side: the ids, or a fixed vector for each id if it reads vectors."""
-    input_ = getattr(spec, "input", None)
-    channels = input_.of(side).vector_channels if isinstance(input_, InputSpec) else 0
+    channels = spec.input.of(side).vector_channels
     return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids

@@ -8,6 +8,7 @@ new entry in it.
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,28 +20,24 @@ from regard.nn.position.base import AtHeads
 from regard.nn.stacks.base import StackSpec
 from regard.presets import preset
 from regard.tree import diff, load, plain, walk
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
+from regard.variants.table import ROWS
 
 MODULES = (
     "activations", "attention", "convolutions", "depth", "experts", "family", "norms", "positions",
     "residuals", "sharing", "synthesizers", "transparent", "vocabulary", "weighted", "wiring", "without",
 )  # fmt: skip
-BASE = Variant(lambda m: m, "base", "the unchanged base", "Vaswani et al. 2017", Row(1, 223_043_328, 223_435_776))
-VARIANTS: dict[str, Variant] = {"vanilla": BASE}
+VARIANTS: dict[str, Variant] = {"vanilla": Variant(lambda m: m, "base", "the unchanged base", "Vaswani et al. 2017")}
 for module in MODULES:
     VARIANTS |= import_module(f"regard.variants.{module}").VARIANTS
-VARIANTS = dict(sorted(VARIANTS.items()))
-
+VARIANTS = {name: replace(entry, row=ROWS.get(name)) for name, entry in sorted(VARIANTS.items())}
 
 # Presets to suggest when a variant has no effect on the user's model.
 EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
 def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
-    """Return the variant called `name`.
-
-    A name of the form `module:function` is a user's own function from a model spec to a model spec.
-    """
+    """Return the variant `name`; `module:function` is a user's own function from a model spec to a model spec."""
     if ":" not in name:
         if name not in VARIANTS:
             raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
@@ -73,9 +70,8 @@ def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
     if name == "vanilla":
         return spec
     if entry.group != "own" and not any(isinstance(part, StackSpec) for part in walk(spec)):
-        raise SpecError(
-            "variants", f"{name!r} modifies stacks of blocks, but {type(spec).kind!r} has none; set its fields instead"
-        )
+        problem = f"{name!r} modifies stacks of blocks, but {type(spec).kind!r} has none"
+        raise SpecError("variants", f"{problem}; set its fields instead")
     changed = entry.edit(spec)
     if not diff(spec, changed):
         raise SpecError("variants", f"{name!r} changes nothing here{_suggestion(entry, spec)}")
@@ -95,33 +91,33 @@ def _suggestion(unused: Variant, spec: ModelSpec) -> str:
 
 
 def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `base` with several modifications, applied in order.
-
-    If two modifications cannot be combined, an error names both.
-    """
+    """Return `base` with several modifications, applied in order. The error about two of them names both."""
     spec = base
     before = {part.kind for part in walk(spec)}
     added: dict[str, set[str]] = {}
     for i, name in enumerate(names):
-        spec = _after(names[:i], name, spec, trust_code) if i else apply(name, spec, trust_code)
+        try:
+            spec = apply(name, spec, trust_code)
+        except SpecError as error:
+            if not i:
+                raise
+            reason, earlier = str(error).removeprefix("variants: "), " and ".join(map(repr, names[:i]))
+            raise SpecError("variants", f"{name!r} cannot be applied after {earlier}: {reason}") from None
         if i:
             try:
                 count(spec)
             except SpecError as error:
-                other = next(
-                    (other for other in names[:i] if not _builds((other, name), base, trust_code)), names[i - 1]
-                )
+                failing = (other for other in names[:i] if not _builds((other, name), base, trust_code))
+                other = next(failing, names[i - 1])
                 raise SpecError("variants", f"{other!r} and {name!r} cannot be combined: {error}") from None
-            undone = next((o for o in names[:i] if _unused(o, names[: i + 1], base, spec, trust_code)), None)
-            if undone is not None:
-                raise SpecError("variants", f"{name!r} undoes {undone!r}; choose one of the two")
+            for other in names[:i]:
+                if _unused(other, names[: i + 1], base, spec, trust_code):
+                    raise SpecError("variants", f"{name!r} undoes {other!r}; choose one of the two")
         kinds = {part.kind for part in walk(spec)}
         for other, new in added.items():
             if not new <= kinds:
-                gone = ", ".join(sorted(new - kinds))
-                raise SpecError(
-                    "variants", f"{name!r} removes a part that {other!r} added ({gone}); choose one of the two"
-                )
+                lost = f"a part that {other!r} added ({', '.join(sorted(new - kinds))})"
+                raise SpecError("variants", f"{name!r} removes {lost}; choose one of the two")
         added[name] = kinds - before - {AtHeads.kind}  # an AtHeads part follows the attention that it belongs to
         before = kinds
     return spec
@@ -149,22 +145,12 @@ def _builds(names: Sequence[str], spec: ModelSpec, trust_code: bool) -> bool:
     return True
 
 
-def _after(earlier: Sequence[str], name: str, spec: ModelSpec, trust_code: bool) -> ModelSpec:
-    try:
-        return apply(name, spec, trust_code)
-    except SpecError as error:
-        reason = str(error).removeprefix("variants: ")
-        raise SpecError(
-            "variants", f"{name!r} cannot be applied after {' and '.join(map(repr, earlier))}: {reason}"
-        ) from None
-
-
 def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
-    """Return the names of the selected variants.
+    """Return the names of the selected variants, or of those in `group` if it is given.
 
-    `names` may contain names of variants, names of groups, `all`, and `table` (the 52 rows of Narang et al. 2021). If
-    `group` is given, only the variants in this group are returned. The 52 rows come first, in the order of the table;
-    the other variants are sorted by name, and names of the form `module:function` come last.
+    `names` may contain names of variants, names of groups, `all`, and `table` (the 52 rows of Narang et al. 2021). The
+    52 rows come first, in the order of the table; the other variants are sorted by name, and names of the form
+    `module:function` come last.
     """
     groups = {variant.group for variant in VARIANTS.values()}
     if group is not None and group not in groups:
@@ -185,12 +171,7 @@ def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
     names = [
         name for name in dict.fromkeys(selected) if group in (None, "own" if ":" in name else VARIANTS[name].group)
     ]
-    return sorted(names, key=lambda name: (_number(name), name))
-
-
-def _number(name: str) -> int:
-    row = VARIANTS[name].row if name in VARIANTS else None
-    return 1000 + (":" in name) if row is None else row.number
+    return sorted(names, key=lambda name: (ROWS[name].number if name in ROWS else 1000 + (":" in name), name))
 
 
 def described(name: str, base: ModelSpec, trust_code: bool = False) -> dict[str, Any]:

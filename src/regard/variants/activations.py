@@ -6,10 +6,9 @@ from typing import Any
 from regard.nn.activation import Activation
 from regard.nn.branches.feedforward import FeedForward
 from regard.tree import swap
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
-PLAIN = (223_043_328, 223_435_776)
-GATED = (223_067_904, 223_460_352)
+SHAZEER = "Shazeer 2020"
 
 
 def activation(phi: Activation) -> Edit:
@@ -40,24 +39,16 @@ def gated(phi: Activation) -> Edit:
     return edit
 
 
-def _plain(number: int, phi: Activation, about: str, paper: str) -> Variant:
-    return Variant(activation(phi), "activation", about, paper, Row(number, *PLAIN))
-
-
-def _gated(number: int, phi: Activation, about: str, paper: str = "Shazeer 2020") -> Variant:
-    return Variant(gated(phi), "activation", about, paper, Row(number, *GATED))
-
-
 VARIANTS = {
-    "gelu": _plain(2, "gelu_tanh", "GELU, tanh form", "Hendrycks and Gimpel 2016"),
-    "swish": _plain(3, "swish", "x sigmoid(x)", "Ramachandran et al. 2017"),
-    "elu": _plain(4, "elu", "x, or e^x - 1 below 0", "Clevert et al. 2016"),
-    "glu": _gated(5, "sigmoid", "sigmoid gate", "Dauphin et al. 2017"),
-    "geglu": _gated(6, "gelu_tanh", "GELU gate"),
-    "reglu": _gated(7, "relu", "ReLU gate"),
-    "selu": _plain(8, "selu", "scaled ELU", "Klambauer et al. 2017"),
-    "swiglu": _gated(9, "swish", "Swish gate"),
-    "liglu": _gated(10, "linear", "bilinear: a gate without a non-linearity"),
-    "sigmoid": _plain(11, "sigmoid", "the logistic function", "Narang et al. 2021"),
-    "softplus": _plain(12, "softplus", "ln(1 + e^x)", "Dugas et al. 2001"),
+    "gelu": Variant(activation("gelu_tanh"), "activation", "GELU, tanh form", "Hendrycks and Gimpel 2016"),
+    "swish": Variant(activation("swish"), "activation", "x sigmoid(x)", "Ramachandran et al. 2017"),
+    "elu": Variant(activation("elu"), "activation", "x, or e^x - 1 below 0", "Clevert et al. 2016"),
+    "glu": Variant(gated("sigmoid"), "activation", "sigmoid gate", "Dauphin et al. 2017"),
+    "geglu": Variant(gated("gelu_tanh"), "activation", "GELU gate", SHAZEER),
+    "reglu": Variant(gated("relu"), "activation", "ReLU gate", SHAZEER),
+    "selu": Variant(activation("selu"), "activation", "scaled ELU", "Klambauer et al. 2017"),
+    "swiglu": Variant(gated("swish"), "activation", "Swish gate", SHAZEER),
+    "liglu": Variant(gated("linear"), "activation", "bilinear: a gate without a non-linearity", SHAZEER),
+    "sigmoid": Variant(activation("sigmoid"), "activation", "the logistic function", "Narang et al. 2021"),
+    "softplus": Variant(activation("softplus"), "activation", "ln(1 + e^x)", "Dugas et al. 2001"),
 }

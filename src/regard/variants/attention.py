@@ -1,22 +1,17 @@
-"""Attention variants that are not in the table of Narang et al. 2021.
-
-They are shared keys and values, windows, query-key norms and parallel branches.
-"""
+"""Shared keys and values, windows, query-key norms and parallel branches, which Narang et al. 2021 did not test."""
 
 from dataclasses import replace
 from typing import Any
 
 from regard.errors import SpecError
 from regard.nn.block import Block
-from regard.nn.branches.base import BranchSpec
-from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.pattern import Window
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.base import StackSpec
 from regard.tree import hints, swap, walk
-from regard.variants.base import Variant
+from regard.variants.base import Variant, check_attention, swap_attention
 
 
 def parallel(m: Any) -> Any:
@@ -25,12 +20,10 @@ def parallel(m: Any) -> Any:
     def side_by_side(block: Block) -> Block:
         if len(block.branches) == 1:
             return block
-        rules = block.rules()
-        if len(set(rules)) > 1:
-            raise SpecError(
-                "residual", "branches with different residual rules cannot run in parallel; use one rule for all"
-            )
-        return Block((Parallel(block.branches),), rules[0])
+        if len(set(block.rules())) > 1:
+            problem = "branches with different residual rules cannot run in parallel"
+            raise SpecError("residual", f"{problem}; use one rule for all")
+        return Block((Parallel(block.branches),), block.rules()[0])
 
     return swap(m, Block, side_by_side)
 
@@ -43,33 +36,20 @@ def grouped_query(m: Any) -> Any:
     """
     if getattr(m, "decoder", None) is None:
         return m
-    _check_attention(m.decoder)
+    check_attention(m.decoder, "queries and keys to change")
 
     def grouped(attention: Any) -> Any:
         heads = attention.heads or m.heads
-        divisors = [
-            groups for groups in range(heads, 0, -1) if heads % groups == 0
-        ]  # of two equally close divisors, the larger is chosen
+        divisors = [n for n in range(heads, 0, -1) if heads % n == 0]  # of two equally close ones, min takes the larger
         return _with_groups(attention, heads, min(divisors, key=lambda groups: abs(groups - heads / 4)))
 
-    return replace(m, decoder=swap(swap(m.decoder, SelfAttention, grouped), CrossAttention, grouped))
+    return replace(m, decoder=swap_attention(m.decoder, grouped))
 
 
 def multi_query(m: Any) -> Any:
     """Share one key and one value among all heads of every attention layer (Shazeer 2019)."""
-    _check_attention(m)
-
-    def single(attention: Any) -> Any:
-        return _with_groups(attention, attention.heads or m.heads, 1)
-
-    return swap(swap(m, SelfAttention, single), CrossAttention, single)
-
-
-def _check_attention(m: Any) -> None:
-    """Raise an error if a branch mixes tokens without queries and keys, because it would remain unchanged."""
-    for part in walk(m):
-        if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
-            raise SpecError("variants", f"{part.kind!r} has no queries and keys to change")
+    check_attention(m, "queries and keys to change")
+    return swap_attention(m, lambda attention: _with_groups(attention, attention.heads or m.heads, 1))
 
 
 def _with_groups(attention: Any, heads: int, groups: int) -> Any:
@@ -96,13 +76,13 @@ def query_key_norm(m: Any) -> Any:
     Scores of normalised vectors need the factor 1 / sqrt(d_head). T5 has this factor only in the initialisation of its
     query weights, so the scores are scaled here.
     """
-    _check_attention(m)
+    check_attention(m, "queries and keys to change")
 
     def normed(attention: Any) -> Any:
         scale = "sqrt" if attention.scale == "none" else attention.scale
         return replace(attention, query_key_norm=RMSNorm(), scale=scale)
 
-    return swap(swap(m, SelfAttention, normed), CrossAttention, normed)
+    return swap_attention(m, normed)
 
 
 VARIANTS = {

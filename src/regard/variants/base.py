@@ -4,40 +4,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from regard.errors import SpecError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.vocab.base import HeadSpec
-from regard.tree import swap
+from regard.tree import swap, walk
+from regard.variants.table import Row
 
 Edit = Callable[[Any], Any]
 Group = Literal[
-    "base",
-    "activation",
-    "norm",
-    "residual",
-    "position",
-    "depth",
-    "sharing",
-    "vocabulary",
-    "head",
-    "attention",
-    "convolution",
-    "wiring",
-    "experts",
-    "family",
-    "without",
-    "own",
-]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A table row in Narang et al. 2021: its number and the exact parameter counts of the published runs."""
-
-    number: int
-    parameters: int  # with the base narang_base
-    learned: int  # with learned positions instead of the bucketed bias
+    "base", "activation", "norm", "residual", "position", "depth", "sharing", "vocabulary", "head", "attention",
+    "convolution", "wiring", "experts", "family", "without", "own",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,8 +30,20 @@ class Variant:
     group: Group
     about: str
     paper: str = ""
-    row: Row | None = None
+    row: Row | None = None  # from `regard.variants.table`
     bends: Mapping[str, str] = field(default_factory=dict)  # law of `regard check` that does not hold -> reason
+
+
+def swap_attention(m: Any, to: Edit) -> Any:
+    """Return `m` with `to(branch)` in place of every self-attention and cross-attention branch."""
+    return swap(swap(m, SelfAttention, to), CrossAttention, to)
+
+
+def check_attention(m: Any, lacks: str) -> None:
+    """Refuse a model in which a branch other than self-attention mixes tokens, because it would not change."""
+    for part in walk(m):
+        if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
+            raise SpecError("variants", f"{part.kind!r} has no {lacks}")
 
 
 def own_softmax(m: Any) -> Any:

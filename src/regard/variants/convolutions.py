@@ -18,7 +18,7 @@ from regard.nn.position.base import AtHeads
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.tree import hints, swap, walk
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
 WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019: kernel sizes of the first four layers; all further layers use the last one
 
@@ -52,10 +52,7 @@ def _without_positions(stack: Any) -> Any:
 
 
 def widening(make: Callable[[int], BranchSpec]) -> Edit:
-    """Return an edit that replaces self-attention by convolutions with growing kernel sizes (Wu et al. 2019).
-
-    `make` returns the convolution for a kernel size.
-    """
+    """Return an edit that replaces self-attention by convolutions `make(size)` of growing size (Wu et al. 2019)."""
 
     def layer(block: Block, width: int) -> Block:
         return swap(block, SelfAttention, lambda _: make(width))
@@ -156,10 +153,7 @@ def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention |
 
 
 def _norm(block: Block) -> Norm:
-    """Return the norm of the block's residual branches, or LayerNorm if they have none.
-
-    Evolved convolutions always need a norm.
-    """
+    """Return the norm of the block's residual branches, or LayerNorm if they have none: convolutions need a norm."""
     norm = getattr(block.rules()[0], "norm", None)
     return norm if isinstance(norm, Norm) and not isinstance(norm, NoNorm) else LayerNorm(eps=1e-6)
 
@@ -187,14 +181,9 @@ VARIANTS = {
         "convolution",
         "dynamic convolution of width 9 instead of self-attention, per channel; 1/6 of the hidden width",
         WU,
-        Row(37, 256_269_312, 256_662_528),
     ),
     "light_conv": Variant(
-        light_conv,
-        "convolution",
-        "lightweight convolution of width 9 instead of self-attention, per channel",
-        WU,
-        Row(38, 223_300_608, 223_693_824),
+        light_conv, "convolution", "lightweight convolution of width 9 instead of self-attention, per channel", WU
     ),
     "dynamic_conv_wu": Variant(
         widening(SharedDynamicConv),
@@ -209,11 +198,7 @@ VARIANTS = {
         WU,
     ),
     "evolved": Variant(
-        evolved,
-        "convolution",
-        "evolved blocks of gates, convolutions and attention, one for every two layers",
-        SO,
-        Row(39, 216_344_064, 216_735_744),
+        evolved, "convolution", "evolved blocks of gates, convolutions and attention, one for every two layers", SO
     ),
     "evolved_so": Variant(
         evolved_so, "convolution", "evolved blocks, 3 and 4 for 6 layers; twice the heads of the same total width", SO

@@ -10,7 +10,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
 from regard.tree import swap, walk
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
 
 def deeper(factor: Fraction) -> Edit:
@@ -36,24 +36,23 @@ def deeper(factor: Fraction) -> Edit:
         if any(isinstance(part, BranchSpec) and getattr(part, "heads", None) is not None for part in walk(m)):
             raise SpecError("variants", "a layer has its own number of heads, which would not change; leave it out")
         d_head = m.d_head or m.d_model // m.heads
-        m = swap(
-            m,
-            FeedForward,
-            lambda f: replace(f, d_hidden=times(f.d_hidden or 4 * m.d_model, 1 / factor, "hidden units")),
-        )
+        hidden = 4 * m.d_model
+        m = swap(m, FeedForward, lambda f: replace(f, d_hidden=times(f.d_hidden or hidden, 1 / factor, "hidden units")))
         m = swap(m, Plain, lambda s: replace(s, depth=times(s.depth, factor, "layers")))
         return replace(m, heads=times(m.heads, 1 / factor, "heads"), d_head=d_head)
 
     return edit
 
 
-def _row(number: int, layers: int, about: str, parameters: int, learned: int) -> Variant:
-    return Variant(deeper(Fraction(layers, 12)), "depth", about, "Narang et al. 2021", Row(number, parameters, learned))
-
+NARANG = "Narang et al. 2021"
 
 VARIANTS = {
-    "layers_24": _row(18, 24, "twice the layers, half the heads and hidden width", 223_153_536, 223_546_368),
-    "layers_18": _row(19, 18, "3/2 of the layers, 2/3 of the heads and hidden width", 223_098_368, 223_491_072),
-    "layers_8": _row(20, 8, "2/3 of the layers, 3/2 of the heads and hidden width", 223_006_848, 223_398_912),
-    "layers_6": _row(21, 6, "half the layers, twice the heads and hidden width", 222_988_800, 223_380_480),
+    "layers_24": Variant(deeper(Fraction(2)), "depth", "twice the layers, half the heads and hidden width", NARANG),
+    "layers_18": Variant(
+        deeper(Fraction(3, 2)), "depth", "3/2 of the layers, 2/3 of the heads and hidden width", NARANG
+    ),
+    "layers_8": Variant(
+        deeper(Fraction(2, 3)), "depth", "2/3 of the layers, 3/2 of the heads and hidden width", NARANG
+    ),
+    "layers_6": Variant(deeper(Fraction(1, 2)), "depth", "half the layers, twice the heads and hidden width", NARANG),
 }

@@ -13,7 +13,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.stacks.plain import Plain
 from regard.tree import swap, walk
-from regard.variants.base import Row, Variant
+from regard.variants.base import Variant
 
 Make = Callable[[FeedForward], BranchSpec]
 EVERY = 4
@@ -81,10 +81,7 @@ def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any
 
 
 def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
-    """Return the stack with the feed-forward layers f of some layers replaced by `make(f)`.
-
-    The new stack's pattern has `length` blocks.
-    """
+    """Return the stack as a pattern of `length` blocks, with `make(f)` in place of the feed-forward f of `layers`."""
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]
@@ -113,24 +110,13 @@ def _has(block: Block, kind: type[BranchSpec]) -> bool:
 
 VARIANTS = {
     "mixture_of_experts": Variant(
-        mixture_of_experts,
-        "experts",
-        "two of 32 experts in every fourth feed-forward",
-        "Shazeer et al. 2017",
-        Row(48, 647_841_024, 648_233_472),
+        mixture_of_experts, "experts", "two of 32 experts in every fourth feed-forward", "Shazeer et al. 2017"
     ),
-    "switch": Variant(
-        switch,
-        "experts",
-        "one of 32 experts in every fourth feed-forward",
-        "Fedus et al. 2022",
-        Row(49, 1_100_825_856, 1_101_218_304),
-    ),
+    "switch": Variant(switch, "experts", "one of 32 experts in every fourth feed-forward", "Fedus et al. 2022"),
     "product_key_memory": Variant(
         product_key_memory,
         "experts",
         "a memory of 512 x 512 keys instead of one feed-forward of the decoder",
         "Lample et al. 2019",
-        Row(52, 420_303_488, 420_695_936),
     ),
 }

@@ -9,6 +9,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.bridge import Last
 from regard.nn.stacks.plain import Plain
+from regard.tree import hints
 from regard.variants.base import Edit, Variant
 
 
@@ -31,24 +32,9 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
                 "variants", "encoder and decoder must be equal except for cross-attention; make them equal first"
             )
         stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
-        return DecoderOnlyTranslator(
-            vocab=m.vocab,
-            d_model=m.d_model,
-            heads=m.heads,
-            d_head=m.d_head,
-            dropout=m.dropout,
-            attention_dropout=m.attention_dropout,
-            activation_dropout=m.activation_dropout,
-            visibility=visibility,
-            table=m.table,
-            output_table=m.output_table,
-            tied=m.sharing.input_output,
-            input=m.input,
-            decoder=stack,
-            head=m.head,
-            linear=m.linear,
-            init=m.init,
-        )
+        common = {name: getattr(m, name) for name in hints(DecoderOnlyTranslator) if hasattr(m, name)}
+        own = {"visibility": visibility, "tied": m.sharing.input_output, "decoder": stack}
+        return DecoderOnlyTranslator(**{**common, **own})
 
     return edit
 
@@ -62,14 +48,13 @@ def _blocks(stack: Plain) -> tuple[Any, ...]:
     return blocks, stack.unique, stack.position, stack.positions, stack.attention_pattern, stack.strict
 
 
+RAFFEL = "Raffel et al. 2020"
+
 VARIANTS = {
     "decoder_only": Variant(
         joined("causal"), "family", "no encoder: source and target in one causal stack", "Brown et al. 2020"
     ),
     "prefix_lm": Variant(
-        joined("prefix"),
-        "family",
-        "no encoder: one stack with bidirectional attention over the source",
-        "Raffel et al. 2020",
+        joined("prefix"), "family", "no encoder: one stack with bidirectional attention over the source", RAFFEL
     ),
 }

@@ -5,7 +5,7 @@ from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
 from regard.nn.sandwich import Sandwich
 from regard.tree import swap
-from regard.variants.base import Row, Variant
+from regard.variants.base import Variant
 
 VARIANTS = {
     "rms_norm": Variant(
@@ -13,7 +13,6 @@ VARIANTS = {
         "norm",
         "partial RMS norm as in Narang et al.: the mean square of the first 6.75 % of the channels",
         "Zhang and Sennrich 2019",
-        Row(13, 222_995_712, 223_388_160),
     ),
     "rms_norm_full": Variant(
         lambda m: swap(m, LayerNorm, lambda norm: RMSNorm(norm.eps)),

@@ -16,7 +16,7 @@ from regard.nn.residual import Residual
 from regard.nn.rezero import ReZero
 from regard.nn.rms_norm import RMSNorm
 from regard.tree import swap
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
 
 def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
@@ -80,27 +80,14 @@ VARIANTS = {
         "residual",
         "x + alpha f(x), alpha = 0 at the start; no norm around branches",
         REZERO,
-        Row(14, 222_948_156, 223_340_604),
     ),
     "rezero_layer_norm": Variant(
-        rezero(_layer_norm),
-        "residual",
-        "x + alpha f(norm(x)), alpha = 0 at the start; layer norm",
-        REZERO,
-        Row(15, 223_043_388, 223_435_836),
+        rezero(_layer_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; layer norm", REZERO
     ),
     "rezero_rms_norm": Variant(
-        rezero(_rms_norm),
-        "residual",
-        "x + alpha f(norm(x)), alpha = 0 at the start; RMS norm",
-        REZERO,
-        Row(16, 222_995_772, 223_388_220),
+        rezero(_rms_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; RMS norm", REZERO
     ),
     "fixup": Variant(
-        fixup,
-        "residual",
-        "x + s f(x + t): scalars and zeros at the start instead of norms",
-        "Zhang et al. 2019",
-        Row(17, 222_856_083, 223_248_531),
+        fixup, "residual", "x + s f(x + t): scalars and zeros at the start instead of norms", "Zhang et al. 2019"
     ),
 }

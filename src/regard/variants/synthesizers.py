@@ -21,7 +21,7 @@ from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.tree import swap, walk
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
 Mix = Literal["alone", "plus", "alpha"]
 TAY = "Tay et al. 2021"
@@ -85,46 +85,31 @@ def _synthesizer(attention: SelfAttention, scores: Scores, mix: Mix) -> Synthesi
     )
 
 
-def _row(number: int, scores: Scores, mix: Mix, about: str, parameters: int, learned: int) -> Variant:
-    return Variant(as_run(scores, mix), "attention", about, TAY, Row(number, parameters, learned))
-
-
 VARIANTS = {
-    "synth_dense": _row(
-        40, DenseScores(), "alone", "scores from a linear map of the query to positions", 224_615_936, 225_009_152
+    "synth_dense": Variant(
+        as_run(DenseScores(), "alone"), "attention", "scores from a linear map of the query to positions", TAY
     ),
-    "synth_dense_plus": _row(
-        41, DenseScores(), "plus", "scores from a linear map of the query, added to q.k", 243_490_304, 243_883_520
+    "synth_dense_plus": Variant(
+        as_run(DenseScores(), "plus"), "attention", "scores from a linear map of the query, added to q.k", TAY
     ),
-    "synth_dense_plus_alpha": _row(
-        42,
-        DenseScores(),
-        "alpha",
+    "synth_dense_plus_alpha": Variant(
+        as_run(DenseScores(), "alpha"),
+        "attention",
         "learned mixture of q.k and scores from a linear map of the query",
-        243_490_328,
-        243_883_544,
+        TAY,
     ),
-    "synth_factorised": _row(
-        43,
-        FactorisedScores(),
-        "alone",
-        "learned scores of rank 16, independent of the tokens",
-        207_314_432,
-        207_707_648,
+    "synth_factorised": Variant(
+        as_run(FactorisedScores(), "alone"), "attention", "learned scores of rank 16, independent of the tokens", TAY
     ),
-    "synth_random": _row(
-        44, RandomScores(), "alone", "a learned score per pair of positions", 254_500_352, 254_893_568
+    "synth_random": Variant(as_run(RandomScores(), "alone"), "attention", "a learned score per pair of positions", TAY),
+    "synth_random_plus": Variant(
+        as_run(RandomScores(), "plus"), "attention", "a learned score per pair of positions, added to q.k", TAY
     ),
-    "synth_random_plus": _row(
-        45, RandomScores(), "plus", "a learned score per pair of positions, added to q.k", 292_249_088, 292_642_304
-    ),
-    "synth_random_plus_alpha": _row(
-        46,
-        RandomScores(),
-        "alpha",
+    "synth_random_plus_alpha": Variant(
+        as_run(RandomScores(), "alpha"),
+        "attention",
         "learned mixture of q.k and a learned score per pair of positions",
-        292_249_112,
-        292_642_328,
+        TAY,
     ),
     "synth_dense_tay": Variant(
         of_paper(TwoLayerScores()), "attention", "scores from two layers per head, as in the paper", TAY

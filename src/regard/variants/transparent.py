@@ -9,7 +9,7 @@ from regard.nn.bridge import Bridge, Transparent, TransparentNormed
 from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.residual import Residual
 from regard.tree import walk
-from regard.variants.base import Row, Variant
+from regard.variants.base import Variant
 
 
 def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
@@ -34,7 +34,6 @@ VARIANTS = {
         "wiring",
         "each decoder block attends to its own mixture of the encoder's layers",
         BAPNA,
-        Row(36, 223_043_484, 223_435_932),
     ),
     "transparent_normed": Variant(
         lambda m: bridged(m, TransparentNormed(_norm(m))),

@@ -14,7 +14,7 @@ from regard.nn.vocab.mixture import MixtureOfSoftmaxes
 from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised, TableSpec
 from regard.tree import swap, walk
-from regard.variants.base import Edit, Row, Variant, own_softmax
+from regard.variants.base import Edit, Variant, own_softmax
 from regard.variants.sharing import shared
 
 
@@ -103,59 +103,36 @@ GRAVE = "Grave et al. 2017"
 
 VARIANTS = {
     "block_sharing_factorised": Variant(
-        with_shared_blocks(factorised),
-        "sharing",
-        "one block for all layers of a stack; factorised inputs",
-        LAN,
-        Row(23, 45_419_264, 45_811_712),
+        with_shared_blocks(factorised), "sharing", "one block for all layers of a stack; factorised inputs", LAN
     ),
     "block_sharing_factorised_shared": Variant(
         with_shared_blocks(factorised_shared),
         "sharing",
         "one block for all layers of a stack; one factorised table for inputs and softmax",
         LAN,
-        Row(24, 20_744_960, 21_137_408),
     ),
     "factorised": Variant(
-        factorised,
-        "vocabulary",
-        "projected embeddings of 1/6 of the model's width; a full softmax matrix",
-        LAN,
-        Row(27, 227_254_016, 227_646_464),
+        factorised, "vocabulary", "projected embeddings of 1/6 of the model's width; a full softmax matrix", LAN
     ),
     "factorised_shared": Variant(
-        factorised_shared,
-        "vocabulary",
-        "one projected table of 1/6 of the model's width for inputs and softmax",
-        LAN,
-        Row(28, 202_579_712, 202_972_160),
+        factorised_shared, "vocabulary", "one projected table of 1/6 of the model's width for inputs and softmax", LAN
     ),
     "adaptive_input": Variant(
         in_clusters(AdaptiveTable()),
         "vocabulary",
         "narrow vectors for rare ids, tied to a full softmax",
         "Baevski and Auli 2019",
-        Row(32, 203_582_976, 203_975_424),
     ),
     "adaptive_softmax": Variant(
         adaptive_softmax((1, 3, 12, 1)),
         "head",
         "softmax in two steps, cluster and id; narrow vectors for rare ids",
         GRAVE,
-        Row(33, 203_675_392, 204_067_840),
     ),
     "adaptive_softmax_no_projection": Variant(
-        adaptive_softmax((1, 1, 1, 1)),
-        "head",
-        "softmax in two steps, cluster and id; vectors of one width",
-        GRAVE,
-        Row(34, 223_045_632, 223_438_080),
+        adaptive_softmax((1, 1, 1, 1)), "head", "softmax in two steps, cluster and id; vectors of one width", GRAVE
     ),
     "mixture_of_softmaxes": Variant(
-        mixture_of_softmaxes(15),
-        "head",
-        "a weighted sum of 15 softmaxes",
-        "Yang et al. 2018",
-        Row(35, 231_902_208, 232_294_656),
+        mixture_of_softmaxes(15), "head", "a weighted sum of 15 softmaxes", "Yang et al. 2018"
     ),
 }

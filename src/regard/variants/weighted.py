@@ -12,7 +12,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.weighted import Weighted, WeightedSimplex
 from regard.tree import swap
-from regard.variants.base import Edit, Row, Variant
+from regard.variants.base import Edit, Variant
 
 Attention = SelfAttention | CrossAttention
 Make = Callable[[Any, Attention, FeedForward], BranchSpec]
@@ -62,7 +62,6 @@ VARIANTS = {
         "attention",
         "a weighted sum of heads, each through the feed-forward layer; unconstrained weights",
         AHMED,
-        Row(51, 279_676_512, 280_068_960),
     ),
     "weighted_ahmed": Variant(
         branched(_of_paper),

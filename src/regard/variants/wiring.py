@@ -11,7 +11,7 @@ from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 from regard.tree import swap
-from regard.variants.base import Edit, Row, Variant, own_softmax
+from regard.variants.base import Edit, Variant, own_softmax
 from regard.variants.residuals import rejoined
 
 
@@ -63,11 +63,7 @@ DEHGHANI = "Dehghani et al. 2019"
 
 VARIANTS = {
     "universal": Variant(
-        universal(Universal),
-        "wiring",
-        "one gated block shared by more than twice the layers; untied softmax",
-        DEHGHANI,
-        Row(47, 83_633_664, 84_026_112),
+        universal(Universal), "wiring", "one gated block shared by more than twice the layers; untied softmax", DEHGHANI
     ),
     "universal_act": Variant(
         universal(UniversalACT),
@@ -75,11 +71,5 @@ VARIANTS = {
         "the same with adaptive computation time: a number of layers for every token",
         DEHGHANI,
     ),
-    "funnel": Variant(
-        funnel,
-        "wiring",
-        "an encoder that halves the length of its sequence twice",
-        "Dai et al. 2020",
-        Row(50, 223_024_128, 223_416_576),
-    ),
+    "funnel": Variant(funnel, "wiring", "an encoder that halves the length of its sequence twice", "Dai et al. 2020"),
 }

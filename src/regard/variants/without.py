@@ -6,14 +6,12 @@ from typing import Any
 from regard.errors import SpecError
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
-from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
-from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.no_residual import NoResidual
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.residual import Residual
 from regard.tree import swap, walk
-from regard.variants.base import Variant
+from regard.variants.base import Variant, check_attention, swap_attention
 
 
 def no_scaling(m: Any) -> Any:
@@ -36,16 +34,13 @@ def one_head(m: Any) -> Any:
         if heads == 1:
             return attention
         if (attention.kv_heads or heads) != heads:
-            raise SpecError(
-                "kv_heads", "cannot be combined with one head, which would have more parameters; leave it out"
-            )
+            problem = "cannot be combined with one head, which would have more parameters"
+            raise SpecError("kv_heads", f"{problem}; leave it out")
         own = {name: heads * size for name in ("d_head", "d_value") if (size := getattr(attention, name)) is not None}
         return replace(attention, heads=None if attention.heads is None else 1, kv_heads=None, **own)
 
-    for part in walk(m):
-        if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
-            raise SpecError("variants", f"{part.kind!r} has no heads to merge")
-    merged = swap(swap(m, SelfAttention, single), CrossAttention, single)
+    check_attention(m, "heads to merge")
+    merged = swap_attention(m, single)
     if m.heads == 1:
         return merged
     return replace(merged, heads=1, d_head=None if m.d_head is None else m.heads * m.d_head)
@@ -73,9 +68,8 @@ def no_feed_forward(m: Any) -> Any:
         if len(kept) == len(block.branches):
             return block
         if not kept:
-            raise SpecError(
-                "branches", "a block has only a feed-forward layer; choose a base with attention in every block"
-            )
+            problem = "a block has only a feed-forward layer"
+            raise SpecError("branches", f"{problem}; choose a base with attention in every block")
         rules = block.residual
         if isinstance(rules, tuple):
             rules = tuple(rules[i] for i in kept)
@@ -87,11 +81,11 @@ def no_feed_forward(m: Any) -> Any:
     return result
 
 
+VASWANI = "Vaswani et al. 2017"
+
 VARIANTS = {
-    "no_scaling": Variant(
-        no_scaling, "without", "attention scores without the factor 1 / sqrt(d_head)", "Vaswani et al. 2017"
-    ),
-    "one_head": Variant(one_head, "without", "one head, as wide as all heads together", "Vaswani et al. 2017"),
+    "no_scaling": Variant(no_scaling, "without", "attention scores without the factor 1 / sqrt(d_head)", VASWANI),
+    "one_head": Variant(one_head, "without", "one head, as wide as all heads together", VASWANI),
     "no_residual": Variant(no_residual, "without", "f(norm(x)) without residual connections", "He et al. 2016"),
     "no_norm": Variant(no_norm, "without", "x + f(x) without any norm", "Xiong et al. 2020"),
     "no_feed_forward": Variant(no_feed_forward, "without", "blocks of attention alone", "Dong et al. 2021"),

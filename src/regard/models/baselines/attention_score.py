@@ -33,11 +33,8 @@ class DotScore(AttentionScore):
     scale: Scale = "none"
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        site.require(
-            d_query == d_memory,
-            "kind",
-            f"a state of width {d_query} has no dot product with a memory of {d_memory}; use bilinear",
-        )
+        unequal = f"a state of width {d_query} has no dot product with a memory of {d_memory}; use bilinear"
+        site.require(d_query == d_memory, "kind", unequal)
         return ProductScoreModule(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
 
 
@@ -119,10 +116,9 @@ class AttentionScoreModule(nn.Module):
 
 
 def check_heads(width: int, heads: int, what: str, site: Site) -> None:
-    """Check that `width` is divisible by the number of heads."""
-    site.require(
-        width % heads == 0, "kind", f"{heads} heads cannot share the {width} channels of {what}; choose a divisor"
-    )
+    """Refuse a `width` that the number of heads does not divide."""
+    problem = f"{heads} heads cannot share the {width} channels of {what}"
+    site.require(width % heads == 0, "kind", f"{problem}; choose a divisor")
 
 
 class ProductScoreModule(AttentionScoreModule):

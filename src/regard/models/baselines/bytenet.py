@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from regard.batch import Batch
 from regard.errors import DataError
-from regard.models.base import ModelSpec, refuse
-from regard.models.build import check_vocab
+from regard.models.base import refuse
 from regard.models.decoding import Decoding
-from regard.models.embedding import check_input
-from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.models.sequence_to_sequence import TwoSided, TwoSidedSpec, check_sides, sides
 from regard.nn.block import state_at
 from regard.nn.cache import ConvolutionCache, Rows
 from regard.nn.causal_convolution import kernel_extent, receptive_field, unfold
@@ -37,7 +35,7 @@ ROUNDING = 1e-6  # subtracted before rounding up, because 1.2 * 35 exceeds 42 in
 
 
 @dataclass(frozen=True, slots=True)
-class ByteNet(ModelSpec):
+class ByteNet(TwoSidedSpec):
     """Residual blocks of dilated convolutions; the decoder's input at t contains column t of the encoder's output.
 
         block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
@@ -52,7 +50,6 @@ class ByteNet(ModelSpec):
     """
 
     kind = "bytenet"
-    reads_source = True
     packs = False
     ordered = True
     vocab: int = 300
@@ -75,34 +72,20 @@ class ByteNet(ModelSpec):
     init: Init = Xavier()
 
     def check(self) -> None:
-        require(
-            self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20,
-            "d_model",
-            f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}",
-        )
+        halved = f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
+        require(self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20, "d_model", halved)
         check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
             check_count(name, getattr(self, name), MOST_BLOCKS)
-        require(
-            self.kernel > 0 and self.kernel % 2 == 1,
-            "kernel",
-            f"must be odd, so that the filter is symmetric, not {self.kernel}",
-        )
+        odd = self.kernel > 0 and self.kernel % 2 == 1
+        require(odd, "kernel", f"must be odd, so that the filter is symmetric, not {self.kernel}")
         check_count("kernel", self.kernel, MOST_TAPS)
-        require(
-            min(self.dilations, default=0) >= 1,
-            "dilations",
-            f"needs at least one, each at least 1, not {list(self.dilations)}",
-        )
-        require(
-            1.0 <= self.stretch <= 100.0,
-            "stretch",
-            f"must lie between 1, or sources would be cut, and 100, not {self.stretch}",
-        )
+        positive = min(self.dilations, default=0) >= 1
+        require(positive, "dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
+        bounds = f"must lie between 1, or sources would be cut, and 100, not {self.stretch}"
+        require(1.0 <= self.stretch <= 100.0, "stretch", bounds)
         check_not_negative("extra", self.extra)
-        check_vocab("vocab", self.vocab)
-        check_vocab("target_vocab", self.target_vocab)
-        check_input(self.input)
+        check_sides(self)
 
     def dilation(self, block: int) -> int:
         """Return the dilation of the block with index `block`."""
@@ -118,19 +101,15 @@ class ByteNet(ModelSpec):
 
     def receptive_fields(self) -> tuple[int, int]:
         """Return the receptive fields of the encoder and of the decoder, in tokens."""
-        encoder, decoder = (
-            [(self.kernel, self.dilation(i)) for i in range(blocks)]
-            for blocks in (self.encoder_blocks, self.decoder_blocks)
-        )
-        return receptive_field(encoder), receptive_field(decoder)
+        depth = max(self.encoder_blocks, self.decoder_blocks)
+        blocks = [(self.kernel, self.dilation(i)) for i in range(depth)]
+        return receptive_field(blocks[: self.encoder_blocks]), receptive_field(blocks[: self.decoder_blocks])
 
     def build(self, init: Init) -> "ByteNetModel":
         return ByteNetModel(self, init)
 
 
 class ByteNetModel(TwoSided):
-    """The module that a `ByteNet` builds."""
-
     def __init__(self, spec: ByteNet, init: Init) -> None:
         super().__init__()
         self.spec, self.estimate, self.estimates = spec, spec.estimate, spec.estimates
@@ -154,13 +133,12 @@ class ByteNetModel(TwoSided):
         ids, seg, S = batch.source, batch.source_seg, batch.source.shape[1]
         wide = self.estimate(S)
         x = self.embed("source", ids, Mask(), S)
-        filler = self.filler.to(x.dtype)
+        filler, filled = self.filler.to(x.dtype), None
         if seg is not None:
-            x = torch.where((seg != 0)[:, :, None], x, filler)
+            real = seg != 0
+            x = torch.where(real[:, :, None], x, filler)
+            filled = (torch.arange(wide, device=ids.device) < self.estimates(real.sum(1, keepdim=True))).long()
         x = torch.cat((x, filler.expand(x.shape[0], wide - S, -1)), 1)
-        filled = None
-        if seg is not None:
-            filled = (torch.arange(wide, device=ids.device) < self.estimates((seg != 0).sum(1, keepdim=True))).long()
         x = self.encoder(x, View(Mask(q_seg=filled, k_seg=filled), wide, wide, ids.device))
         return Memory((x if filled is None else x.masked_fill((filled == 0)[:, :, None], 0.0),))
 
@@ -174,19 +152,8 @@ class ByteNetModel(TwoSided):
         mask = Mask(causal=True, q_seg=batch.target_seg, k_seg=batch.target_seg)
         e = self.embed("target", batch.target, mask, T)
         columns = F.pad(columns[:, :T], (0, 0, 0, max(0, T - columns.shape[1])))
-        return self.decode(e, columns, View(mask, T, T, e.device))
-
-    def decode(
-        self,
-        e: Float[Tensor, "B T D"],
-        columns: Float[Tensor, "B T D"],
-        view: View,
-        states: list[Any] | None = None,
-        counts: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the decoder's output for the target embeddings `e` and the encoder's columns at the same positions."""
         x = self.join(torch.cat((columns.to(e.dtype), e), -1))
-        return self.norm(self.decoder(x, view, states, counts))
+        return self.norm(self.decoder(x, View(mask, T, T, e.device)))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         memory = self.encode(batch)
@@ -198,13 +165,13 @@ class ByteNetModel(TwoSided):
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
         assert decoding.memory is not None
-        own, columns = decoding.own_view(ids.shape[1]), decoding.memory.x[0]
-        e = self.embed("target", ids, own.mask, own.S)
+        (e, ctx), columns = self.read_next(ids, decoding), decoding.memory.x[0]
         positions = decoding.rows.positions(ids.shape[1])
         source = torch.arange(ids.shape[0], device=ids.device)[:, None] // decoding.beams
         here = columns[source, positions.clamp(max=columns.shape[1] - 1)]
         here = here.masked_fill((positions >= columns.shape[1])[:, :, None], 0.0)
-        return self.decode(e, here, own, decoding.states, counts)
+        x = self.join(torch.cat((here.to(e.dtype), e), -1))
+        return self.norm(self.decoder(x, ctx.own, decoding.states, counts))
 
 
 class ByteNetStack(nn.Module):

@@ -10,12 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.models.base import ModelSpec, check_unpacked, own_mask, source_of
+from regard.models.base import check_unpacked
 from regard.models.baselines.weight_norm import NormedEmbeddings, WeightNorm
-from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_input
-from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.models.sequence_to_sequence import TwoSided, TwoSidedSpec, check_sides, sides
 from regard.nn.attention import attend
 from regard.nn.attention_heads import attention_weights
 from regard.nn.block import state_at
@@ -41,7 +39,7 @@ Layers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ConvS2S(ModelSpec):
+class ConvS2S(TwoSidedSpec):
     """Gated convolutions in encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
     The embeddings e are token embeddings plus learned position embeddings. Each layer in `encoder` and `decoder` is a
@@ -55,7 +53,6 @@ class ConvS2S(ModelSpec):
     """
 
     kind = "convs2s"
-    reads_source = True
     ordered = True
     vocab: int = 10000
     target_vocab: int | None = None  # None: as `vocab`
@@ -82,9 +79,7 @@ class ConvS2S(ModelSpec):
             for i, (width, kernel) in enumerate(layers):
                 check_count(f"{name}[{i}]", width, MOST_CHANNELS)
                 check_count(f"{name}[{i}]", kernel, MOST_TAPS)
-        check_vocab("vocab", self.vocab)
-        check_vocab("target_vocab", self.target_vocab)
-        check_input(self.input)
+        check_sides(self)
 
     def receptive_fields(self) -> tuple[int, int]:
         """Return the receptive fields of the encoder and of the decoder, in tokens."""
@@ -96,8 +91,6 @@ class ConvS2S(ModelSpec):
 
 
 class ConvS2SModel(TwoSided):
-    """The module that a `ConvS2S` builds."""
-
     def __init__(self, spec: ConvS2S, init: Init) -> None:
         super().__init__()
         self.spec = spec
@@ -111,26 +104,16 @@ class ConvS2SModel(TwoSided):
 
     def encode(self, batch: Batch) -> Memory:
         """Return the keys z and the values (z + e) sqrt(1/2) for the source."""
-        ids = source_of(batch)
-        S = ids.shape[1]
-        mask = own_mask(batch, batch.source_pos, batch.source_seg)
-        e = self.embed("source", ids, mask, S)
-        z = self.encoder(e, View(mask, S, S, ids.device))
+        e, view = self.read_source(batch)
+        z = self.encoder(e, view)
         return Memory((z, ((z + e) * HALF).to(z.dtype)), batch.source_seg)
 
     def hidden(
-        self,
-        batch: Batch,
-        losses: list[Tensor] | None = None,
-        trace: Trace | None = None,
+        self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
         memory = self.encode(batch)
-        ids, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
-        own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
-        cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
-        e = self.embed("target", ids, own, T)
-        ctx = Context(View(own, T, T, ids.device), View(cross, T, S, ids.device), memory, losses, trace)
-        return self.decoder(e, ctx, source_lengths(memory, own))
+        e, ctx = self.read_target(batch, memory, losses, trace)
+        return self.decoder(e, ctx, source_lengths(memory, ctx.own.mask))
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         check_unpacked(batch)
@@ -143,11 +126,9 @@ class ConvS2SModel(TwoSided):
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        own, memory = decoding.own_view(ids.shape[1]), decoding.memory
-        assert memory is not None
-        e = self.embed("target", ids, own.mask, own.S)
-        ctx = Context(own, decoding.cross_view(own.T), memory, trace=decoding.trace)
-        lengths = source_lengths(memory, Mask()).repeat_interleave(decoding.beams, 0)
+        assert decoding.memory is not None
+        e, ctx = self.read_next(ids, decoding)
+        lengths = source_lengths(decoding.memory, Mask()).repeat_interleave(decoding.beams, 0)
         return self.decoder(e, ctx, lengths, decoding.states, counts)
 
 
@@ -167,17 +148,20 @@ def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
     return lengths.gather(1, own.q_seg.long())
 
 
+def _layers(
+    block: type["ConvS2SBlock"], layers: Layers, d_out: int, site: Site
+) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
+    """Return the projection before the layers, the layers, and the projection after them."""
+    widths = [layers[0][0], *(width for width, _ in layers)]
+    enter = site.linear(site.d_model, {"other": widths[0]})
+    blocks = nn.ModuleList(block(widths[i], width, kernel, site) for i, (width, kernel) in enumerate(layers))
+    return enter, blocks, replace(site, dropout=0.0).linear(widths[-1], {"other": d_out})  # its input has no dropout
+
+
 class ConvS2SEncoder(nn.Module):
     def __init__(self, spec: ConvS2S, site: Site) -> None:
         super().__init__()
-        bare = replace(site, dropout=0.0)  # for weights whose input has no dropout
-        first, last = spec.encoder[0][0], spec.encoder[-1][0]
-        before = (first, *(width for width, _ in spec.encoder))
-        self.enter = site.linear(site.d_model, {"other": first})
-        self.blocks = nn.ModuleList(
-            ConvS2SEncoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(spec.encoder)
-        )
-        self.leave = bare.linear(last, {"other": site.d_model})
+        self.enter, self.blocks, self.leave = _layers(ConvS2SEncoderBlock, spec.encoder, site.d_model, site)
         self.factor = 1.0 / (2 * len(spec.decoder))
 
     def forward(self, e: Float[Tensor, "B S D"], view: View) -> Float[Tensor, "B S D"]:
@@ -192,14 +176,7 @@ class ConvS2SEncoder(nn.Module):
 class ConvS2SDecoder(nn.Module):
     def __init__(self, layers: Layers, d_out: int, site: Site) -> None:
         super().__init__()
-        bare = replace(site, dropout=0.0)
-        first, last = layers[0][0], layers[-1][0]
-        before = (first, *(width for width, _ in layers))
-        self.enter = site.linear(site.d_model, {"other": first})
-        self.blocks = nn.ModuleList(
-            ConvS2SDecoderBlock(before[i], width, kernel, site) for i, (width, kernel) in enumerate(layers)
-        )
-        self.leave = bare.linear(last, {"other": d_out})
+        self.enter, self.blocks, self.leave = _layers(ConvS2SDecoderBlock, layers, d_out, site)
         self.dropout = nn.Dropout(site.dropout)
 
     def start(self, rows: Rows) -> list[Any]:
@@ -227,7 +204,7 @@ class ConvS2SBlock(nn.Module):
         super().__init__()
         self.extent = kernel_extent(kernel, site)
         self.convolution = site.linear(kernel * d_in, {"up": width, "gate": width})
-        bare = replace(site, dropout=0.0)
+        bare = replace(site, dropout=0.0)  # for weights whose input has no dropout
         self.match = None if d_in == width else bare.linear(d_in, {"other": width})
         self.dropout = nn.Dropout(site.dropout)
 

@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders, with or without attention."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,12 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.batch import Batch
-from regard.models.base import ModelSpec, own_mask, source_of
+from regard.models.base import own_mask
 from regard.models.baselines.attention_score import AttentionScore, AttentionScoreModule, attend_to
-from regard.models.build import check_vocab
 from regard.models.decoding import Decoding, padding_mask
-from regard.models.embedding import check_input
-from regard.models.sequence_to_sequence import TwoSided, sides
+from regard.models.sequence_to_sequence import TwoSided, TwoSidedSpec, check_sides, sides
 from regard.nn.cache import KVCache, RecurrentState, StaticKV
 from regard.nn.checks import MOST_BLOCKS, MOST_CHANNELS, MOST_HEADS, check_count, check_rate, require
 from regard.nn.core import Site
@@ -172,45 +170,30 @@ class RecurrentDecoder(Spec):
 
     def check(self) -> None:
         check_depth(self.depth, self.residual_from)
-        attends = self.attention is not None or self.self_attention is not None
-        require(
-            self.attention is not None or self.initial_state.reads_source,
-            "initial_state",
-            f"{self.initial_state.kind!r} does not read the source, which needs an attention then; add one",
-        )
-        require(attends or self.query == "top", "query", "needs an attention; add one or leave it at 'top'")
-        require(
-            attends or self.input_feeding == "none",
-            "input_feeding",
-            "needs an attention; add one or set it to 'none'",
-        )
-        require(
-            self.query == "top" or self.depth >= 2,
-            "depth",
-            "with query 'bottom' a layer above it must read the context vector; add one",
-        )
-        require(
-            self.query == "top" or self.input_feeding != "output",
-            "input_feeding",
-            "with query 'bottom' there is no output to feed; set it to 'found' or 'none'",
-        )
+        unread = f"{self.initial_state.kind!r} does not read the source, which needs an attention then; add one"
+        require(self.attention is not None or self.initial_state.reads_source, "initial_state", unread)
+        attends, fed, top = self.attention or self.self_attention, self.input_feeding, self.query == "top"
+        require(attends is not None or top, "query", "needs an attention; add one or leave it at 'top'")
+        needed = "needs an attention; add one or set it to 'none'"
+        require(attends is not None or fed == "none", "input_feeding", needed)
+        above = "with query 'bottom' a layer above it must read the context vector; add one"
+        require(top or self.depth >= 2, "depth", above)
+        no_output = "with query 'bottom' there is no output to feed; set it to 'found' or 'none'"
+        require(top or fed != "output", "input_feeding", no_output)
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
         return RecurrentDecoderModule(self, memory, encoder, site)
 
 
 def check_depth(depth: int, residual_from: int | None) -> None:
-    """Check that the depth is valid and that the first residual layer exists."""
+    """Refuse a depth that is not valid, or a first residual layer that does not exist."""
     check_count("depth", depth, MOST_BLOCKS)
-    require(
-        residual_from is None or 2 <= residual_from <= depth,
-        "residual_from",
-        f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out",
-    )
+    exists = residual_from is None or 2 <= residual_from <= depth
+    require(exists, "residual_from", f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent(ModelSpec):
+class Recurrent(TwoSidedSpec):
     """A recurrent encoder-decoder (Sutskever et al. 2014); with `decoder.attention`, that of Bahdanau et al. 2015.
 
     Without attention the decoder receives only the last states of the encoder. `heads` is the number of attention
@@ -218,7 +201,6 @@ class Recurrent(ModelSpec):
     """
 
     kind = "recurrent"
-    reads_source = True
     ordered = True
     packs = False
     vocab: int = 32000
@@ -242,21 +224,13 @@ class Recurrent(ModelSpec):
         check_count("heads", self.heads, MOST_HEADS)
         for name in ("dropout", "attention_dropout"):
             check_rate(name, getattr(self, name))
-        require(
-            self.d_model % self.heads == 0,
-            "heads",
-            f"{self.heads} heads do not divide d_model {self.d_model}; choose a divisor",
-        )
+        not_divided = f"{self.heads} heads do not divide d_model {self.d_model}; choose a divisor"
+        require(self.d_model % self.heads == 0, "heads", not_divided)
         if self.decoder.attention is None and self.decoder.self_attention is None:
             for name, nothing in (("heads", 1), ("attention_dropout", 0.0)):
-                require(
-                    getattr(self, name) == nothing,
-                    name,
-                    f"needs an attention of the decoder; set it to {nothing} or give the decoder an attention",
-                )
-        check_vocab("vocab", self.vocab)
-        check_vocab("target_vocab", self.target_vocab)
-        check_input(self.input)
+                remedy = f"set it to {nothing} or give the decoder an attention"
+                require(getattr(self, name) == nothing, name, f"needs an attention of the decoder; {remedy}")
+        check_sides(self)
 
     def build(self, init: Init) -> "RecurrentModel":
         return RecurrentModel(self, init)
@@ -265,23 +239,19 @@ class Recurrent(ModelSpec):
 class RecurrentEncoderModule(nn.Module):
     def __init__(self, spec: RecurrentEncoder, site: Site) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(site.dropout)
+        self.dropout, self.added = nn.Dropout(site.dropout), _added(spec)
         hidden, width = spec.d_hidden or site.d_model, site.d_model
         layers = []
-        for i in range(spec.depth):
+        for i, added in enumerate(self.added):
             direction: Direction = "forwards" if i else "both"
             if spec.direction != "first_both":
                 direction = spec.direction
             layer = Layer(spec.cell, width, hidden, direction, spec.start, site)
-            site.require(
-                layer.width == width or not _added(spec, i),
-                "residual_from",
-                f"layer {i + 1} has {layer.width} outputs and {width} inputs, which cannot be added; set d_hidden",
-            )
+            unequal = f"layer {i + 1} has {layer.width} outputs and {width} inputs, which cannot be added"
+            site.require(layer.width == width or not added, "residual_from", f"{unequal}; set d_hidden")
             layers.append(layer)
             width = layer.width
         self.layers = nn.ModuleList(layers)
-        self.added = [_added(spec, i) for i in range(spec.depth)]
         self.shapes, self.width = [Shape(layer.parts, layer.width) for layer in layers], width
 
     def forward(
@@ -297,8 +267,9 @@ class RecurrentEncoderModule(nn.Module):
         return x, last
 
 
-def _added(spec: RecurrentEncoder | RecurrentDecoder, layer: int) -> bool:
-    return spec.residual_from is not None and layer + 1 >= spec.residual_from
+def _added(spec: RecurrentEncoder | RecurrentDecoder) -> list[bool]:
+    """Return, for each layer, whether its input is added to its output."""
+    return [spec.residual_from is not None and layer >= spec.residual_from for layer in range(1, spec.depth + 1)]
 
 
 @dataclass(slots=True)
@@ -327,14 +298,13 @@ class RecurrentDecoderModule(nn.Module):
         above = spec.depth - self.query_layers
         widths = [D + self.fed, *[D] * (self.query_layers - 1), *[D + self.context_width] * above]
         self.cells = nn.ModuleList(spec.cell.build(width, D, site.inside("cell")) for width in widths)
-        self.added = [_added(spec, i) for i in range(spec.depth)]
+        self.added = _added(spec)
         self.joint = None
         if self.context_width and spec.query == "top":
             self.joint = site.linear(D + self.context_width, {"attend_out": D}, bias=False)
         cells: Any = self.cells
-        self.opening = spec.initial_state.build(
-            [Shape(cell.parts, D) for cell in cells], encoder, site.inside("initial_state")
-        )
+        shapes = [Shape(cell.parts, D) for cell in cells]
+        self.opening = spec.initial_state.build(shapes, encoder, site.inside("initial_state"))
         scores = {CROSS: self.cross, OWN: self.own}
         self.traces = nn.ModuleList(AttentionTrace(name) for name, score in scores.items() if score is not None)
 
@@ -358,9 +328,8 @@ class RecurrentDecoderModule(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Return the input of the head at every token, for whole targets."""
         own = None if self.own is None else AttentionHistory()
-        return self.run(
-            x, self.initial_state(last), DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
-        )
+        attention = DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
+        return self.run(x, self.initial_state(last), attention)
 
     def run(
         self,
@@ -434,21 +403,16 @@ class RecurrentDecoderModule(nn.Module):
         return self.dropout(self.joint(torch.cat((h, context), -1)).tanh())
 
 
+@dataclass
 class DecoderAttention:
     """The attentions of a decoder during one pass: to the source and to previous decoder states."""
 
-    def __init__(
-        self,
-        source: StaticKV | None,
-        cross: View | None,
-        own: "KVCache | AttentionHistory | None",
-        own_view: View | None,
-        trace: Trace | None,
-    ) -> None:
-        self.source, self.cross = source, cross
-        self.own, self.own_view = own, own_view
-        self.trace = trace
-        self.weights: dict[str, list[Tensor]] = {CROSS: [], OWN: []}
+    source: StaticKV | None
+    cross: View | None
+    own: "KVCache | AttentionHistory | None"
+    own_view: View | None
+    trace: Trace | None
+    weights: dict[str, list[Tensor]] = field(default_factory=lambda: {CROSS: [], OWN: []})
 
     def __call__(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """Return the context vectors for the query states `h`."""
@@ -456,8 +420,8 @@ class DecoderAttention:
         if decoder.cross is not None:
             assert self.source is not None
             assert self.cross is not None
-            table = self.source.keys, self.source.values
-            contexts.append(attend_to(decoder.cross, h, *table, self.cross, self._weights(CROSS)))
+            k, v = self.source.keys, self.source.values
+            contexts.append(attend_to(decoder.cross, h, k, v, self.cross, self._weights(CROSS)))
         if decoder.own is not None:
             contexts.append(self.attend_to_past(decoder.own, h))
         return torch.cat(contexts, -1)
@@ -506,13 +470,11 @@ class AttentionTrace(nn.Module):
 
 
 class RecurrentModel(TwoSided):
-    """The module that a `Recurrent` builds."""
-
     def __init__(self, spec: Recurrent, init: Init) -> None:
         super().__init__()
         self.spec = spec
         depths = (spec.encoder.depth, spec.decoder.depth)
-        source, target = sides(spec, init, depths, sum(depths), spec.heads, spec.attention_dropout)
+        source, target = sides(spec, init, depths, sum(depths))
         vocab = self.tables_and_inputs(spec, source, target)
         self.encoder = spec.encoder.build(source.inside("encoder"))
         self.decoder = spec.decoder.build(self.encoder.width, self.encoder.shapes, target.inside("decoder"))
@@ -520,10 +482,8 @@ class RecurrentModel(TwoSided):
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
         """Return the encoder's output at every token and the last state of every encoder layer."""
-        source = source_of(batch)
-        mask = own_mask(batch, batch.source_pos, batch.source_seg)
-        lengths = real_lengths(mask)
-        return self.encoder(self.embed("source", source, mask, source.shape[1]), lengths)
+        x, view = self.read_source(batch)
+        return self.encoder(x, real_lengths(view.mask))
 
     def hidden(
         self,
@@ -542,8 +502,8 @@ class RecurrentModel(TwoSided):
         sources, S, _ = memory.shape
         rows = self.new_rows(sources, beams, memory.device, max_len, static)
         decoder_state = self.decoder.initial_state(last)
-        parts = (*decoder_state.states, (decoder_state.fed,))
-        hidden = [RecurrentState(rows, _for_beams(part, beams)) for part in parts]
+        states = (*decoder_state.states, (decoder_state.fed,))
+        hidden = [RecurrentState(rows, tuple(part.repeat_interleave(beams, 0) for part in state)) for state in states]
         own = None if self.decoder.own is None else KVCache(rows)
         cross = View(padding_mask(batch.source_seg, static), beams, S, memory.device)
         return Decoding(rows, [*hidden, self.decoder.keys_and_values(memory), own], beams, cross=cross)
@@ -564,23 +524,13 @@ class RecurrentModel(TwoSided):
         return last
 
     def step(
-        self,
-        ids: Int[Tensor, "B T"],
-        decoding: Decoding,
-        counts: Int[Tensor, " B"] | None,
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        rows, T = decoding.rows, ids.shape[1]
         *hidden, fed, source, own = decoding.states
-        own_view = None if own is None else decoding.own_view(T)
-        x = self.embed("target", ids, rows.mask(T), rows.reach(T))
+        x, ctx = self.read_next(ids, decoding)
         decoder_state = DecoderState([layer.parts for layer in hidden], fed.parts[0])
-        attention = DecoderAttention(source, decoding.cross_view(T), own, own_view, decoding.trace)
-        y = self.decoder.run(x, decoder_state, attention, counts if T > 1 else None)
+        attention = DecoderAttention(source, ctx.cross, own, ctx.own, decoding.trace)
+        y = self.decoder.run(x, decoder_state, attention, counts if ids.shape[1] > 1 else None)
         for layer, state in zip((*hidden, fed), (*decoder_state.states, (decoder_state.fed,)), strict=True):
             layer.write(state)
         return y
-
-
-def _for_beams(state: tuple[Tensor, ...], beams: int) -> tuple[Tensor, ...]:
-    """Return the initial state of each source, repeated for every beam of the source."""
-    return state if beams == 1 else tuple(part.repeat_interleave(beams, 0) for part in state)

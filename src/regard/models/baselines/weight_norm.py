@@ -54,9 +54,8 @@ class NormedRows(nn.Module):
         super().__init__()
         length = direction.norm(dim=1)
         if not isinstance(site.init_, Uninitialized) and bool((length == 0).any()):
-            raise site.error(
-                "kind", f"a row that {site.init_.kind!r} initialises to zero has no direction; use 'dense'"
-            )
+            problem = f"a row that {site.init_.kind!r} initialises to zero has no direction"
+            raise site.error("kind", f"{problem}; use 'dense'")
         self.direction, self.length = nn.Parameter(direction), nn.Parameter(length)
 
     def forward(self) -> Float[Tensor, "o i"]:
