@@ -73,10 +73,7 @@ class CTranslate2(Engine):
         self.ids = {word: number for number, word in enumerate(self.target)}
         try:
             self.translator = library().Translator(
-                str(folder),
-                compute_type=COMPUTED[stored],
-                inter_threads=threads or workers(),
-                intra_threads=1,
+                str(folder), compute_type=COMPUTED[stored], inter_threads=threads or workers(), intra_threads=1
             )
         except (RuntimeError, ValueError) as error:
             raise DataError(f"CTranslate2 cannot load {folder} ({error})") from None

@@ -21,8 +21,6 @@ from regard.recipe.recipe import PARTS, parse_changes
 from regard.tree import edit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -126,9 +124,8 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
 ) -> Search:
     """Return the search `default` of a recipe, modified by these options.
 
-    `beam` selects beam search, and any sampling setting selects sampling. If the recipe has the other one of the two,
-    the settings that are not given have their usual defaults. If `default` is neither beam search nor sampling, only
-    `changes` can modify it.
+    `beam` selects beam search, and any sampling setting selects sampling. If `default` is the other one of the two, the
+    settings that are not given have their usual defaults. If it is neither, only `changes` can modify it.
     """
     edits = parse_changes(several(changes), "decode")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -136,7 +133,9 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
     if given and beam is not None:
         raise SpecError("--beam", "selects beam search, and sampling settings select sampling; choose one of them")
     if not isinstance(default, Beam | Sample):
-        _refuse_options(default, given | {"beam": beam, "n_best": n_best, "seed": seed})
+        for name, value in (given | {"beam": beam, "n_best": n_best, "seed": seed}).items():
+            if value is not None:
+                raise SpecError(_flag(name), f"the search of the recipe is {default.kind!r}; change it with --set")
         return edit(default, edits, PARTS, trust_code) if edits else default
     if n_best is not None:
         given["n_best"] = n_best
@@ -165,12 +164,6 @@ def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:
         origin = "" if n_best else ", which the recipe sets (decode.n_best)"
         raise SpecError("--n-best", f"a beam of {beam_size} does not hold {outputs}{origin}; raise --beam")
     return replace(default, beam_size=beam_size, n_best=outputs)
-
-
-def _refuse_options(default: Search, options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise SpecError(_flag(name), f"the search of the recipe is {default.kind!r}; change it with --set")
 
 
 def _flag(name: str) -> str:

@@ -1,5 +1,8 @@
 """A trained model and its tokenizers, loaded from a run folder."""
 
+# pyright: reportOverlappingOverload=false
+# A string is one text, though it is also an iterable of strings.
+
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,13 +33,7 @@ from regard.runs import inspect
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
 from regard.runs.inspect import Attention, HiddenStates
-from regard.runs.options import (
-    DecodingOptions,
-    EvaluationOptions,
-    TranslationOptions,
-    accepts,
-    search_from_options,
-)
+from regard.runs.options import DecodingOptions, EvaluationOptions, TranslationOptions, accepts, search_from_options
 from regard.training.checkpoint import (
     FORMAT,
     RunFolder,
@@ -117,16 +114,12 @@ class TrainedModel:
         return "\n".join([f"TrainedModel {self.path}", *(f"  {name:<12}{fact}" for name, fact in facts.items())])
 
     @overload
-    def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
-        self, texts: str, *, n_best: None = None, **options: Unpack[TranslationOptions]
-    ) -> str: ...
+    def translate(self, texts: str, *, n_best: None = None, **options: Unpack[TranslationOptions]) -> str: ...
+    @overload
+    def translate(self, texts: str, *, n_best: int, **options: Unpack[TranslationOptions]) -> list[str]: ...
     @overload
     def translate(
         self, texts: Iterable[str], *, n_best: None = None, **options: Unpack[TranslationOptions]
-    ) -> list[str]: ...
-    @overload
-    def translate(  # type: ignore[reportOverlappingOverload]
-        self, texts: str, *, n_best: int, **options: Unpack[TranslationOptions]
     ) -> list[str]: ...
     @overload
     def translate(
@@ -148,7 +141,7 @@ class TrainedModel:
         return results[0] if isinstance(texts, str) else results
 
     @overload
-    def translations(  # type: ignore[reportOverlappingOverload]
+    def translations(
         self, texts: str, *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output]: ...
     @overload
@@ -168,7 +161,7 @@ class TrainedModel:
         return next(outputs) if isinstance(texts, str) else outputs
 
     @overload
-    def generate(  # type: ignore[reportOverlappingOverload]
+    def generate(
         self, prompts: str, *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output]: ...
     @overload
@@ -268,9 +261,7 @@ class TrainedModel:
         return ScoringInput(output.read, ids)
 
     @overload
-    def classify(  # type: ignore[reportOverlappingOverload]
-        self, texts: str, batch_size: int = ..., warn: Warn = ..., first: int = ...
-    ) -> Prediction: ...
+    def classify(self, texts: str, batch_size: int = ..., warn: Warn = ..., first: int = ...) -> Prediction: ...
     @overload
     def classify(
         self, texts: Sequence[str], batch_size: int = ..., warn: Warn = ..., first: int = ...
