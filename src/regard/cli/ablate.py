@@ -1,13 +1,12 @@
 """The command `ablate`: compare modifications of a model."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.base import STUDY, AsJson, Quiet, RecipeFile, console, print_json
-from regard.cli.options import Runs, TextFiles, command, experiment_option
+from regard.cli.options import Runs, TextFiles, command, experiment_option, given
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def ablate(
     report = ablate(
         out,
         **files.keywords(),
-        **asdict(runs),
+        **given(runs),
         recipe=recipe,
         rows=rows,
         variants=variants or (),

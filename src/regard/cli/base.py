@@ -216,12 +216,13 @@ def _on_cpu(device: str) -> bool:
     return not torch.cuda.is_available() and not torch.backends.mps.is_available()
 
 
-def _version(given: bool) -> None:
+def _version(given: bool) -> bool:
     if given:
         from regard import __version__
 
         print(f"regard {__version__}")
         raise typer.Exit
+    return given
 
 
 @app.callback()

@@ -15,7 +15,7 @@ import typer
 
 from regard.cli.base import USE, AsJson, Quantize, complain, compute_option, print_json, warn
 from regard.cli.input_lines import lines_of, pieces_of
-from regard.cli.options import BatchSize, Change, Decoding, Loading, command
+from regard.cli.options import BatchSize, Change, Decoding, Loading, command, given
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def translate(
         raise SpecError("--stream", f"the engine {engine!r} returns only whole outputs; leave it out")
     decoder = text_decoder(
         loaded,
-        **asdict(decoding),
+        **given(decoding),
         batch_size=batch_size or LINES,
         engine=engine,
         quantize=quantize,
@@ -150,7 +150,7 @@ def generate(
     loading.set_threads(max(run.parameters for run in loaded))
     for run in loaded:
         run.check_command("generate")
-    decoder = text_decoder(loaded, **asdict(decoding), batch_size=batch_size or LINES, warn=warn)
+    decoder = text_decoder(loaded, **given(decoding), batch_size=batch_size or LINES, warn=warn)
     prompts = [text.replace("\\n", "\n") for text in prompt or [""]]
     if stream:
         texts = lines_of(file) if file is not None else prompts
@@ -289,7 +289,7 @@ def evaluate(
         loading.set_threads(model.parameters if model.command == "translate" else None)
         return model
 
-    result = evaluate_options(run, loaded, **asdict(evaluation), warn=warn, **loading.keywords())
+    result = evaluate_options(run, loaded, **given(evaluation), warn=warn, **loading.keywords())
     if as_json:
         print_json(result)
         return

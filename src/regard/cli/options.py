@@ -62,6 +62,11 @@ def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return register
 
 
+def given(options: Any) -> dict[str, Any]:
+    """Return the options of a group that are not None, as keyword arguments for the function of the command."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
+
+
 Average = Annotated[int | None, compute_option(min=1, metavar="N", help="Average the last N checkpoints.")]
 BatchSize = Annotated[
     int | None, compute_option(min=1, help="Number of lines computed together; affects speed only. Default: 32.")

@@ -63,10 +63,10 @@ class CTranslate2(Engine):
         stored: str = "float32",
         threads: int | None = None,
     ) -> None:
-        """Load the export in `folder`.
+        """Load the export in `folder`, with weights of the type `stored`.
 
         `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the greatest length
-        of a source or an output. `stored` is the stored type of the weights.
+        of a source or an output.
         """
         self.ends, self.room = ends, room
         self.source, self.target = words
@@ -180,10 +180,7 @@ class CTranslate2(Engine):
 
 
 def _waits_for_all(search: Beam) -> bool:
-    """Return whether the search goes on until as many hypotheses have ended as there are beams.
-
-    In this case, returning all hypotheses costs no extra time.
-    """
+    """Return whether the search continues until all beams have ended; returning them all then costs no extra time."""
     return search.beam_size == 1 or search.scoring.alpha != 0.0
 
 

@@ -68,18 +68,17 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     """Return a decoder for one run, or for several runs as an ensemble, with these options.
 
     `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with its
-    progress messages. `best` means that only the best output is used: a beam smaller than the `n_best` of the recipe is
-    then accepted.
+    progress messages. If `best`, only the best output is used, and the beam may be smaller than the recipe's `n_best`.
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
             raise SpecError(name, "is part of a search; give one of the two")
     changes = several(options.get("changes"))
-    default = runs[0].recipe.decode
-    if best and n_best is None:
-        default = one_best(default, options.get("beam"))
     chosen = search
     if chosen is None:
+        default = runs[0].recipe.decode
+        if best and n_best is None:
+            default = one_best(default, options.get("beam"))
         chosen = search_from_options(default, n_best=n_best, trust_code=runs[0].trust_code, **options)
     texts = ensemble(runs, warn)
     if engine != "native" or quantize is not None:
