@@ -121,14 +121,11 @@ def _interrupt(*_: object) -> None:
 
 
 def _check_arguments(words: list[str]) -> None:
-    """Raise an error for an argument that is not UTF-8, such as a file name in another encoding.
-
-    JSON could not store such an argument.
-    """
+    """Raise an error for an argument that is not UTF-8, such as a file name in another encoding."""
     for word in words:
         try:
             word.encode("utf-8")
-        except UnicodeEncodeError:
+        except UnicodeEncodeError:  # JSON could not store it
             raise SpecError("", f"the argument {word!a} is not UTF-8; rename the file") from None
 
 

@@ -205,6 +205,8 @@ def score(
     the tokens that were generated. A language model trained on one stream of text scores each line as if it followed a
     line feed.
     """
+    from regard.data.text import ParallelFiles
+
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
     if loaded.command == "classify":  # before waiting for text
@@ -216,7 +218,9 @@ def score(
                 raise SpecError(name, "--outputs hold both sources and outputs; leave it out")
         pieces = [(0, _outputs(outputs))]
     elif loaded.command == "translate":
-        pieces = [(0, _pairs(source, target))]
+        if source is None or target is None:
+            raise SpecError("", "two aligned files are needed; give both --source and --target")
+        pieces = [(0, list(ParallelFiles(source, target).records()))]
     else:
         if source is not None:
             raise SpecError("--source", "a language model has no source; give --target alone")
@@ -311,14 +315,6 @@ def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None
-
-
-def _pairs(source: str | None, target: str | None) -> list[tuple[str, ...]]:
-    from regard.data.text import ParallelFiles
-
-    if source is None or target is None:
-        raise SpecError("", "two aligned files are needed; give both --source and --target")
-    return list(ParallelFiles(source, target).records())
 
 
 def _outputs(file: str) -> "list[Output]":

@@ -49,16 +49,8 @@ def show(
     costs = cost(spec, length)
     changes = [(path, plain(a, PARTS), plain(b, PARTS)) for path, a, b in diff(base, spec)]
     if as_json:
-        result = {
-            "name": model,
-            "kind": type(spec).kind,
-            "parameters": costs.parameters,
-            "flops_per_token": costs.flops_per_token,
-            "length": length,
-            "parts": [asdict(part) for part in costs.parts],
-            "changes": [{"path": path, "before": before, "after": after} for path, before, after in changes],
-            "model": to_record(spec),
-        }
+        edits = [{"path": path, "before": before, "after": after} for path, before, after in changes]
+        result = {"name": model, "kind": type(spec).kind} | asdict(costs) | {"changes": edits, "model": to_record(spec)}
         print(json.dumps(result, indent=2))
         return
     _show(model, to_record(spec), changes, costs)

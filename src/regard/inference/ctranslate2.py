@@ -110,7 +110,9 @@ class CTranslate2(Engine):
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
         # All sources of one call share a limit. If an output reached the smaller limit of its own source, the search is
         # repeated with the smaller limit.
-        again = [place for place in results if most[place] < max(most) and _longest(results[place]) + 1 >= most[place]]
+        # If all beams of a source ended, its search ended at the length of the longest hypothesis.
+        longest = {place: max((len(each.ids) for each in best), default=0) for place, best in results.items()}
+        again = [place for place in results if most[place] < max(most) and longest[place] + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):
             places = [place for place in again if most[place] == limit]
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
@@ -182,11 +184,6 @@ class CTranslate2(Engine):
 def _waits_for_all(search: Beam) -> bool:
     """Return whether the search continues until all beams have ended; returning them all then costs no extra time."""
     return search.beam_size == 1 or search.scoring.alpha != 0.0
-
-
-def _longest(hypotheses: Sequence[Hypothesis]) -> int:
-    """Return the length of the longest hypothesis; if all beams ended, the search ended at this length."""
-    return max((len(each.ids) for each in hypotheses), default=0)
 
 
 def _refused(name: str, why: str) -> SpecError:

@@ -108,14 +108,14 @@ class Facts:
         """Return `value`; refuse it if an earlier layer has a different value."""
         first, before = self.values.setdefault(name, (path, value))
         if before != value:
-            raise refusal(path, f"{_shown(value)} beside {_shown(before)} ({first}) in one stack")
+            raise refusal(path, f"{_named(value)} beside {_named(before)} ({first}) in one stack")
         return value
 
     def get(self, name: str) -> Any:
         return self.values[name][1]
 
 
-def _shown(value: Any) -> str:
+def _named(value: Any) -> str:
     return repr(value.kind) if isinstance(value, Spec) else repr(value)
 
 
@@ -123,7 +123,9 @@ class _Writer:
     """A converter for one model."""
 
     def __init__(self, spec: Any, positions: int) -> None:
-        self.spec, self.positions = spec, positions
+        from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
+
+        self.spec, self.positions, self.library = spec, positions, transformer_spec
         self.eps: dict[tuple[type[Norm], float], str] = {}
         require("linear", spec.linear, Dense)
         require("head", spec.head, Softmax)
@@ -132,8 +134,6 @@ class _Writer:
         require("output_table", spec.output_table, Embeddings, Factorised)
 
     def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
-        from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
-
         spec = model.spec
         assert isinstance(spec, EncoderDecoder)
         require("bridge", spec.bridge, Last)
@@ -142,13 +142,11 @@ class _Writer:
         self.begin(encoder, encoder.embeddings[0], "source", model.tables, model.inputs)
         self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
         self.end(decoder, model)
-        theirs: Any = transformer_spec.TransformerSpec(encoder, decoder)
+        theirs: Any = self.library.TransformerSpec(encoder, decoder)
         theirs.config.layer_norm_epsilon = self.epsilon()
         return theirs
 
     def decoder_only(self, model: DecoderOnlyModel) -> Any:
-        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
-
         spec = model.spec
         assert isinstance(spec, DecoderOnly)
         if spec.visibility != "causal":
@@ -156,11 +154,11 @@ class _Writer:
         decoder = self.stack(model.decoder, "decoder")
         self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
         self.end(decoder, model)
-        theirs: Any = transformer_spec.TransformerDecoderModelSpec(decoder)
+        theirs: Any = self.library.TransformerDecoderModelSpec(decoder)
         theirs.config.layer_norm_epsilon = self.epsilon()
         return theirs
 
-    # What comes before the first layer and after the last layer.
+    # The layers before and after the stacks.
 
     def begin(self, stack: Any, embeddings: Any, use: Side, tables: Tables, inputs: Inputs) -> None:
         """Convert the embeddings of a stack, and their scale, positions and norm."""
@@ -278,7 +276,6 @@ class _Writer:
         return heads, branch.kv_heads or heads, d_head
 
     def empty(self, facts: Facts, side: str, depth: int, cross: bool) -> Any:
-        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
         from ctranslate2.specs.common_spec import Activation  # noqa: PLC0415
 
         residual, position = facts.get("residual"), facts.get("position")
@@ -302,8 +299,8 @@ class _Writer:
         if isinstance(position, Rotary):
             options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": position.base}
         if side == "encoder":
-            return transformer_spec.TransformerEncoderSpec(depth, facts.get("heads"), **options)
-        return transformer_spec.TransformerDecoderSpec(
+            return self.library.TransformerEncoderSpec(depth, facts.get("heads"), **options)
+        return self.library.TransformerDecoderSpec(
             depth,
             facts.get("heads"),
             with_encoder_attention=cross,

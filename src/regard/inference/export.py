@@ -67,7 +67,7 @@ class Trained:
 
     @property
     def translates(self) -> bool:
-        """Whether the model reads a source and generates a target."""
+        """True if the model reads a source and generates a target."""
         return self.model.spec.reads_source
 
     @property

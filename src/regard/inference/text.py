@@ -100,10 +100,9 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield the n_best translations of every text, in order.
+        """Yield the n_best translations of every text, in order; those of an empty text are empty.
 
-        An empty text has empty translations. If `texts` are part of a longer sequence, `first` is the index of the
-        first of them.
+        If `texts` are part of a longer sequence, `first` is the index of the first of them.
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
@@ -292,7 +291,7 @@ class Texts:
         return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
 
     def _read_first(self, source: Sequence[int]) -> int:
-        """Return the number of positions in use before a translation begins: bos, and the source if it shares them."""
+        """Return the number of positions used before a translation begins: bos, and the source if it shares them."""
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
@@ -321,16 +320,9 @@ class Texts:
             )
 
     def _output(self, hypothesis: Hypothesis, read: Sequence[int], prompt: str = "") -> Output:
-        ids = list(hypothesis.ids)
-        return Output(
-            prompt + self.target.decode(ids),
-            hypothesis.score,
-            hypothesis.log_prob,
-            tuple(self.target.tokens(ids)),
-            hypothesis.ended,
-            tuple(ids),
-            tuple(read),
-        )
+        ids, score, log_prob, ended = list(hypothesis.ids), hypothesis.score, hypothesis.log_prob, hypothesis.ended
+        text, tokens = prompt + self.target.decode(ids), tuple(self.target.tokens(ids))
+        return Output(text, score, log_prob, tokens, ended, tuple(ids), tuple(read))
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:

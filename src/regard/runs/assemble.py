@@ -89,7 +89,7 @@ def keep_compiled_code() -> None:
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights, each extended to the shape of `initial` with its last rows, as new classes require."""
+    """Return the weights; rows that they lack, as those of new classes, are taken from `initial`."""
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
@@ -102,18 +102,11 @@ def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
     """Return the validation text for a recipe, or None if there is none."""
     if data.valid is None or not data.valid.rows:
         return None
-    batching = recipe.data.batching
+    batching, longest, limit = recipe.data.batching, recipe.data.longest, recipe.length_limit
     assert batching is not None
-    return HeldOut(
-        data.objective,
-        data.valid,
-        data.valid_texts,
-        data.tokenizers,
-        fitting.padded(batching) if batching.packed else batching,
-        data.valid_survey.bytes,
-        recipe.data.longest,
-        recipe.length_limit,
-    )
+    batching = fitting.padded(batching) if batching.packed else batching
+    texts, size = data.valid_texts, data.valid_survey.bytes
+    return HeldOut(data.objective, data.valid, texts, data.tokenizers, batching, size, longest, limit)
 
 
 def measure_of(

@@ -83,13 +83,13 @@ class RunComparison:
         return table
 
     def _sections(self) -> dict[str, list[tuple[str, list[str]]]]:
-        runs = self.runs
+        runs, speeds = self.runs, [run.tokens_per_second for run in self.runs]
         training = [
             ("model", [run.model for run in runs]),
             ("parameters", [f"{run.parameters:,}" for run in runs]),
             ("steps", [_progress(run) for run in runs]),
             ("time", [_duration(run.seconds) for run in runs]),
-            ("tokens/s", [ABSENT if (speed := run.tokens_per_second) is None else f"{speed:,.0f}" for run in runs]),
+            ("tokens/s", [ABSENT if speed is None else f"{speed:,.0f}" for speed in speeds]),
             ("device", [run.device or ABSENT for run in runs]),
         ]
         scores, curves = [], []
@@ -101,8 +101,12 @@ class RunComparison:
             low, high = min(v for line in lines for v in line), max(v for line in lines for v in line)
             curves.append((f"{metric} {low:.3g}..{high:.3g}", [_sparkline(line, low, high) for line in lines]))
         recipes = [(path, [_short(value) for value in values]) for path, values in self.differences.items()]
-        sections = {"Training": training, "Best validation": scores, "Validation curves": curves}
-        return sections | {"Recipe (only what differs)": recipes}
+        return {
+            "Training": training,
+            "Best validation": scores,
+            "Validation curves": curves,
+            "Recipe (only what differs)": recipes,
+        }
 
     def plot(self, path: str | Path) -> None:
         """Plot the validation curves into a .png, .svg or .html file. This needs matplotlib."""

@@ -88,14 +88,9 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
         texts = replace(texts, engine=loaded)
         if isinstance(loaded, CTranslate2) and search is None and "stopping" not in parse_changes(changes, "decode"):
             chosen = adapted(chosen, warn)
-    return TextDecoder(
-        texts,
-        runs[0].objective.model == "sequence_to_sequence",
-        chosen,
-        limits or Limits(min_len, max_len),
-        wishes or Constraints(prefix, several(required), several(banned), no_repeat),
-        batch_size,
-    )
+    constraints = wishes or Constraints(prefix, several(required), several(banned), no_repeat)
+    translates = runs[0].objective.model == "sequence_to_sequence"
+    return TextDecoder(texts, translates, chosen, limits or Limits(min_len, max_len), constraints, batch_size)
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
@@ -110,11 +105,9 @@ def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Tex
         if run.objective != first.objective:
             raise DataError(f"{run.path} and {first.path} were trained for different objectives; an ensemble needs one")
         generators.append(run.model)
-    source = first.tokenizers.get("source", first.tokenizer)
+    source, target = first.tokenizers.get("source", first.tokenizer), first.tokenizer
     longest = min(run.recipe.data.longest for run in runs)
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
     limit = widest([run.recipe.length_limit for run in runs])
-    return Texts(
-        generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin, length_limit=limit
-    )
+    return Texts(generators, source, target, longest, first.device, warn, begin=first.begin, length_limit=limit)

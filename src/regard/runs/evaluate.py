@@ -17,12 +17,11 @@ from regard.evaluation.metric import Likelihood, Metric
 from regard.evaluation.metrics import metric, perplexity
 from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
+from regard.inference.text import Warn
 from regard.runs.options import LoadOptions, one_best, search_from_options, several
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
-
-Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return the scores of a run; with `against`, also those of a second system and their differences.
 
-    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual metrics of the task
-    are computed.
+    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual ones are computed.
     """
     first = None if holds_outputs(name) else load(name)
     if first is not None and first.objective.model == "language_model":
@@ -175,8 +173,7 @@ def _translated(run: "TrainedModel", test: Test, search: Search, warn: Warn) -> 
 
 def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
     examples = test.examples
-    predictions = run.classify([text for _, text in examples], test.batch_size, warn)
-    labels = [prediction.label for prediction in predictions]
+    labels = [each.label for each in run.classify([text for _, text in examples], test.batch_size, warn)]
     return Outputs(str(run.path), labels, {"lines": len(examples), "step": run.step}, [])
 
 
@@ -235,10 +232,7 @@ def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metri
 def _inputs(
     outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
 ) -> tuple[Sequence[Any], Sequence[str]]:
-    """Return the inputs of a metric: outputs and references, or likelihoods without references.
-
-    Raise an error if the system does not have these inputs.
-    """
+    """Return the inputs of a metric: outputs and references, or likelihoods without references."""
     if metric.needs == "likelihood":
         if not outputs.likelihood:
             raise SpecError("--metric", f"{metric.name!r} needs a model that translates, which {outputs.name} is not")
@@ -282,8 +276,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 ) -> dict[str, Any]:
     """Return the report of `evaluate_run`, after a check that no option would be ignored.
 
-    `run` is a trained model, the folder of a run, or a file of outputs. Folders are loaded with
-    `load(path, **loading)`.
+    `run` is a trained model, a folder, which is loaded with `load(path, **loading)`, or a file of outputs.
     """
     if samples is not None and against is None:
         raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")

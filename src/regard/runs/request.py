@@ -95,8 +95,8 @@ def _with_files(
         if valid is not None:
             raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
         return record
-    objective_of = {"lines": "language_model", "labelled": "classification"}
-    objectives = {objective_of.get(kind, "translation") for kind in kinds}
+    other = {"lines": "language_model", "labelled": "classification"}
+    objectives = {other.get(kind, "translation") for kind in kinds}
     if len(objectives) > 1:
         raise SpecError("", f"one run learns one thing; {' and '.join(sorted(objectives))} files cannot be mixed")
     for entry in files["parallel"]:

@@ -247,7 +247,7 @@ def _prepared(
 def _fit(
     trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
 ) -> tuple[TrainedModel, Outcome]:
-    """Train until the end, a signal or the time limit; return the trained model and the outcome."""
+    """Train until the end, a signal or the time limit, and return the trained model and the outcome."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
     try:
         with _signals() as caught:

@@ -99,15 +99,13 @@ class TrainedModel:
         return () if self.objective.stream else (self.tokenizer.bos,)
 
     def __repr__(self) -> str:
-        record = self.recipe.model.kind
         sizes = {name: tokenizer.size for name, tokenizer in self.tokenizers.items()}
         shared = len({tokenizer.sha256 for tokenizer in self.tokenizers.values()}) == 1
-        vocabulary = f"{self.tokenizer.size:,} subwords" if shared else _listed(sizes)
         steps = "" if self.recipe.train.steps is None else f" of {self.recipe.train.steps:,}"
         facts = {
             "task": f"{self.objective.kind} (use it with {self.command})",
-            "model": f"{record}, {self.parameters:,} parameters, on {self.device}",
-            "vocabulary": vocabulary,
+            "model": f"{self.recipe.model.kind}, {self.parameters:,} parameters, on {self.device}",
+            "vocabulary": f"{self.tokenizer.size:,} subwords" if shared else _listed(sizes),
             "step": f"{self.step:,}{steps}, {'finished' if self.finished else 'not finished'}",
             "scores": _listed(self.scores) or "none yet",
         }
@@ -219,7 +217,7 @@ class TrainedModel:
         return scores[0] if single else scores
 
     def _rows_to_score(self, records: Sequence[Any], warn: Warn, first: int) -> list[ScoringInput]:
-        """Return the tokens to score for each text or `Output`: encoded texts, or the tokens of the outputs."""
+        """Return the tokens to score for each text or `Output`."""
         if any(isinstance(record, Output) for record in records):
             if not all(isinstance(record, Output) for record in records):
                 raise DataError("texts: outputs and texts are scored in different ways; score them in separate calls")
@@ -275,16 +273,9 @@ class TrainedModel:
         """
         if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
+        listed, longest = _listed_texts(texts), self.recipe.data.longest
         predictions = classify(
-            self.model,
-            self.objective,
-            _listed_texts(texts),
-            self.tokenizers,
-            self.device,
-            self.recipe.data.longest,
-            batch_size,
-            warn,
-            first,
+            self.model, self.objective, listed, self.tokenizers, self.device, longest, batch_size, warn, first
         )
         return predictions[0] if isinstance(texts, str) else predictions
 
@@ -502,9 +493,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Pa
     try:
         model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:
-        raise DataError(
-            f"{path}: the weights do not fit the model of recipe.json ({str(error).splitlines()[0]})"
-        ) from None
+        problem = str(error).splitlines()[0]
+        raise DataError(f"{path}: the weights do not fit the model of recipe.json ({problem})") from None
 
 
 def choose_device(name: str) -> torch.device:

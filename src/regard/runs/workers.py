@@ -177,16 +177,15 @@ class Workers:
         return bool(self._size(source, chunks)) or (source.ended and not source.waiting and not chunks)
 
     def _size(self, source: Input, chunks: Sequence[Chunk]) -> int:
-        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress.
-
-        If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
-        """
-        waiting = len(source.waiting)
+        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress."""
         busy = sum(not chunk.future.done() for chunk in chunks)
         under_way = sum(chunk.lines for chunk in chunks)
         if busy == self.count or under_way >= source.ahead or any(chunk.failed for chunk in chunks):
             return 0
-        share = waiting // (2 * self.count)
+        waiting = len(source.waiting)
+        share = waiting // (
+            2 * self.count
+        )  # large chunks if many lines wait, so that their lines can be sorted by length
         return min(max(share, self.task.batch_size), AHEAD * self.task.batch_size, waiting)
 
     def _submit(self, first: int, lines: list[str], source: Input) -> Chunk:
