@@ -165,9 +165,9 @@ class Texts:
                 results = find(self.models, batch, search, self.ends, own, rules, numbers)
                 for i, best in zip(rows, results, strict=True):
                     outputs[i] = [self._output(h, read[i], texts[i]) for h in best]
-            for i, ids in enumerate(read):
+            for i, prompt in enumerate(read):
                 if outputs[i]:
-                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, ids)
+                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, prompt)
                 yield outputs[i] + [MISSING] * (outputs_of(search) - len(outputs[i]))
 
     def generate_stream(
@@ -320,7 +320,8 @@ class Texts:
             )
 
     def _output(self, hypothesis: Hypothesis, read: Sequence[int], prompt: str = "") -> Output:
-        ids, score, log_prob, ended = list(hypothesis.ids), hypothesis.score, hypothesis.log_prob, hypothesis.ended
+        ids, ended = list(hypothesis.ids), hypothesis.ended
+        score, log_prob = hypothesis.score, hypothesis.log_prob
         text, tokens = prompt + self.target.decode(ids), tuple(self.target.tokens(ids))
         return Output(text, score, log_prob, tokens, ended, tuple(ids), tuple(read))
 

@@ -160,7 +160,7 @@ def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], N
         raise SpecError(
             "data.objective.labels", f"--from keeps the classes of {parent.path}; leave it out, or begin with {known}"
         )
-    for file in (file for corpus in data.train for file in corpus.files()):
+    for file in [file for corpus in data.train for file in corpus.files()]:
         if Path(file).exists() and not Path(file).is_file():
             raise DataError(f"{file}: can be read only once, but labels are read before the text; write it into a file")
     labels = {record[0] for corpus in data.train for record in corpus.records()}

@@ -225,9 +225,9 @@ def _prepared(
             objective = request.data.objective.with_labels(labels_after(parent, request.data, console.report))
             request = replace(request, data=replace(request.data, objective=objective))
         # The length limit of the parent is kept, because its model may have no more positions.
-        data, known = request.data, parent.recipe.data
-        limits = {"max_len": data.max_len or known.max_len, "long": data.long or known.long}
-        request = replace(request, data=replace(data, tokenizer=known.tokenizer, **limits))
+        spec, known = request.data, parent.recipe.data
+        limits = {"max_len": spec.max_len or known.max_len, "long": spec.long or known.long}
+        request = replace(request, data=replace(spec, tokenizer=known.tokenizer, **limits))
     tokenizers = None if parent is None else parent.tokenizers
     cache, device = Cache.default() if options.cache else None, choose_device(options.device)
     room = ROOM if device.type == "cuda" else ROOM // 2

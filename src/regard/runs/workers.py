@@ -183,9 +183,8 @@ class Workers:
         if busy == self.count or under_way >= source.ahead or any(chunk.failed for chunk in chunks):
             return 0
         waiting = len(source.waiting)
-        share = waiting // (
-            2 * self.count
-        )  # large chunks if many lines wait, so that their lines can be sorted by length
+        # If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
+        share = waiting // (2 * self.count)
         return min(max(share, self.task.batch_size), AHEAD * self.task.batch_size, waiting)
 
     def _submit(self, first: int, lines: list[str], source: Input) -> Chunk:
