@@ -33,46 +33,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "Batch",
-    "ByteNet",
-    "Classifier",
-    "ConvS2S",
-    "DataError",
-    "DecoderOnly",
-    "Decoding",
-    "Encoder",
-    "EncoderDecoder",
-    "EncoderOnly",
-    "Generator",
-    "KernelError",
-    "Loss",
-    "Model",
-    "ModelSpec",
-    "Recurrent",
-    "RegardError",
-    "Spec",
-    "SpecError",
-    "Trace",
-    "TrainedModel",
-    "ablate",
-    "build",
-    "classify",
-    "compare",
-    "count",
-    "diff",
-    "evaluate",
-    "from_record",
-    "generate",
-    "load",
-    "preset",
-    "replace_at",
-    "resume",
-    "score",
-    "swap",
-    "to_record",
-    "train",
-    "translate",
-]
+    "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
+    "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
+    "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "build", "classify", "compare", "count",
+    "diff", "evaluate", "from_record", "generate", "load", "preset", "replace_at", "resume", "score", "swap",
+    "to_record", "train", "translate",
+]  # fmt: skip
 
 _HOMES = {
     "regard.ablation.ablate": ("ablate",),
@@ -99,8 +65,6 @@ _HOMES = {
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
 _FORMER = {"Run": "TrainedModel"}  # former names, which still work
 
 

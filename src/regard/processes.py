@@ -50,7 +50,7 @@ class WorkerDiedError(JobError):
 
     @property
     def how(self) -> str:
-        """How the process ended: `was killed by signal 9`, or `ended with code 1`."""
+        """The end of the process in words: `was killed by signal 9`, or `ended with code 1`."""
         return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with code {self.code}"
 
 
@@ -79,13 +79,12 @@ class ProcessPool(ThreadPoolExecutor):
         With `on_event`, `fn` also receives a function `emit`. Every JSON value that `fn` emits is passed to
         `on_event`, which runs in this process, in another thread.
         """
-        job = {"function": f"{fn.__module__}:{fn.__qualname__}", "args": args, "kwargs": kwargs}
-        job["emits"] = on_event is not None
-        return super().submit(self._run, json.dumps(job), on_event or (lambda _: None))
+        function, emits = f"{fn.__module__}:{fn.__qualname__}", on_event is not None
+        job = json.dumps({"function": function, "args": args, "kwargs": kwargs, "emits": emits})
+        return super().submit(self._run, job, on_event or (lambda _: None))
 
     def _run(self, job: str, on_event: Callable[[Any], None]) -> Any:
-        worker: Worker = self._mine.worker
-        return worker.run(job, on_event)
+        return self._mine.worker.run(job, on_event)
 
     def __exit__(self, *_: object) -> None:
         """End all workers at once, including busy workers. Results that have not been waited for are lost."""

@@ -2,22 +2,9 @@
 
 # The help lists its panels and commands in this order.
 # isort: off
-from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export
+from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export  # noqa: F401
 
 # isort: on
 from regard.cli.base import app, main
 
-__all__ = [
-    "ablate",
-    "app",
-    "bench",
-    "check",
-    "compare",
-    "export",
-    "inference",
-    "ladder",
-    "main",
-    "show",
-    "train",
-    "variants",
-]
+__all__ = ["app", "main"]

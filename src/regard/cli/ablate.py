@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.base import STUDY, AsJson, Quiet, RecipeFile, console, print_json
-from regard.cli.options import EXPERIMENT, Runs, TextFiles, command
+from regard.cli.options import Runs, TextFiles, command, experiment_option, given
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -22,47 +22,34 @@ def ablate(
     recipe: RecipeFile = None,
     rows: Annotated[
         str,
-        typer.Option(
+        experiment_option(
             "--rows",
             metavar="ROWS",
             help="Which variants: all, table (52 rows), a group such as activation, or names separated by commas. "
             "Give your own as module:function.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = "all",
     variants: Annotated[
         list[str] | None,
-        typer.Option(
-            "--variant",
-            metavar="NAME",
-            help="Apply this variant to the base model. Repeatable.",
-            rich_help_panel=EXPERIMENT,
-        ),
+        experiment_option("--variant", metavar="NAME", help="Apply this variant to the base model. Repeatable."),
     ] = None,
     seeds: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of runs per variant; the base model has three times as many.",
-            rich_help_panel=EXPERIMENT,
-        ),
+        int, experiment_option(metavar="N", help="Number of runs per variant; the base model has three times as many.")
     ] = 3,
     time: Annotated[
         str | None,
-        typer.Option(
+        experiment_option(
             "--time",
             metavar="TIME",
             help="Instead of --steps: train the base model for this time, such as 20s or 5m, and every variant for the "
             "same number of steps.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = None,
     match: Annotated[
         str,
-        typer.Option(
+        experiment_option(
             help="Adjust the hidden width of every variant so that its parameters or compute equal those of the "
-            "base model; none leaves it unchanged.",
-            rich_help_panel=EXPERIMENT,
+            "base model; none leaves it unchanged."
         ),
     ] = "none",
     out: Annotated[
@@ -85,7 +72,7 @@ def ablate(
     report = ablate(
         out,
         **files.keywords(),
-        **runs.keywords(),
+        **given(runs),
         recipe=recipe,
         rows=rows,
         variants=variants or (),

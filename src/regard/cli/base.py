@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,82 +32,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMPUTE, DATA, PRINT = "Computation", "Training data", "Messages"  # panels of options
+COMPUTE, PRINT = "Computation", "Messages"  # panels of options
+compute_option = partial(typer.Option, rich_help_panel=COMPUTE)
+print_option = partial(typer.Option, rich_help_panel=PRINT)
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document to standard output.", rich_help_panel=PRINT)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=COMPUTE)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.", rich_help_panel=PRINT)]
+AsJson = Annotated[bool, print_option("--json", help="Print one JSON document to standard output.")]
+Device = Annotated[str, compute_option(help="auto, cpu, cuda or mps.")]
+Quiet = Annotated[bool, print_option("--quiet", "-q", help="Print only errors.")]
 TrustCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-code",
-        help="Allow parts named module:Class to be imported, also from the current folder.",
-        rich_help_panel=COMPUTE,
-    ),
+    compute_option("--trust-code", help="Allow parts named module:Class to be imported, also from the current folder."),
 ]
 Plain = Annotated[
-    bool,
-    typer.Option(
-        "--plain",
-        help="Use the readable form of the model, without fused kernels. It is slower.",
-        rich_help_panel=COMPUTE,
-    ),
+    bool, compute_option("--plain", help="Use the readable form of the model, without fused kernels. It is slower.")
 ]
-# Training data: the same options for `train`, `ablate` and `ladder`.
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
-Source = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Source text, one sentence per line.", rich_help_panel=DATA)
-]
-Target = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The translation of the source, line by line.", rich_help_panel=DATA)
-]
-ValidSource = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Validation source. Default: a part of the training text.", rich_help_panel=DATA),
-]
-ValidTarget = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The translation of the validation source.", rich_help_panel=DATA)
-]
-Pairs = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE", help="Tab-separated source and target. Repeatable.", rich_help_panel=DATA),
-]
-JsonPairs = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE", help="JSON lines with source and target. Repeatable.", rich_help_panel=DATA),
-]
-Text = Annotated[
-    list[str] | None, typer.Option(metavar="FILE", help="Text for a language model. Repeatable.", rich_help_panel=DATA)
-]
-LabelledText = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE", help="Tab-separated label and text. Repeatable.", rich_help_panel=DATA),
-]
-HeldOut = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Validation file of the same format as the training file.",
-        rich_help_panel=DATA,
-    ),
-]
 Quantize = Annotated[
     str | None,
-    typer.Option(
-        metavar="TYPE",
-        help="Store weights as int8 (fastest) or float16 (half the size) instead of float32.",
-        rich_help_panel=COMPUTE,
+    compute_option(
+        metavar="TYPE", help="Store weights as int8 (fastest) or float16 (half the size) instead of float32."
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
+    compute_option(
         min=1,
         help="Number of CPU threads. Default: 1 for a small model, otherwise the fastest number measured on this "
         "machine.",
-        rich_help_panel=COMPUTE,
     ),
 ]
 
@@ -118,9 +70,9 @@ class Interrupted(BaseException):
 def main() -> None:
     """Run the command line.
 
-    An error that the user can correct prints one sentence on stderr and gives exit code 2. So does a full disk or a
-    lack of memory. Ctrl-C gives exit code 130. If the reader of the output closes it (`| head`), the command ends
-    without a message and with exit code 141, as the shell reports SIGPIPE.
+    An error that the user can correct, a full disk and a lack of memory give one sentence on stderr and exit code 2.
+    Ctrl-C gives exit code 130. If the reader of the output closes it (`| head`), the command ends without a message and
+    with exit code 141, as the shell reports SIGPIPE.
     """
     signal.signal(signal.SIGINT, _interrupt)
     _write_utf8()
@@ -169,14 +121,11 @@ def _interrupt(*_: object) -> None:
 
 
 def _check_arguments(words: list[str]) -> None:
-    """Raise an error for an argument that is not UTF-8, such as a file name in another encoding.
-
-    JSON could not store such an argument.
-    """
+    """Raise an error for an argument that is not UTF-8, such as a file name in another encoding."""
     for word in words:
         try:
             word.encode("utf-8")
-        except UnicodeEncodeError:
+        except UnicodeEncodeError:  # JSON could not store it
             raise SpecError("", f"the argument {word!a} is not UTF-8; rename the file") from None
 
 
@@ -215,10 +164,7 @@ _warnings = CountedWarnings(lambda sentence: complain(f"warning: {sentence}"))
 
 
 def warn(sentence: str) -> None:
-    """Print a warning on stderr.
-
-    Of similar warnings only the first is printed, and the number of the others when the command ends.
-    """
+    """Print a warning on stderr. Of similar warnings, print only the first, and the number of the others at the end."""
     _warnings(sentence)
 
 
@@ -259,7 +205,7 @@ def set_threads(
 
 
 def _on_cpu(device: str) -> bool:
-    """Return whether `device` selects the CPU. An invalid name raises an error later, when the device is used."""
+    # An invalid name raises an error later, when the device is used.
     if device != "auto":
         return device == "cpu"
     import torch
@@ -267,13 +213,13 @@ def _on_cpu(device: str) -> bool:
     return not torch.cuda.is_available() and not torch.backends.mps.is_available()
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
+def _version(given: bool) -> bool:
+    if given:
         from regard import __version__
 
         print(f"regard {__version__}")
         raise typer.Exit
-    return wanted
+    return given
 
 
 @app.callback()

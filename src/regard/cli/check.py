@@ -1,12 +1,13 @@
 """The command `check`: test a part of a model against the laws."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli.base import STUDY, app, console
-from regard.errors import SpecError
+from regard.errors import SpecError, nearest
 
 if TYPE_CHECKING:
     from regard.testing import Report
@@ -48,7 +49,7 @@ def check(
 
     report = try_laws(_import_part(part), law or tuple(LAWS))
     if as_json:
-        verdicts = [{"model": v.model, "law": v.law, "outcome": v.outcome, "detail": v.detail} for v in report.verdicts]
+        verdicts = [asdict(verdict) for verdict in report.verdicts]
         print(json.dumps({"part": report.part, "broken": len(report.broken), "verdicts": verdicts}, indent=2))
     else:
         _print_report(report)
@@ -57,7 +58,6 @@ def check(
 
 def _import_part(name: str) -> Any:
     from regard.catalogue import PARTS
-    from regard.errors import nearest
     from regard.tree import load
 
     if ":" in name:
@@ -82,8 +82,7 @@ def _print_report(report: "Report") -> None:
         table.add_row(law, *(row.get(model, "") for model in models))
     screen = console()
     screen.print(table)
-    refused = {v.model: v.detail for v in report.verdicts if v.outcome == "refused"}
-    for model, reason in refused.items():
+    for model, reason in {v.model: v.detail for v in report.verdicts if v.outcome == "refused"}.items():
         screen.print(f"- {model} was refused: {reason}", markup=False)
     for verdict in report.broken:
         screen.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", markup=False)

@@ -6,15 +6,16 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import COMPUTE, USE, AsJson, Quantize, complain, print_json, warn
+from regard.cli.base import USE, AsJson, Quantize, complain, compute_option, print_json, warn
 from regard.cli.input_lines import lines_of, pieces_of
-from regard.cli.options import BatchSize, Change, Decoding, Loading, command
+from regard.cli.options import BatchSize, Change, Decoding, Loading, command, given
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 LINES, AHEAD = 32, 32  # lines per batch, and batches that are read together and sorted by length
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 RunsArgument = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN... [FILE]", help="One run, or several as an ensemble, and the file to read."),
+    list[str], typer.Argument(metavar="RUN... [FILE]", help="One run, or several as an ensemble, and the file to read.")
 ]
 Stream = Annotated[
     bool, typer.Option("--stream", help="Print each token as it is generated; needs beam size 1 or sampling.")
@@ -39,20 +39,13 @@ def translate(
     loading: Loading,
     stream: Stream = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            help="native or ctranslate2. The latter exports the run to RUN/exports on first use.",
-            rich_help_panel=COMPUTE,
-        ),
+        str, compute_option(help="native or ctranslate2. The latter exports the run to RUN/exports on first use.")
     ] = "native",
     quantize: Quantize = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of worker processes with one CPU thread each, for large files.",
-            rich_help_panel=COMPUTE,
+        compute_option(
+            min=1, metavar="N", help="Number of worker processes with one CPU thread each, for large files."
         ),
     ] = None,
     batch_size: BatchSize = None,
@@ -64,7 +57,7 @@ def translate(
     An input that is longer than the training texts is truncated, with a warning.
     """
     from regard.runs.decode import text_decoder
-    from regard.runs.workers import Task, Workers
+    from regard.runs.workers import Workers, task_of
 
     paths, file = _runs_and_file(runs)
     processes = workers is not None and engine == "native"
@@ -88,7 +81,7 @@ def translate(
         raise SpecError("--stream", f"the engine {engine!r} returns only whole outputs; leave it out")
     decoder = text_decoder(
         loaded,
-        **decoding.keywords(),
+        **given(decoding),
         batch_size=batch_size or LINES,
         engine=engine,
         quantize=quantize,
@@ -99,17 +92,7 @@ def translate(
     if stream:
         _stream(decoder.stream(line, number) for number, line in enumerate(lines_of(file)))
     elif workers is not None and processes:
-        task = Task(
-            paths,
-            decoder.search,
-            decoder.batch_size,
-            decoder.limits,
-            decoder.constraints,
-            loading.average,
-            loading.trust_code,
-            loading.plain,
-        )
-        with Workers(workers, task) as several:
+        with Workers(workers, task_of(decoder, paths, loading.keywords())) as several:
             _print_outputs(several.translate(lines_of(file), warn), as_json)
     else:
         pieces = pieces_of(file, AHEAD * decoder.batch_size)
@@ -137,9 +120,8 @@ def _print_outputs(outputs: "Iterable[list[Output]]", as_json: bool, whole: bool
     if as_json:
         print_json([[_output_record(output) for output in best] for best in outputs])
         return
-    for best in outputs:
-        for output in best:
-            _print_line(output.text if whole else _one_line(output.text))
+    for output in chain.from_iterable(outputs):
+        _write((output.text if whole else output.text.replace("\n", " ")) + "\n")
 
 
 @command(USE)
@@ -168,7 +150,7 @@ def generate(
     loading.set_threads(max(run.parameters for run in loaded))
     for run in loaded:
         run.check_command("generate")
-    decoder = text_decoder(loaded, **decoding.keywords(), batch_size=batch_size or LINES, warn=warn)
+    decoder = text_decoder(loaded, **given(decoding), batch_size=batch_size or LINES, warn=warn)
     prompts = [text.replace("\\n", "\n") for text in prompt or [""]]
     if stream:
         texts = lines_of(file) if file is not None else prompts
@@ -196,10 +178,10 @@ def classify(
     pieces = pieces_of(file, AHEAD * size)
     predictions = chain.from_iterable(loaded.classify(piece, size, warn, first) for first, piece in pieces)
     if as_json:
-        print_json([{"label": each.label, "probabilities": each.probabilities} for each in predictions])
+        print_json([asdict(prediction) for prediction in predictions])
         return
     for prediction in predictions:
-        _print_line(prediction.label)
+        _write(f"{prediction.label}\n")
 
 
 @command(USE)
@@ -223,6 +205,8 @@ def score(
     the tokens that were generated. A language model trained on one stream of text scores each line as if it followed a
     line feed.
     """
+    from regard.data.text import ParallelFiles
+
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
     if loaded.command == "classify":  # before waiting for text
@@ -234,7 +218,9 @@ def score(
                 raise SpecError(name, "--outputs hold both sources and outputs; leave it out")
         pieces = [(0, _outputs(outputs))]
     elif loaded.command == "translate":
-        pieces = [(0, _pairs(source, target))]
+        if source is None or target is None:
+            raise SpecError("", "two aligned files are needed; give both --source and --target")
+        pieces = [(0, list(ParallelFiles(source, target).records()))]
     else:
         if source is not None:
             raise SpecError("--source", "a language model has no source; give --target alone")
@@ -249,40 +235,47 @@ def score(
         )
         return
     for each in scores:
-        _print_line(f"{each.log_prob:.6f}")
+        _write(f"{each.log_prob:.6f}\n")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The options of `evaluate`, as in `regard.runs.options.EvaluationOptions`."""
+
+    source: Annotated[str | None, typer.Option(metavar="FILE", help="Test text to translate.")] = None
+    reference: Annotated[str | None, typer.Option(metavar="FILE", help="The human translation of the source.")] = None
+    tsv: Annotated[str | None, typer.Option(metavar="FILE", help="Tab-separated source and reference.")] = None
+    text: Annotated[str | None, typer.Option(metavar="FILE", help="Test text for a language model.")] = None
+    labelled: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled test text for a classifier.")] = None
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Another run, or a file of its outputs, to compare with.")
+    ] = None
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Compute this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
+        ),
+    ] = None
+    samples: Annotated[
+        int | None, typer.Option(min=100, help="Number of resamples in the paired bootstrap. Default: 1000.")
+    ] = None
+    tokenize: Annotated[str | None, typer.Option(help="Tokenizer of sacreBLEU: 13a, none, intl, zh, char, ...")] = None
+    beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.")] = None
+    changes: Change = None
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Stride of a language model's windows in tokens. Default: half a window."
+        ),
+    ] = None
+    batch_size: BatchSize = None
 
 
 @command(USE)
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a file of its outputs.")],
     loading: Loading,
-    source: Annotated[str | None, typer.Option(metavar="FILE", help="Test text to translate.")] = None,
-    reference: Annotated[str | None, typer.Option(metavar="FILE", help="The human translation of the source.")] = None,
-    tsv: Annotated[str | None, typer.Option(metavar="FILE", help="Tab-separated source and reference.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="FILE", help="Test text for a language model.")] = None,
-    labelled: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled test text for a classifier.")] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Another run, or a file of its outputs, to compare with.")
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric", metavar="NAME", help="Compute this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=100, help="Number of resamples in the paired bootstrap. Default: 1000.")
-    ] = None,
-    tokenize: Annotated[str | None, typer.Option(help="Tokenizer of sacreBLEU: 13a, none, intl, zh, char, ...")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.")] = None,
-    changes: Change = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Stride of a language model's windows in tokens. Default: half a window."
-        ),
-    ] = None,
-    batch_size: BatchSize = None,
+    evaluation: Evaluation,
     as_json: AsJson = False,
 ) -> None:
     """Measure the quality of a run on test text.
@@ -300,25 +293,7 @@ def evaluate(
         loading.set_threads(model.parameters if model.command == "translate" else None)
         return model
 
-    result = evaluate_options(
-        run,
-        loaded,
-        source=source,
-        reference=reference,
-        tsv=tsv,
-        text=text,
-        labelled=labelled,
-        against=against,
-        tokenize=tokenize,
-        beam=beam,
-        changes=changes or (),
-        batch_size=batch_size,
-        stride=stride,
-        samples=samples,
-        metrics=metrics or (),
-        warn=warn,
-        **loading.keywords(),
-    )
+    result = evaluate_options(run, loaded, **given(evaluation), warn=warn, **loading.keywords())
     if as_json:
         print_json(result)
         return
@@ -340,14 +315,6 @@ def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None
-
-
-def _pairs(source: str | None, target: str | None) -> list[tuple[str, ...]]:
-    from regard.data.text import ParallelFiles
-
-    if source is None or target is None:
-        raise SpecError("", "two aligned files are needed; give both --source and --target")
-    return list(ParallelFiles(source, target).records())
 
 
 def _outputs(file: str) -> "list[Output]":
@@ -385,29 +352,12 @@ def _ids(values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _output_record(output: "Output") -> dict[str, Any]:
-    return {
-        "text": output.text,
-        "score": _number(output.score),
-        "log_prob": _number(output.log_prob),
-        "tokens": list(output.tokens),
-        "ended": output.ended,
-        "ids": list(output.ids),
-        "read": list(output.read),
-    }
+    return asdict(output) | {"score": _number(output.score), "log_prob": _number(output.log_prob)}
 
 
 def _number(value: float) -> float | None:
     """Return a number for JSON; infinity and NaN become None."""
     return value if math.isfinite(value) else None
-
-
-def _one_line(text: str) -> str:
-    """Return a text without line feeds, so that every output takes exactly one line."""
-    return text.replace("\n", " ")
-
-
-def _print_line(text: str) -> None:
-    _write(text + "\n")
 
 
 def _write(text: str) -> None:
@@ -422,5 +372,5 @@ def _stream(texts: Iterable[Iterator[str]], whole: bool = False) -> None:
     """Print each text while it is generated; `whole` keeps the line feeds inside texts."""
     for pieces in texts:
         for piece in pieces:
-            _write(piece if whole else _one_line(piece))
-        _print_line("")
+            _write(piece if whole else piece.replace("\n", " "))
+        _write("\n")

@@ -7,7 +7,7 @@ import typer
 
 from regard.cli.ablate import WIDE
 from regard.cli.base import STUDY, AsJson, Quiet, RecipeFile, console, print_json
-from regard.cli.options import EXPERIMENT, PairFiles, Runs, command
+from regard.cli.options import PairFiles, Runs, command, experiment_option
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -22,35 +22,25 @@ def ladder(
     recipe: RecipeFile = None,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick",
-            help="25 seconds per run and 2 runs per model of the ladder: under 10 minutes on 2 cores.",
-            rich_help_panel=EXPERIMENT,
+        experiment_option(
+            "--quick", help="25 seconds per run and 2 runs per model of the ladder: under 10 minutes on 2 cores."
         ),
     ] = False,
     rungs: Annotated[
         str,
-        typer.Option(
+        experiment_option(
             "--rungs",
             metavar="RUNGS",
             help="Which models of the ladder: all, or names separated by commas. The full Transformer is always "
             "included.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = "all",
     seeds: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of runs per model of the ladder. Default: 3, or 2 with --quick.",
-            rich_help_panel=EXPERIMENT,
-        ),
+        experiment_option(metavar="N", help="Number of runs per model of the ladder. Default: 3, or 2 with --quick."),
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", help="Instead of --steps: training time of every run, in seconds.", rich_help_panel=EXPERIMENT
-        ),
+        float | None, experiment_option(metavar="S", help="Instead of --steps: training time of every run, in seconds.")
     ] = None,
     out: Annotated[
         str, typer.Option(metavar="DIR", help="The folder of this ladder, new or existing.")

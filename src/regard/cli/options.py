@@ -6,33 +6,22 @@ A command with a parameter of one of these classes has all options of the class.
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from regard.cli.base import (
-    COMPUTE,
-    Device,
-    HeldOut,
-    JsonPairs,
-    LabelledText,
-    Pairs,
-    Plain,
-    Source,
-    Target,
-    Text,
-    Threads,
-    TrustCode,
-    ValidSource,
-    ValidTarget,
-    app,
-    set_threads,
-)
+from regard.cli.base import Device, Plain, Threads, TrustCode, app, compute_option, set_threads
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
 
-SEARCH, SAMPLING, OUTPUT, EXPERIMENT = "Search", "Sampling", "Constraints on the output", "Experiment"
+# Options by panel of the help.
+data_option = partial(typer.Option, metavar="FILE", rich_help_panel="Training data")
+experiment_option = partial(typer.Option, rich_help_panel="Experiment")
+search_option = partial(typer.Option, rich_help_panel="Search")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+output_option = partial(typer.Option, rich_help_panel="Constraints on the output")
 
 
 def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -61,39 +50,33 @@ def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
                 options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
             function(**options)
 
-        run.__name__, run.__doc__ = function.__name__, _one_line_paragraphs(function)
-        positional = sorted(
-            parameters, key=lambda p: p.default is not p.empty
-        )  # a stable sort keeps the order of the help
-        run.__signature__ = inspect.Signature(positional)
+        # Each paragraph on one line, so that the help can be wrapped to the terminal width.
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        run.__doc__ = "\n\n".join(text if text.startswith("\b") else text.replace("\n", " ") for text in paragraphs)
+        run.__name__ = function.__name__
+        parameters.sort(key=lambda p: p.default is not p.empty)  # a stable sort keeps the order of the help
+        run.__signature__ = inspect.Signature(parameters)
         app.command(rich_help_panel=panel)(run)
         return function
 
     return register
 
 
-def _one_line_paragraphs(function: Callable[..., None]) -> str:
-    """Return the docstring with each paragraph on one line, so that the help can be wrapped to the terminal width."""
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    return "\n\n".join(text if text.startswith("\b") else text.replace("\n", " ") for text in paragraphs)
+def given(options: Any) -> dict[str, Any]:
+    """Return the options of a group that are not None, as keyword arguments for the function of the command."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
 
 
-Average = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Average the last N checkpoints.", rich_help_panel=COMPUTE)
-]
+Average = Annotated[int | None, compute_option(min=1, metavar="N", help="Average the last N checkpoints.")]
 BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Number of lines computed together; affects speed only. Default: 32.", rich_help_panel=COMPUTE
-    ),
+    int | None, compute_option(min=1, help="Number of lines computed together; affects speed only. Default: 32.")
 ]
 Change = Annotated[
     list[str] | None,
-    typer.Option(
+    search_option(
         "--set",
         metavar="PATH=VALUE",
         help="Change a search setting, such as normalise=gnmt, alpha=0.6 or coverage=0.2. Repeatable.",
-        rich_help_panel=SEARCH,
     ),
 ]
 
@@ -102,13 +85,15 @@ Change = Annotated[
 class PairFiles:
     """The options for files of text pairs to train on."""
 
-    source: Source = None
-    target: Target = None
-    valid_source: ValidSource = None
-    valid_target: ValidTarget = None
-    tsv: Pairs = None
-    jsonl: JsonPairs = None
-    valid: HeldOut = None
+    source: Annotated[str | None, data_option(help="Source text, one sentence per line.")] = None
+    target: Annotated[str | None, data_option(help="The translation of the source, line by line.")] = None
+    valid_source: Annotated[
+        str | None, data_option(help="Validation source. Default: a part of the training text.")
+    ] = None
+    valid_target: Annotated[str | None, data_option(help="The translation of the validation source.")] = None
+    tsv: Annotated[list[str] | None, data_option(help="Tab-separated source and target. Repeatable.")] = None
+    jsonl: Annotated[list[str] | None, data_option(help="JSON lines with source and target. Repeatable.")] = None
+    valid: Annotated[str | None, data_option(help="Validation file of the same format as the training file.")] = None
 
     def keywords(self) -> dict[str, Any]:
         """Return the given files as keyword arguments for `regard.train`."""
@@ -119,8 +104,8 @@ class PairFiles:
 class TextFiles(PairFiles):
     """The options for files of pairs, plain text or labelled text to train on."""
 
-    text: Text = None
-    labelled: LabelledText = None
+    text: Annotated[list[str] | None, data_option(help="Text for a language model. Repeatable.")] = None
+    labelled: Annotated[list[str] | None, data_option(help="Tab-separated label and text. Repeatable.")] = None
 
 
 @dataclass(frozen=True)
@@ -129,151 +114,100 @@ class Runs:
 
     base: Annotated[
         str | None,
-        typer.Option(
+        experiment_option(
             metavar="PRESET",
             help="The base model, with which all others are compared. Default: chosen to suit the text.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = None
     changes: Annotated[
         list[str] | None,
-        typer.Option(
+        experiment_option(
             "--set",
             metavar="PATH=VALUE",
             help="Change the recipe of the base model, such as model.d_model=64. Repeatable.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = None
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of training steps per run.", rich_help_panel=EXPERIMENT)
-    ] = None
+    steps: Annotated[int | None, experiment_option(metavar="N", help="Number of training steps per run.")] = None
     metric: Annotated[
         str | None,
-        typer.Option(
+        experiment_option(
             metavar="NAME",
             help="A metric in addition to the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
-            rich_help_panel=EXPERIMENT,
         ),
     ] = None
     search_rates: Annotated[
         bool,
-        typer.Option(
-            "--search-rates",
-            help="First search for the best learning rate of every model, with equal effort.",
-            rich_help_panel=EXPERIMENT,
+        experiment_option(
+            "--search-rates", help="First search for the best learning rate of every model, with equal effort."
         ),
     ] = False
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of simultaneous runs. Default: one per GPU, or one per CPU core.",
-            rich_help_panel=COMPUTE,
+        compute_option(
+            min=1, metavar="N", help="Number of simultaneous runs. Default: one per GPU, or one per CPU core."
         ),
     ] = None
     device: Device = "auto"
     threads: Annotated[
         int | None,
-        typer.Option(
+        compute_option(
             min=1,
             help="Number of CPU threads per run. Default: the CPU cores divided by the number of simultaneous runs.",
-            rich_help_panel=COMPUTE,
         ),
     ] = None
     max_time: Annotated[
         str | None,
-        typer.Option(
+        compute_option(
             metavar="TIME",
             help="Start no run that would end after this time, such as 90s, 30m or 2h. To continue, run the command "
             "again.",
-            rich_help_panel=COMPUTE,
         ),
     ] = None
     trust_code: TrustCode = False
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for `regard.ablate`."""
-        return asdict(self) | {"changes": self.changes or ()}
 
 
 @dataclass(frozen=True)
 class Decoding:
     """The options for search, sampling and constraints, as in `regard.runs.options.DecodingOptions`."""
 
-    beam: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Beam size; 1 is greedy search.", rich_help_panel=SEARCH)
-    ] = None
-    n_best: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Number of outputs per line, best first.", rich_help_panel=SEARCH),
-    ] = None
+    beam: Annotated[int | None, search_option(min=1, metavar="N", help="Beam size; 1 is greedy search.")] = None
+    n_best: Annotated[int | None, search_option(min=1, metavar="N", help="Number of outputs per line, best first.")] = (
+        None
+    )
     changes: Change = None
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; lower is more conservative.", rich_help_panel=SAMPLING)
-    ] = None
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the K most probable tokens.", rich_help_panel=SAMPLING)
-    ] = None
+    temperature: Annotated[float | None, sampling_option(help="Sampling temperature; lower is more conservative.")] = (
+        None
+    )
+    top_k: Annotated[int | None, sampling_option(help="Sample from the K most probable tokens.")] = None
     top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from the smallest set of tokens with this total probability.", rich_help_panel=SAMPLING
-        ),
+        float | None, sampling_option(help="Sample from the smallest set of tokens with this total probability.")
     ] = None
     min_p: Annotated[
         float | None,
-        typer.Option(
-            help="Sample from tokens at least this probable, relative to the most probable one.",
-            rich_help_panel=SAMPLING,
-        ),
+        sampling_option(help="Sample from tokens at least this probable, relative to the most probable one."),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed for sampling.", rich_help_panel=SAMPLING)] = None
-    min_len: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Minimum length in tokens.", rich_help_panel=OUTPUT)
-    ] = 0
+    seed: Annotated[int | None, sampling_option(min=0, help="Random seed for sampling.")] = None
+    min_len: Annotated[int, output_option(min=0, metavar="N", help="Minimum length in tokens.")] = 0
     max_len: Annotated[
         int | None,
-        typer.Option(
+        output_option(
             min=1,
             metavar="N",
             help="Maximum length in tokens. Default: 200 for generate; for translate, estimated from the training "
             "text.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None
-    prefix: Annotated[str, typer.Option(help="Begin every output with this text.", rich_help_panel=OUTPUT)] = ""
+    prefix: Annotated[str, output_option(help="Begin every output with this text.")] = ""
     required: Annotated[
         list[str] | None,
-        typer.Option(
-            "--require",
-            metavar="WORD",
-            help="A word that every output must contain. Repeatable.",
-            rich_help_panel=OUTPUT,
-        ),
+        output_option("--require", metavar="WORD", help="A word that every output must contain. Repeatable."),
     ] = None
     banned: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ban", metavar="WORD", help="A word that no output may contain. Repeatable.", rich_help_panel=OUTPUT
-        ),
+        list[str] | None, output_option("--ban", metavar="WORD", help="A word that no output may contain. Repeatable.")
     ] = None
     no_repeat: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Forbid repeated sequences of N tokens. 0 allows them.",
-            rich_help_panel=OUTPUT,
-        ),
+        int, output_option(min=0, metavar="N", help="Forbid repeated sequences of N tokens. 0 allows them.")
     ] = 0
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for `regard.translate` and `regard.generate`."""
-        return {name: () if value is None and name in _LISTS else value for name, value in asdict(self).items()}
-
-
-_LISTS = {"changes", "required", "banned"}
 
 
 @dataclass(frozen=True)

@@ -49,19 +49,8 @@ def show(
     costs = cost(spec, length)
     changes = [(path, plain(a, PARTS), plain(b, PARTS)) for path, a, b in diff(base, spec)]
     if as_json:
-        parts = [
-            {"part": p.part, "parameters": p.parameters, "flops_per_token": p.flops_per_token} for p in costs.parts
-        ]
-        result = {
-            "name": model,
-            "kind": type(spec).kind,
-            "parameters": costs.parameters,
-            "flops_per_token": costs.flops_per_token,
-            "length": length,
-            "parts": parts,
-            "changes": [{"path": path, "before": before, "after": after} for path, before, after in changes],
-            "model": to_record(spec),
-        }
+        edits = [{"path": path, "before": before, "after": after} for path, before, after in changes]
+        result = {"name": model, "kind": type(spec).kind} | asdict(costs) | {"changes": edits, "model": to_record(spec)}
         print(json.dumps(result, indent=2))
         return
     _show(model, to_record(spec), changes, costs)
@@ -98,9 +87,9 @@ def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) ->
     _grow(tree, run.recipe.record())
     screen.print(tree)
     for name, value in facts.items():
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in value.items()) if isinstance(value, dict) else value
-        counted = type(shown) is int
-        screen.print(f"{name:<16} {shown:,}" if counted else f"{name:<16} {shown}", markup=False, soft_wrap=True)
+        text = "  ".join(f"{k} {v:.4f}" for k, v in value.items()) if isinstance(value, dict) else value
+        fact = f"{text:,}" if type(text) is int else text
+        screen.print(f"{name:<16} {fact}", markup=False, soft_wrap=True)
 
 
 def _list_presets(as_json: bool) -> None:
@@ -116,9 +105,8 @@ def _list_presets(as_json: bool) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, line in lines.items():
         table.add_row(Text(name, "bold"), Text(line))
-    screen = console()
-    screen.print(table)
-    screen.print("\nregard show NAME prints one of them.")
+    console().print(table)
+    console().print("\nregard show NAME prints one of them.")
 
 
 def _show(name: str, record: dict[str, Any], changes: list[tuple[str, Any, Any]], costs: "Cost") -> None:
@@ -161,9 +149,8 @@ def _grow(tree: "Tree", record: dict[str, Any]) -> None:
         for i, item in enumerate(items):
             if isinstance(item, dict):
                 label = f"{key}[{i}]" if isinstance(value, list) else key
-                _grow(
-                    tree.add(Text.assemble(label, "  ", (item["kind"], "bold"))), item
-                )  # as Text, because markup would interpret `[/x]`
+                # As Text, because markup would interpret `[/x]`.
+                _grow(tree.add(Text.assemble(label, "  ", (item["kind"], "bold"))), item)
 
 
 def _is_leaf(key: str, value: Any) -> bool:

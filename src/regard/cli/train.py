@@ -2,24 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import localtime, strftime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import (
-    TRAIN,
-    AsJson,
-    Device,
-    Plain,
-    Quiet,
-    RecipeFile,
-    Threads,
-    TrustCode,
-    print_json,
-    set_threads,
-)
+from regard.cli.base import TRAIN, AsJson, Device, Plain, Quiet, RecipeFile, Threads, TrustCode, print_json, set_threads
 from regard.cli.options import TextFiles, command
 from regard.errors import SpecError
 
@@ -28,14 +18,14 @@ if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
     from regard.training.trainer import Outcome
 
-MODEL, BUDGET = "Model and recipe", "Steps and time"  # panels of options
+# Options by panel of the help.
+model_option = partial(typer.Option, rich_help_panel="Model and recipe")
+budget_option = partial(typer.Option, rich_help_panel="Steps and time")
 
 MaxTime = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Save and stop after this time, such as 90s, 30m or 2h; continue with `regard resume`.",
-        rich_help_panel=BUDGET,
+    budget_option(
+        metavar="TIME", help="Save and stop after this time, such as 90s, 30m or 2h; continue with `regard resume`."
     ),
 ]
 
@@ -69,46 +59,36 @@ def train(
     recipe: RecipeFile = None,
     out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into (required).")] = None,
     start: Annotated[
-        str | None,
-        typer.Option("--from", metavar="RUN", help="Start from the weights of this run.", rich_help_panel=MODEL),
+        str | None, model_option("--from", metavar="RUN", help="Start from the weights of this run.")
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A model listed by `regard show`. Default: chosen to suit the text.",
-            rich_help_panel=MODEL,
-        ),
+        model_option(metavar="NAME", help="A model listed by `regard show`. Default: chosen to suit the text."),
     ] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option(
+        model_option(
             "--variant",
             metavar="NAME",
             help="A modification listed by `regard variants`, or your own as module:function with --trust-code. "
             "Repeatable.",
-            rich_help_panel=MODEL,
         ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
+        model_option(
             "--set",
             metavar="PATH=VALUE",
             help="Change the recipe, such as train.seed=2 or model.decoder.depth=3. Repeatable.",
-            rich_help_panel=MODEL,
         ),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of training steps (train.steps).", rich_help_panel=BUDGET)
-    ] = None,
+    steps: Annotated[int | None, budget_option(metavar="N", help="Number of training steps (train.steps).")] = None,
     time: Annotated[
         str | None,
-        typer.Option(
+        budget_option(
             "--time",
             metavar="TIME",
             help="Time budget, such as 5m or 2h, to which the model, epochs and learning-rate schedule are fitted.",
-            rich_help_panel=BUDGET,
         ),
     ] = None,
     max_time: MaxTime = None,

@@ -63,20 +63,17 @@ class CTranslate2(Engine):
         stored: str = "float32",
         threads: int | None = None,
     ) -> None:
-        """Load the export in `folder`.
+        """Load the export in `folder`, with weights of the type `stored`.
 
         `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the greatest length
-        of a source or an output. `stored` is the stored type of the weights.
+        of a source or an output.
         """
         self.ends, self.room = ends, room
         self.source, self.target = words
         self.ids = {word: number for number, word in enumerate(self.target)}
         try:
             self.translator = library().Translator(
-                str(folder),
-                compute_type=COMPUTED[stored],
-                inter_threads=threads or workers(),
-                intra_threads=1,
+                str(folder), compute_type=COMPUTED[stored], inter_threads=threads or workers(), intra_threads=1
             )
         except (RuntimeError, ValueError) as error:
             raise DataError(f"CTranslate2 cannot load {folder} ({error})") from None
@@ -113,7 +110,9 @@ class CTranslate2(Engine):
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
         # All sources of one call share a limit. If an output reached the smaller limit of its own source, the search is
         # repeated with the smaller limit.
-        again = [place for place in results if most[place] < max(most) and _longest(results[place]) + 1 >= most[place]]
+        # If all beams of a source ended, its search ended at the length of the longest hypothesis.
+        longest = {place: max((len(each.ids) for each in best), default=0) for place, best in results.items()}
+        again = [place for place in results if most[place] < max(most) and longest[place] + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):
             places = [place for place in again if most[place] == limit]
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
@@ -183,16 +182,8 @@ class CTranslate2(Engine):
 
 
 def _waits_for_all(search: Beam) -> bool:
-    """Return whether the search goes on until as many hypotheses have ended as there are beams.
-
-    In this case, returning all hypotheses costs no extra time.
-    """
+    """Return whether the search continues until all beams have ended; returning them all then costs no extra time."""
     return search.beam_size == 1 or search.scoring.alpha != 0.0
-
-
-def _longest(hypotheses: Sequence[Hypothesis]) -> int:
-    """Return the length of the longest hypothesis; if all beams ended, the search ended at this length."""
-    return max((len(each.ids) for each in hypotheses), default=0)
 
 
 def _refused(name: str, why: str) -> SpecError:

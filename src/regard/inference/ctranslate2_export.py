@@ -68,6 +68,12 @@ def refusal(path: str, what: str) -> SpecError:
     return SpecError(path, f"CTranslate2 cannot express {what}; use the native engine")
 
 
+def require(path: str, part: Spec | None, *types: type) -> None:
+    """Refuse a part of any type other than these."""
+    if part is not None and not isinstance(part, types):
+        raise refusal(path, repr(part.kind))
+
+
 def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
     """Return the library's spec of a model, validated and filled with weights.
 
@@ -102,15 +108,14 @@ class Facts:
         """Return `value`; refuse it if an earlier layer has a different value."""
         first, before = self.values.setdefault(name, (path, value))
         if before != value:
-            raise refusal(path, f"{_shown(value)} beside {_shown(before)} ({first}) in one stack")
+            raise refusal(path, f"{_named(value)} beside {_named(before)} ({first}) in one stack")
         return value
 
     def get(self, name: str) -> Any:
-        """Return the value of a shared setting."""
         return self.values[name][1]
 
 
-def _shown(value: Any) -> str:
+def _named(value: Any) -> str:
     return repr(value.kind) if isinstance(value, Spec) else repr(value)
 
 
@@ -118,40 +123,30 @@ class _Writer:
     """A converter for one model."""
 
     def __init__(self, spec: Any, positions: int) -> None:
-        self.spec, self.positions = spec, positions
-        self.eps: dict[tuple[type[Norm], float], str] = {}
-        if not isinstance(spec.linear, Dense):
-            raise refusal("linear", repr(spec.linear.kind))
-        if not isinstance(spec.head, Softmax):
-            raise refusal("head", repr(spec.head.kind))
-        if not isinstance(spec.input, Tokens):
-            raise refusal("input", repr(spec.input.kind))
-        for name in ("table", "output_table"):
-            table = getattr(spec, name)
-            if table is not None and not isinstance(table, Embeddings | Factorised):
-                raise refusal(name, repr(table.kind))
-
-    def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
-        """Return the converted spec of an encoder-decoder."""
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
 
+        self.spec, self.positions, self.library = spec, positions, transformer_spec
+        self.eps: dict[tuple[type[Norm], float], str] = {}
+        require("linear", spec.linear, Dense)
+        require("head", spec.head, Softmax)
+        require("input", spec.input, Tokens)
+        require("table", spec.table, Embeddings, Factorised)
+        require("output_table", spec.output_table, Embeddings, Factorised)
+
+    def encoder_decoder(self, model: EncoderDecoderModel) -> Any:
         spec = model.spec
         assert isinstance(spec, EncoderDecoder)
-        if not isinstance(spec.bridge, Last):
-            raise refusal("bridge", repr(spec.bridge.kind))
+        require("bridge", spec.bridge, Last)
         encoder = self.stack(model.encoder, "encoder")
         decoder = self.stack(model.decoder, "decoder", cross=True)
         self.begin(encoder, encoder.embeddings[0], "source", model.tables, model.inputs)
         self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
         self.end(decoder, model)
-        theirs: Any = transformer_spec.TransformerSpec(encoder, decoder)
+        theirs: Any = self.library.TransformerSpec(encoder, decoder)
         theirs.config.layer_norm_epsilon = self.epsilon()
         return theirs
 
     def decoder_only(self, model: DecoderOnlyModel) -> Any:
-        """Return the converted spec of a decoder-only language model."""
-        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
-
         spec = model.spec
         assert isinstance(spec, DecoderOnly)
         if spec.visibility != "causal":
@@ -159,11 +154,11 @@ class _Writer:
         decoder = self.stack(model.decoder, "decoder")
         self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
         self.end(decoder, model)
-        theirs: Any = transformer_spec.TransformerDecoderModelSpec(decoder)
+        theirs: Any = self.library.TransformerDecoderModelSpec(decoder)
         theirs.config.layer_norm_epsilon = self.epsilon()
         return theirs
 
-    # What comes before the first layer and after the last layer.
+    # The layers before and after the stacks.
 
     def begin(self, stack: Any, embeddings: Any, use: Side, tables: Tables, inputs: Inputs) -> None:
         """Convert the embeddings of a stack, and their scale, positions and norm."""
@@ -191,7 +186,6 @@ class _Writer:
         raise refusal("input.position", repr(tokens.position.kind))
 
     def end(self, decoder: Any, model: Any) -> None:
-        """Convert the output layer."""
         decoder.projection.weight = matrix(model.tables.get("output"))
         if self.spec.head.scaled:
             decoder.scale_outputs = np.float32(self.spec.d_model**-0.5)
@@ -201,12 +195,10 @@ class _Writer:
     # The stacks.
 
     def stack(self, module: nn.Module, side: str, cross: bool = False) -> Any:
-        """Return the converted encoder or decoder stack."""
         spec = getattr(self.spec, side)
         if type(spec) is not Plain:
             raise refusal(side, repr(spec.kind))
-        if spec.attention_pattern is not None:
-            raise refusal(f"{side}.attention_pattern", repr(spec.attention_pattern.kind))
+        require(f"{side}.attention_pattern", spec.attention_pattern)
         if spec.strict:
             raise refusal(f"{side}.strict", "tokens that do not see themselves")
         if spec.positions:
@@ -239,8 +231,7 @@ class _Writer:
             where = f"{path}.residual[{i}]" if isinstance(block.residual, tuple) else f"{path}.residual"
             if not isinstance(rule, PreNorm | PostNorm | Sandwich):
                 raise refusal(where, repr(rule.kind))
-            if not isinstance(rule.norm, LayerNorm | RMSNorm):
-                raise refusal(f"{where}.norm", repr(rule.norm.kind))
+            require(f"{where}.norm", rule.norm, LayerNorm, RMSNorm)
             facts.same("residual", rule, where)
         for i, branch in enumerate(block.branches[:-1]):
             self.check_attention(branch, f"{path}.branches[{i}]", facts, side)
@@ -259,8 +250,7 @@ class _Writer:
         facts.same("heads", heads, f"{path}.heads")
         if branch.d_value is not None and branch.d_value != d_head:
             raise refusal(f"{path}.d_value", f"values of width {branch.d_value} beside keys of {d_head}")
-        if not isinstance(branch.query_key_norm, NoNorm | LayerNorm | RMSNorm):
-            raise refusal(f"{path}.query_key_norm", repr(branch.query_key_norm.kind))
+        require(f"{path}.query_key_norm", branch.query_key_norm, NoNorm, LayerNorm, RMSNorm)
         if isinstance(branch, CrossAttention):
             # The library's specs have a field for this norm, but the library ignores the field.
             if not isinstance(branch.query_key_norm, NoNorm):
@@ -269,8 +259,7 @@ class _Writer:
         shared: Position | None = getattr(self.spec, side).position
         where = f"{side}.position" if branch.position is None else f"{path}.position"
         position = shared if branch.position is None else branch.position
-        if not isinstance(position, None | T5Bias | ALiBi | Rotary | Shaw):
-            raise refusal(where, repr(position.kind))
+        require(where, position, T5Bias, ALiBi, Rotary, Shaw)
         if isinstance(position, ALiBi) and side == "encoder":
             raise refusal(where, f"{position.kind!r} in an encoder")
         if isinstance(position, T5Bias) and branch.position is not None:
@@ -287,15 +276,13 @@ class _Writer:
         return heads, branch.kv_heads or heads, d_head
 
     def empty(self, facts: Facts, side: str, depth: int, cross: bool) -> Any:
-        """Return the library's empty spec of a stack."""
-        from ctranslate2.specs import transformer_spec  # noqa: PLC0415
         from ctranslate2.specs.common_spec import Activation  # noqa: PLC0415
 
         residual, position = facts.get("residual"), facts.get("position")
         norm: Norm = self.spec.input.norm
         if not isinstance(norm, NoNorm) and type(norm) is not type(residual.norm):
             raise refusal("input.norm", f"{norm.kind!r} beside {residual.norm.kind!r}")
-        says: dict[str, Any] = {
+        options: dict[str, Any] = {
             "pre_norm": not isinstance(residual, PostNorm),
             "pre_post_layer_norm": isinstance(residual, Sandwich),
             "activation": Activation[ACTIVATIONS[facts.get("activation")]],
@@ -310,20 +297,19 @@ class _Writer:
             "qk_norm": True,
         }
         if isinstance(position, Rotary):
-            says |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": position.base}
+            options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": position.base}
         if side == "encoder":
-            return transformer_spec.TransformerEncoderSpec(depth, facts.get("heads"), **says)
-        return transformer_spec.TransformerDecoderSpec(
+            return self.library.TransformerEncoderSpec(depth, facts.get("heads"), **options)
+        return self.library.TransformerDecoderSpec(
             depth,
             facts.get("heads"),
             with_encoder_attention=cross,
             external_pre_post_encoder_layers=cross and isinstance(residual, Sandwich),
             alibi=isinstance(position, ALiBi),
-            **says,
+            **options,
         )
 
     def layer(self, to: Any, block: Block, built: nn.Module, path: str, stack: nn.Module) -> None:
-        """Convert one layer."""
         for i, (branch, rule) in enumerate(zip(block.branches, block.rules(), strict=True)):
             where, joined = f"{path}.branches[{i}]", built.get_submodule(f"branches.{i}")
             inner, rule_norm = joined.get_submodule("branch"), getattr(rule, "norm", NoNorm())
@@ -365,7 +351,6 @@ class _Writer:
                 to.relative_position_values = np.zeros_like(keys) if values is None else numbers(values)
 
     def query_key_norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
-        """Convert the norms of queries and keys, if there are any."""
         from ctranslate2.specs.common_spec import LayerNormSpec  # noqa: PLC0415
 
         for name, ours in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
@@ -376,7 +361,6 @@ class _Writer:
                 self.norm(getattr(to, name), norm, built.get_submodule(ours), width, f"{path}.query_key_norm")
 
     def feedforward(self, to: Any, branch: FeedForward, built: nn.Module) -> None:
-        """Convert a feed-forward branch, with its gate if there is one."""
         self.linear(to.linear_1, built.get_submodule("down"))
         if not branch.gated:
             self.linear(to.linear_0, built.get_submodule("up"))
@@ -388,7 +372,6 @@ class _Writer:
             to.linear_0.bias, to.linear_0_noact.bias = np.split(numbers(both.get_parameter("bias")), 2)
 
     def linear(self, to: Any, built: nn.Module) -> None:
-        """Convert one projection."""
         to.weight = numbers(built.get_parameter("weight"))
         if built.bias is not None:
             to.bias = numbers(built.get_parameter("bias"))

@@ -67,7 +67,7 @@ class Trained:
 
     @property
     def translates(self) -> bool:
-        """Whether the model reads a source and generates a target."""
+        """True if the model reads a source and generates a target."""
         return self.model.spec.reads_source
 
     @property
@@ -164,9 +164,8 @@ def export(
 ) -> Exported:
     """Write a model for CTranslate2 into the folder `out`, and return the finished export.
 
-    An existing folder is refused, unless `own` says that this package manages the folder, or `force` is given and the
-    folder contains an export. The exported model is checked before the folder is renamed to
-    `out`. If the check fails, an error is raised and nothing is written.
+    An existing folder is replaced only if `own`, for a folder that this package manages, or if `force` and the folder
+    contains an export. If the check of the exported model fails, an error is raised and nothing is written.
     """
     stored = named(quantize)
     version = library().__version__
@@ -256,21 +255,18 @@ def engine(
     folder: Path,
     quantize: str | None = None,
     threads: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> CTranslate2:
-    """Return the CTranslate2 engine for a translator.
-
-    The model is exported first if `folder` is missing, stale or damaged.
-    """
+    """Return the CTranslate2 engine for a translator; export it first if `folder` is missing, stale or damaged."""
     stored = named(quantize)
     library()
     if not trained.translates:
         raise DataError(f"the engine {NAME!r} translates, and this is a model of kind {trained.model.spec.kind!r}")
     if fresh(folder, trained, stored) is None:
         why = "is stale or damaged, and made anew" if folder.exists() else "is made, once"
-        say(f"the export {folder} {why}")
+        report(f"the export {folder} {why}")
         record = export(trained, folder, quantize, own=True).record
-        say(sentence(Check(**record["check"])))
+        report(sentence(Check(**record["check"])))
     return _opened(trained, folder, stored, threads)
 
 
@@ -290,20 +286,37 @@ def sentence(check: Check) -> str:
 
 def compare(trained: Trained, folder: Path, stored: str) -> Check:
     """Return the result of comparing a model with its export on the same inputs."""
-    assert isinstance(trained.model, LanguageModel)
-    training = trained.model.training
-    trained.model.eval()
-    try:
-        return (_compare_translators if trained.translates else _compare_writers)(trained, folder, stored)
-    finally:
-        trained.model.train(training)
-
-
-def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
-    model, ends = trained.model, Anything(**asdict(trained.ends))
+    model = trained.model
     assert isinstance(model, LanguageModel)
-    device = next(model.parameters()).device
     pairs, inputs = _pairs(trained)
+    training = model.training
+    model.eval()
+    try:
+        run = _run_translators if trained.translates else _run_language_models
+        native, exported, expected, scored = run(trained, model, folder, stored, pairs)
+    finally:
+        model.train(training)
+    agreed = ties = 0
+    for (ours, *_), (theirs, *_) in zip(native, exported, strict=True):
+        if (ours.ids, ours.ended) == (theirs.ids, theirs.ended):
+            agreed += 1
+        elif abs(ours.score - theirs.score) <= TIE:
+            ties += 1
+    differences = [
+        abs(a - b) / max(1.0, abs(a))
+        for row, other in zip(expected, scored, strict=True)
+        for a, b in zip(row, other.log_probs, strict=True)
+    ]
+    return Check(inputs, len(native), agreed, ties, len(differences), max(differences))
+
+
+# The outputs of the native engine and of the export, then the log-probabilities of given tokens in both.
+Results = tuple[list[list[Hypothesis]], list[list[Hypothesis]], list[list[float]], list[Any]]
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def _run_translators(trained: Trained, model: LanguageModel, folder: Path, stored: str, pairs: Pairs) -> Results:
+    ends, device = Anything(**asdict(trained.ends)), next(model.parameters()).device
     theirs = _opened(trained, folder, stored, 1)
     theirs.ends = ends
     search = Beam(BEAMS, stopping=NAME)
@@ -320,18 +333,12 @@ def _compare_translators(trained: Trained, folder: Path, stored: str) -> Check:
         max_input_length=0,
     )
     expected = [ours[row, : len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
-    return _check(inputs, native, exported, expected, [list(each.log_probs) for each in scored])
+    return native, exported, expected, scored
 
 
-def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
-    """Return the result of comparing a language model with its export.
-
-    The comparison covers greedy continuations of the first half of each text, and the log-probabilities of all texts.
-    """
-    model, ends = trained.model, Anything(**asdict(trained.ends))
-    assert isinstance(model, LanguageModel)
-    device = next(model.parameters()).device
-    pairs, inputs = _pairs(trained)
+def _run_language_models(trained: Trained, model: LanguageModel, folder: Path, stored: str, pairs: Pairs) -> Results:
+    """Return greedy continuations of the first half of each text, and the log-probabilities of all texts."""
+    ends, device = Anything(**asdict(trained.ends)), next(model.parameters()).device
     rows = [[ends.bos, *target] for _, target in pairs if target]
     words = trained.vocabularies()[1].words
     theirs = library().Generator(str(folder), compute_type=COMPUTED[stored], inter_threads=1, intra_threads=1)
@@ -362,35 +369,11 @@ def _compare_writers(trained: Trained, folder: Path, stored: str) -> Check:
         ended = bool(ids) and ids[-1] == ends.eos
         exported.append([Hypothesis(tuple(ids[: len(ids) - ended]), result.scores[0], result.scores[0], (), ended)])
     scored = theirs.score_batch([[words[token] for token in row] for row in rows], max_input_length=0)
-    return _check(inputs, native, exported, expected, [list(each.log_probs) for each in scored])
+    return native, exported, expected, scored
 
 
-def _check(
-    inputs: str,
-    native: Sequence[Sequence[Hypothesis]],
-    exported: Sequence[Sequence[Hypothesis]],
-    expected: Sequence[Sequence[float]],
-    scored: Sequence[Sequence[float]],
-) -> Check:
-    agreed = ties = 0
-    for ours, theirs in zip(native, exported, strict=True):
-        if (ours[0].ids, ours[0].ended) == (theirs[0].ids, theirs[0].ended):
-            agreed += 1
-        elif abs(ours[0].score - theirs[0].score) <= TIE:
-            ties += 1
-    differences = [
-        abs(a - b) / max(1.0, abs(a))
-        for row, other in zip(expected, scored, strict=True)
-        for a, b in zip(row, other, strict=True)
-    ]
-    return Check(inputs, len(native), agreed, ties, len(differences), max(differences))
-
-
-def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
-    """Return (source, target) pairs of ids for the comparison, and a description of them.
-
-    The ids come from the validation text; if there is none, they are random, with various lengths.
-    """
+def _pairs(trained: Trained) -> tuple[Pairs, str]:
+    """Return pairs (source, target) of ids from the validation text, or random ids, and a description of them."""
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:
@@ -406,9 +389,8 @@ def _pairs(trained: Trained) -> tuple[list[tuple[list[int], list[int]]], str]:
 
     def draw(size: int, eos: int) -> list[int]:
         length = int(torch.randint(1, min(longest, 40) + 1, (), generator=rng))
-        return [
-            token if token > eos else size - 1 for token in torch.randint(0, size, (length,), generator=rng).tolist()
-        ]
+        ids = torch.randint(0, size, (length,), generator=rng).tolist()
+        return [token if token > eos else size - 1 for token in ids]
 
     sides = (trained.source, trained.target)
     drawn = [[draw(each.size, each.eos) for each in sides] for _ in range(TEXTS)]

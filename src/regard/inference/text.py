@@ -69,12 +69,11 @@ class Constraints:
 
     def parts(self) -> tuple[Constraint, ...]:
         """Return the constraints as separate parts."""
-        given: list[Constraint] = [RequiredWords(tuple(self.required)), BannedWords(tuple(self.banned))]
-        given += [ForcedPrefix(self.prefix), NoRepeatedNgram(self.no_repeat)]
-        return tuple(given)
+        words = RequiredWords(tuple(self.required)), BannedWords(tuple(self.banned))
+        return (*words, ForcedPrefix(self.prefix), NoRepeatedNgram(self.no_repeat))
 
     def rules(self, tokenizer: Tokenizer) -> TokenConstraints:
-        """Return the same constraints expressed in the token ids of `tokenizer`."""
+        """Return the constraints in the token ids of `tokenizer`."""
         return bind_all(self.parts(), tokenizer)
 
 
@@ -101,30 +100,27 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield the n_best translations of every text, in order.
+        """Yield the n_best translations of every text, in order; those of an empty text are empty.
 
-        An empty text has empty translations. If `texts` are part of a longer sequence, `first` is the index of the
-        first of them.
+        If `texts` are part of a longer sequence, `first` is the index of the first of them.
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
         engine = self.engine or Native(self.models, self.ends, self.device)
         engine.check(search, limits, rules)
-        for before, chunk in _numbered(texts, AHEAD * batch_size):
-            begin = first + before
+        for begin, chunk in _numbered(texts, AHEAD * batch_size, first):
             sources = self.sources(chunk, begin)
             filled = [i for i, text in enumerate(chunk) if text.strip()]
             self._check_room(limits, {begin + i + 1: self._read_first(sources[i]) for i in filled})
-            results = engine.find(
-                [sources[i] for i in filled], search, batch_size, limits, rules, [begin + i for i in filled]
-            )
+            inputs, numbers = [sources[i] for i in filled], [begin + i for i in filled]
+            results = engine.find(inputs, search, batch_size, limits, rules, numbers)
             decoded = dict(zip(filled, results, strict=True))
-            for i in range(len(chunk)):
-                best = (
-                    [self._output(h, sources[i]) for h in decoded[i]] if i in decoded else [EMPTY] * outputs_of(search)
-                )
+            for i, source in enumerate(sources):
+                best = [EMPTY] * outputs_of(search)
+                if i in decoded:
+                    best = [self._output(h, source) for h in decoded[i]]
                 if i in decoded and best:
-                    self._warn_about_output(begin + i + 1, search, best[0].ids, sources[i][:-1], best[0].ended, limits)
+                    self._warn_about_output(begin + i + 1, search, best[0].ids, source[:-1], best[0].ended, limits)
                 yield best + [MISSING] * (outputs_of(search) - len(best))
 
     def translate_stream(
@@ -157,8 +153,7 @@ class Texts:
         """
         refuse_string(prompts)
         search, rules = self._bound(search, wishes)
-        for before, chunk in _numbered(prompts, AHEAD * batch_size):
-            begin = first + before
+        for begin, chunk in _numbered(prompts, AHEAD * batch_size, first):
             texts = [self._prompt(text) for text in chunk]
             read = self.prompts(texts, begin, limits)
             bounds = [self._bounds(limits, ids) for ids in read]
@@ -170,9 +165,9 @@ class Texts:
                 results = find(self.models, batch, search, self.ends, own, rules, numbers)
                 for i, best in zip(rows, results, strict=True):
                     outputs[i] = [self._output(h, read[i], texts[i]) for h in best]
-            for i in range(len(chunk)):
+            for i, prompt in enumerate(read):
                 if outputs[i]:
-                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, read[i])
+                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, prompt)
                 yield outputs[i] + [MISSING] * (outputs_of(search) - len(outputs[i]))
 
     def generate_stream(
@@ -183,10 +178,7 @@ class Texts:
         wishes: Constraints = Constraints(),
         number: int = 0,
     ) -> Iterator[str]:
-        """Yield a prompt, then the pieces of its continuation as they are generated.
-
-        `number` is the index of the prompt among all prompts.
-        """
+        """Yield a prompt, then the pieces of its continuation; `number` is the index of `prompt` among all prompts."""
         text = self._prompt(prompt)
         (read,) = self.prompts([text], number, limits)
         ids, seg = pad([read])
@@ -200,16 +192,16 @@ class Texts:
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
         """Yield each new piece of a text as it is generated; return its ids, and whether it ended with eos."""
         ids: list[int] = []
-        shown, ended = "", False
+        yielded, ended = "", False
         for pieces in steps:
             ids += [i for piece in pieces for i in piece.ids]
             ended = ended or any(piece.hypothesis is not None and piece.hypothesis.ended for piece in pieces)
             text = self.target.decode(ids)
             # A character of several bytes is yielded once all its bytes are generated.
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[len(shown) :]
-                shown = text
-        yield self.target.decode(ids)[len(shown) :]
+                yield text[len(yielded) :]
+                yielded = text
+        yield self.target.decode(ids)[len(yielded) :]
         return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
@@ -275,14 +267,11 @@ class Texts:
             new = min(limits.max_len or max(NEW, limits.min_len), (count + 1) // 2)
             keep = max(min(keep, count + 1 - len(self.begin) - new), 1)
         encoded = self.target.encode_batch(list(texts))
-        for i, ids in enumerate(encoded):
-            if not self.begin and not ids:
-                raise DataError(
-                    f"line {first + i + 1}: the prompt has no tokens; this model continues text and needs some"
-                )
-        self._check_room(
-            limits, {first + i + 1: len(self.begin) + min(len(ids), keep) for i, ids in enumerate(encoded)}
-        )
+        read = {first + i + 1: len(self.begin) + min(len(ids), keep) for i, ids in enumerate(encoded)}
+        for line, tokens in read.items():
+            if not tokens:
+                raise DataError(f"line {line}: the prompt has no tokens; this model continues text and needs some")
+        self._check_room(limits, read)
         warn_about(
             self.warn,
             {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > keep},
@@ -302,7 +291,7 @@ class Texts:
         return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
 
     def _read_first(self, source: Sequence[int]) -> int:
-        """Return the number of positions in use before a translation begins: bos, and the source if it shares them."""
+        """Return the number of positions used before a translation begins: bos, and the source if it shares them."""
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
@@ -313,12 +302,9 @@ class Texts:
         count = self.positions.count
         if count is None:
             return
-        for name in ("min_len", "max_len"):
-            if (getattr(limits, name) or 0) > count:
-                raise SpecError(
-                    name,
-                    f"the model has {count} positions and cannot generate {getattr(limits, name)} tokens; lower it",
-                )
+        for name, value in {"min_len": limits.min_len, "max_len": limits.max_len or 0}.items():
+            if value > count:
+                raise SpecError(name, f"the model has {count} positions and cannot generate {value} tokens; lower it")
         left = {line: count - tokens + 1 for line, tokens in read.items()}
         for line, room in left.items():
             if limits.min_len > room:
@@ -334,16 +320,10 @@ class Texts:
             )
 
     def _output(self, hypothesis: Hypothesis, read: Sequence[int], prompt: str = "") -> Output:
-        ids = list(hypothesis.ids)
-        return Output(
-            prompt + self.target.decode(ids),
-            hypothesis.score,
-            hypothesis.log_prob,
-            tuple(self.target.tokens(ids)),
-            hypothesis.ended,
-            tuple(ids),
-            tuple(read),
-        )
+        ids, ended = list(hypothesis.ids), hypothesis.ended
+        score, log_prob = hypothesis.score, hypothesis.log_prob
+        text, tokens = prompt + self.target.decode(ids), tuple(self.target.tokens(ids))
+        return Output(text, score, log_prob, tokens, ended, tuple(ids), tuple(read))
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
@@ -363,8 +343,7 @@ def refuse_string(texts: object) -> None:
         raise DataError("texts: a string is one text; give a list of them")
 
 
-def _numbered(items: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
-    first = 0
+def _numbered(items: Iterable[str], size: int, first: int) -> Iterator[tuple[int, list[str]]]:
     for chunk in chunks(items, size):
         yield first, chunk
         first += len(chunk)

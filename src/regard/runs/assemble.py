@@ -89,10 +89,7 @@ def keep_compiled_code() -> None:
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights, extended with the last rows of `initial` where they have fewer rows than `initial`.
-
-    A classifier that gets new classes needs this extension.
-    """
+    """Return the weights; rows that they lack, as those of new classes, are taken from `initial`."""
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
@@ -105,18 +102,11 @@ def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
     """Return the validation text for a recipe, or None if there is none."""
     if data.valid is None or not data.valid.rows:
         return None
-    batching = recipe.data.batching
+    batching, longest, limit = recipe.data.batching, recipe.data.longest, recipe.length_limit
     assert batching is not None
-    return HeldOut(
-        data.objective,
-        data.valid,
-        data.valid_texts,
-        data.tokenizers,
-        fitting.padded(batching) if batching.packed else batching,
-        data.valid_survey.bytes,
-        recipe.data.longest,
-        recipe.length_limit,
-    )
+    batching = fitting.padded(batching) if batching.packed else batching
+    texts, size = data.valid_texts, data.valid_survey.bytes
+    return HeldOut(data.objective, data.valid, texts, data.tokenizers, batching, size, longest, limit)
 
 
 def measure_of(
@@ -131,11 +121,11 @@ def measure_of(
     The function translates `decode` examples and calls `show` with a sample output. If `decode` is None, `train.decode`
     of the recipe is the number of examples.
     """
-    records, train = held_out(recipe, data), recipe.train
+    records = held_out(recipe, data)
     if records is None:
         return None
-    count = train.decode if decode is None else decode
-    metrics = measured(data.objective, train.bleu_tokenize, criterion)
+    count = recipe.train.decode if decode is None else decode
+    metrics = measured(data.objective, recipe.train.bleu_tokenize, criterion)
 
     def measure(model: Model) -> Metrics:
         outputs: list[str] = []
@@ -178,9 +168,8 @@ def forward_flops(recipe: Recipe, data: Prepared) -> float:
     from regard.models.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
 
     column = data.objective.measured[-1]
-    length = data.survey.ids[column] // max(1, data.survey.kept)
+    length = max(1, data.survey.ids[column] // max(1, data.survey.kept))
     if isinstance(recipe.data.batching, Windows):
         length = recipe.data.batching.length
-    length = max(1, length)
     per_token = cost(recipe.model, length).flops_per_token
     return per_token * length if data.objective.labelled else per_token

@@ -15,6 +15,7 @@ from rich.text import Text
 from regard.errors import DataError, SpecError
 from regard.evaluation.metrics import METRICS
 from regard.models.build import count
+from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import TrainedModel, read_recipe
 from regard.training.checkpoint import RunFolder
 
@@ -51,7 +52,7 @@ class RunSummary:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison:
-    """A comparison of runs, with methods to print it as a table, convert it to JSON and plot the validation curves."""
+    """A comparison of runs, as a table, as JSON or as a plot of the validation curves."""
 
     runs: tuple[RunSummary, ...]
     differences: dict[str, tuple[Any, ...]]  # path in the recipe -> the value in each run
@@ -82,21 +83,21 @@ class RunComparison:
         return table
 
     def _sections(self) -> dict[str, list[tuple[str, list[str]]]]:
-        speeds = [run.tokens_per_second for run in self.runs]
+        runs, speeds = self.runs, [run.tokens_per_second for run in self.runs]
         training = [
-            ("model", [run.model for run in self.runs]),
-            ("parameters", [f"{run.parameters:,}" for run in self.runs]),
-            ("steps", [_progress(run) for run in self.runs]),
-            ("time", [_duration(run.seconds) for run in self.runs]),
+            ("model", [run.model for run in runs]),
+            ("parameters", [f"{run.parameters:,}" for run in runs]),
+            ("steps", [_progress(run) for run in runs]),
+            ("time", [_duration(run.seconds) for run in runs]),
             ("tokens/s", [ABSENT if speed is None else f"{speed:,.0f}" for speed in speeds]),
-            ("device", [run.device or ABSENT for run in self.runs]),
+            ("device", [run.device or ABSENT for run in runs]),
         ]
         scores, curves = [], []
         for metric in self.metrics:
-            best = [run.best(metric) for run in self.runs]
+            best = [run.best(metric) for run in runs]
             scores.append((metric, [ABSENT if b is None else f"{b[1]:.4g} (step {b[0]:,})" for b in best]))
         for metric in self.metrics[:2]:
-            lines = [[value for _, value in run.curves.get(metric, [])] for run in self.runs]
+            lines = [[value for _, value in run.curves.get(metric, [])] for run in runs]
             low, high = min(v for line in lines for v in line), max(v for line in lines for v in line)
             curves.append((f"{metric} {low:.3g}..{high:.3g}", [_sparkline(line, low, high) for line in lines]))
         recipes = [(path, [_short(value) for value in values]) for path, values in self.differences.items()]
@@ -162,29 +163,29 @@ def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunCo
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     recipes = [read_recipe(RunFolder(path), trust_code) for path in paths]
+    summaries = tuple(_summary(*each) for each in zip(names, paths, recipes, strict=True))
     records = [recipe.record() for recipe in recipes]
-    summaries = []
-    for name, path, recipe in zip(names, paths, recipes, strict=True):
-        events = list(_events(RunFolder(path).log))
-        steps = [event["tokens_per_second"] for event in events if event.get("tokens_per_second")]
-        started = [event["device"] for event in events if event["event"] == "start" and "device" in event]
-        summaries.append(
-            RunSummary(
-                name,
-                str(path),
-                recipe.model.kind,
-                count(recipe.model),
-                RunFolder(path).final.exists(),
-                max((event["step"] for event in events), default=0),
-                recipe.train.steps,
-                max((event.get("time") or 0.0 for event in events), default=0.0),
-                median(steps) if steps else None,
-                started[-1] if started else None,
-                recipe.train.criterion,
-                _curves(events),
-            )
-        )
-    return RunComparison(tuple(summaries), {path: tuple(values) for path, values in differences(records)})
+    return RunComparison(summaries, {path: tuple(values) for path, values in differences(records)})
+
+
+def _summary(name: str, path: Path, recipe: Recipe) -> RunSummary:
+    events = list(_events(RunFolder(path).log))
+    speeds = [event["tokens_per_second"] for event in events if event.get("tokens_per_second")]
+    devices = [event["device"] for event in events if event["event"] == "start" and "device" in event]
+    return RunSummary(
+        name,
+        str(path),
+        recipe.model.kind,
+        count(recipe.model),
+        RunFolder(path).final.exists(),
+        max((event["step"] for event in events), default=0),
+        recipe.train.steps,
+        max((event.get("time") or 0.0 for event in events), default=0.0),
+        median(speeds) if speeds else None,
+        devices[-1] if devices else None,
+        recipe.train.criterion,
+        _curves(events),
+    )
 
 
 def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Sequence[Any]]]:
@@ -242,10 +243,7 @@ def _duration(seconds: float) -> str:
 
 
 def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20) -> str:
-    """Return the values as a line of bars with eight heights.
-
-    If there are more than `width` values, evenly spaced ones are shown, including the first and the last.
-    """
+    """Return at most `width` evenly spaced values, with the first and the last, as a line of bars."""
     if not values:
         return ABSENT
     if len(values) > width:
@@ -255,7 +253,7 @@ def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20
 
 
 def _short(value: Any) -> str:
-    """Return a recipe value as a short text for a table cell; for a part of the model, this is its kind."""
+    """Return a recipe value as a short text for a table cell: the kind of a part, or the value."""
     if isinstance(value, dict):
         return str(value.get("kind", "table"))
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -68,18 +68,17 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     """Return a decoder for one run, or for several runs as an ensemble, with these options.
 
     `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with its
-    progress messages. `best` means that only the best output is used: a beam smaller than the `n_best` of the recipe is
-    then accepted.
+    progress messages. If `best`, only the best output is used, and the beam may be smaller than the recipe's `n_best`.
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
             raise SpecError(name, "is part of a search; give one of the two")
     changes = several(options.get("changes"))
-    default = runs[0].recipe.decode
-    if best and n_best is None:
-        default = one_best(default, options.get("beam"))
     chosen = search
     if chosen is None:
+        default = runs[0].recipe.decode
+        if best and n_best is None:
+            default = one_best(default, options.get("beam"))
         chosen = search_from_options(default, n_best=n_best, trust_code=runs[0].trust_code, **options)
     texts = ensemble(runs, warn)
     if engine != "native" or quantize is not None:
@@ -89,14 +88,9 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
         texts = replace(texts, engine=loaded)
         if isinstance(loaded, CTranslate2) and search is None and "stopping" not in parse_changes(changes, "decode"):
             chosen = adapted(chosen, warn)
-    return TextDecoder(
-        texts,
-        runs[0].objective.model == "sequence_to_sequence",
-        chosen,
-        limits or Limits(min_len, max_len),
-        wishes or Constraints(prefix, several(required), several(banned), no_repeat),
-        batch_size,
-    )
+    constraints = wishes or Constraints(prefix, several(required), several(banned), no_repeat)
+    translates = runs[0].objective.model == "sequence_to_sequence"
+    return TextDecoder(texts, translates, chosen, limits or Limits(min_len, max_len), constraints, batch_size)
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
@@ -111,11 +105,9 @@ def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Tex
         if run.objective != first.objective:
             raise DataError(f"{run.path} and {first.path} were trained for different objectives; an ensemble needs one")
         generators.append(run.model)
-    source = first.tokenizers.get("source", first.tokenizer)
+    source, target = first.tokenizers.get("source", first.tokenizer), first.tokenizer
     longest = min(run.recipe.data.longest for run in runs)
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
     limit = widest([run.recipe.length_limit for run in runs])
-    return Texts(
-        generators, source, first.tokenizer, longest, first.device, warn, begin=first.begin, length_limit=limit
-    )
+    return Texts(generators, source, target, longest, first.device, warn, begin=first.begin, length_limit=limit)

@@ -17,12 +17,11 @@ from regard.evaluation.metric import Likelihood, Metric
 from regard.evaluation.metrics import metric, perplexity
 from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
+from regard.inference.text import Warn
 from regard.runs.options import LoadOptions, one_best, search_from_options, several
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
-
-Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Raise an error for a file that is given but is not one of `names`, because it would be ignored."""
+        """Raise an error for a given file that is not one of `names`, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
@@ -47,9 +46,10 @@ class Test:
     @cached_property  # the file is read only once, because it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of source and reference on which a translator is tested."""
-        self.only(*(("tsv",) if self.tsv is not None else ("source", "reference")))
         if self.tsv is not None:
+            self.only("tsv")
             return list(TSV(self.tsv).records())
+        self.only("source", "reference")
         if self.source is None or self.reference is None:
             raise SpecError(
                 "", "a translation is evaluated on two aligned files; give --source and --reference, or --tsv"
@@ -80,7 +80,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of one system for a test, computed by a run or read from a file, with facts about the run."""
+    """The outputs of a system, computed by a run or read from a file, with facts about the run."""
 
     name: str
     texts: list[str]
@@ -106,8 +106,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return the scores of a run; with `against`, also those of a second system and their differences.
 
-    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual metrics of the task
-    are computed.
+    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual ones are computed.
     """
     first = None if holds_outputs(name) else load(name)
     if first is not None and first.objective.model == "language_model":
@@ -126,20 +125,20 @@ def evaluate_run(
             return Outputs(path, _outputs(path, len(references)), {}, [])
         return _classified(run, test, warn) if classifies else _translated(run, test, search_of(run), warn)
 
-    one = outputs(name, first)
+    own = outputs(name, first)
     tokenize = test.tokenize or (first.recipe.train.bleu_tokenize if first is not None else "auto")
     if tokenize == "auto":
         tokenize = "13a" if classifies else bleu_tokenizer(references)
     usual = CLASSIFICATION if classifies else TRANSLATION
     scored = [each.with_tokenizer(tokenize) for each in metrics or map(metric, usual)]
-    report = {"run": one.name} | _scores(one, references, scored, classifies) | one.facts
+    report = {"run": own.name} | _scores(own, references, scored, classifies) | own.facts
     if against is None:
         return report
-    two = outputs(against, None)
+    other = outputs(against, None)
     compared = [each for each in scored if metrics or each.name in COMPARED]
-    differences = {each.name: _difference(one, two, references, each, classifies, samples) for each in compared}
+    differences = {each.name: _difference(own, other, references, each, classifies, samples) for each in compared}
     return report | {
-        "against": {"run": two.name} | _scores(two, references, scored, classifies) | two.facts,
+        "against": {"run": other.name} | _scores(other, references, scored, classifies) | other.facts,
         "difference": differences,
         "verdict": next(iter(differences.values()))["verdict"],
     }
@@ -174,8 +173,7 @@ def _translated(run: "TrainedModel", test: Test, search: Search, warn: Warn) -> 
 
 def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
     examples = test.examples
-    predictions = run.classify([text for _, text in examples], test.batch_size, warn)
-    labels = [prediction.label for prediction in predictions]
+    labels = [each.label for each in run.classify([text for _, text in examples], test.batch_size, warn)]
     return Outputs(str(run.path), labels, {"lines": len(examples), "step": run.step}, [])
 
 
@@ -234,10 +232,7 @@ def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metri
 def _inputs(
     outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
 ) -> tuple[Sequence[Any], Sequence[str]]:
-    """Return the inputs of a metric: outputs and references, or likelihoods without references.
-
-    Raise an error if the system does not have these inputs.
-    """
+    """Return the inputs of a metric: outputs and references, or likelihoods without references."""
     if metric.needs == "likelihood":
         if not outputs.likelihood:
             raise SpecError("--metric", f"{metric.name!r} needs a model that translates, which {outputs.name} is not")
@@ -248,16 +243,15 @@ def _inputs(
 
 
 def _difference(
-    one: Outputs, two: Outputs, references: Sequence[str], metric: Metric, classifies: bool, samples: int
+    own: Outputs, other: Outputs, references: Sequence[str], metric: Metric, classifies: bool, samples: int
 ) -> dict[str, Any]:
-    """Return the score of `one` minus the score of `two`, with its confidence interval and a verdict on `one`."""
-    second, targets = _inputs(one, references, metric, classifies)
-    first, _ = _inputs(two, references, metric, classifies)
-    comparison = paired_bootstrap(first, second, targets, metric, samples)
-    shown = ("difference", "low", "high", "p_value", "resamples", "seed")
-    return {name: getattr(comparison, name) for name in shown} | {
-        "verdict": verdict(comparison, metric, two.name, one.name)
-    }
+    """Return the score of `own` minus the score of `other`, with its confidence interval and a verdict on `own`."""
+    inputs, targets = _inputs(own, references, metric, classifies)
+    baseline, _ = _inputs(other, references, metric, classifies)
+    comparison = paired_bootstrap(baseline, inputs, targets, metric, samples)
+    names = ("difference", "low", "high", "p_value", "resamples", "seed")
+    values = {name: getattr(comparison, name) for name in names}
+    return values | {"verdict": verdict(comparison, metric, other.name, own.name)}
 
 
 def evaluate(  # noqa: PLR0913  # the options of the command line
@@ -282,8 +276,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 ) -> dict[str, Any]:
     """Return the report of `evaluate_run`, after a check that no option would be ignored.
 
-    `run` is a trained model, the folder of a run, or a file of outputs. Folders are loaded with
-    `load(path, **loading)`.
+    `run` is a trained model, a folder, which is loaded with `load(path, **loading)`, or a file of outputs.
     """
     if samples is not None and against is None:
         raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")

@@ -4,6 +4,9 @@ The first argument is the folder of a run, or a `TrainedModel`. `translate` and 
 which they use as an ensemble. The keyword arguments are the options of the command.
 """
 
+# pyright: reportOverlappingOverload=false
+# A string is one text, though it is also an iterable of strings.
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -22,23 +25,25 @@ from regard.runs.options import (
     search_from_options,
 )
 from regard.runs.trained_model import TrainedModel, load
-from regard.runs.workers import Task, Workers
+from regard.runs.workers import Workers, task_of
 
 Run = str | Path | TrainedModel
 Runs = Run | Sequence[Run]
 
 
 class _Translation(TranslationOptions, LoadOptions, total=False):
-    """The options of `translate`."""
-
     threads: int | None  # CPU threads
     workers: int | None  # worker processes with one CPU thread each
 
 
 class _Generation(DecodingOptions, LoadOptions, total=False):
-    """The options of `generate`."""
+    threads: int | None
 
-    threads: int | None  # CPU threads
+
+class _Classification(LoadOptions, total=False):
+    batch_size: int
+    threads: int | None
+    warn: Warn
 
 
 def load_runs(
@@ -57,9 +62,9 @@ def load_runs(
     listed = [runs] if isinstance(runs, str | Path | TrainedModel) else list(runs)
     if not listed:
         raise DataError("there is no run to use; give the folder of one, or a TrainedModel")
-    options = {"average": average, "device": device, "plain": plain, "trust_code": trust_code}
-    for name, default in {"average": None, "device": "auto", "plain": False, "trust_code": False}.items():
-        if options[name] != default and all(isinstance(run, TrainedModel) for run in listed):
+    options = {"average": average is not None, "device": device != "auto", "plain": plain, "trust_code": trust_code}
+    for name, is_given in options.items():
+        if is_given and all(isinstance(run, TrainedModel) for run in listed):
             raise SpecError(name, "the model is loaded already; give this to regard.load")
     return [
         run if isinstance(run, TrainedModel) else load(run, device, average, None, trust_code, mapped, plain)
@@ -76,16 +81,12 @@ def load_one(run: Runs, command: str, **options: Unpack[LoadOptions]) -> Trained
 
 
 @overload
-def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
-    run: Runs, texts: str, *, n_best: None = None, **options: Unpack[_Translation]
-) -> str: ...
+def translate(run: Runs, texts: str, *, n_best: None = None, **options: Unpack[_Translation]) -> str: ...
+@overload
+def translate(run: Runs, texts: str, *, n_best: int, **options: Unpack[_Translation]) -> list[str]: ...
 @overload
 def translate(
     run: Runs, texts: Iterable[str], *, n_best: None = None, **options: Unpack[_Translation]
-) -> list[str]: ...
-@overload
-def translate(  # type: ignore[reportOverlappingOverload]
-    run: Runs, texts: str, *, n_best: int, **options: Unpack[_Translation]
 ) -> list[str]: ...
 @overload
 def translate(run: Runs, texts: Iterable[str], *, n_best: int, **options: Unpack[_Translation]) -> list[list[str]]: ...
@@ -119,12 +120,7 @@ def translate(
         decoder = text_decoder(runs, n_best=n_best, best=True, threads=workers or threads, **decoding)
         listed = [texts] if isinstance(texts, str) else texts
         if processes:
-            paths = [str(each.path) for each in runs]
-            constraints, average = decoder.constraints, loading.get("average")
-            task = Task(
-                paths, decoder.search, decoder.batch_size, decoder.limits, constraints, average,
-                loading.get("trust_code", False), loading.get("plain", False),
-            )  # fmt: skip
+            task = task_of(decoder, [str(each.path) for each in runs], loading)
             with Workers(workers or 1, task) as several:
                 outputs = list(several.translate(listed, decoding.get("warn", lambda _: None)))
         else:
@@ -134,21 +130,14 @@ def translate(
 
 
 @overload
-def generate(  # type: ignore[reportOverlappingOverload]
-    run: Runs, prompts: str, *, n_best: int | None = None, **options: Unpack[_Generation]
-) -> list[Output]: ...
+def generate(run: Runs, prompts: str, *, n_best: int | None = None, **options: Unpack[_Generation]) -> list[Output]: ...
 @overload
 def generate(
     run: Runs, prompts: Iterable[str], *, n_best: int | None = None, **options: Unpack[_Generation]
 ) -> list[list[Output]]: ...
 @accepts(_Generation, text_decoder, search_from_options, load_runs)
 def generate(
-    run: Runs,
-    prompts: str | Iterable[str],
-    *,
-    n_best: int | None = None,
-    threads: int | None = None,
-    **options: Any,
+    run: Runs, prompts: str | Iterable[str], *, n_best: int | None = None, threads: int | None = None, **options: Any
 ) -> list[Output] | list[list[Output]]:
     """Return the n best continuations of a prompt, or of each prompt, with their scores.
 
@@ -174,25 +163,9 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @overload
-def classify(  # type: ignore[reportOverlappingOverload]
-    run: Runs,
-    texts: str,
-    *,
-    batch_size: int = ...,
-    threads: int | None = ...,
-    warn: Warn = ...,
-    **options: Unpack[LoadOptions],
-) -> Prediction: ...
+def classify(run: Runs, texts: str, **options: Unpack[_Classification]) -> Prediction: ...
 @overload
-def classify(
-    run: Runs,
-    texts: Sequence[str],
-    *,
-    batch_size: int = ...,
-    threads: int | None = ...,
-    warn: Warn = ...,
-    **options: Unpack[LoadOptions],
-) -> list[Prediction]: ...
+def classify(run: Runs, texts: Sequence[str], **options: Unpack[_Classification]) -> list[Prediction]: ...
 @accepts(LoadOptions, load_runs)
 def classify(
     run: Runs,

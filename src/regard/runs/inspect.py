@@ -74,10 +74,7 @@ def _described(title: str, tokens: Tokens, sizes: Mapping[str, str]) -> str:
 
 
 def attention(run: "TrainedModel", text: str, target: str | None = None) -> Attention:
-    """Return the attention weights for a text.
-
-    The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
-    """
+    """Return the attention weights for a text; see `TrainedModel.attention`."""
     batch, tokens, lengths = _batch(run, text, target)
     weights = {
         kind: [_cut(layer[0], (-2, -1), batch, lengths) for layer in layers]
@@ -87,10 +84,7 @@ def attention(run: "TrainedModel", text: str, target: str | None = None) -> Atte
 
 
 def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> HiddenStates:
-    """Return the hidden states for a text.
-
-    The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
-    """
+    """Return the hidden states for a text; `target` has the same meaning as in `TrainedModel.attention`."""
     batch, tokens, lengths = _batch(run, text, target)
     states = {
         side: [_cut(layer[0], (-2,), batch, lengths) for layer in layers]

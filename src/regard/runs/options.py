@@ -21,8 +21,6 @@ from regard.recipe.recipe import PARTS, parse_changes
 from regard.tree import edit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -49,7 +47,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class LoadOptions(TypedDict, total=False):
-    """How to load a run from its folder. A `TrainedModel` is already loaded and takes none of these options."""
+    """The options for loading a run from its folder; a `TrainedModel` is already loaded and takes none of them."""
 
     average: int | None  # use the mean of the last N checkpoints
     device: str  # auto, cpu, cuda or mps
@@ -58,7 +56,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """How to choose the next token. Settings that are not given come from the recipe (`decode`)."""
+    """The options of the search for outputs. Settings that are not given come from the recipe (`decode`)."""
 
     beam: int | None  # beam size; 1 is greedy search
     temperature: float | None  # sampling temperature; lower is more conservative
@@ -70,7 +68,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class DecodingOptions(SearchOptions, total=False):
-    """How to decode: the search, and constraints on the output."""
+    """The options for decoding: those of the search, and constraints on the output."""
 
     min_len: int  # minimum length of an output in tokens
     max_len: int | None  # maximum length of an output in tokens
@@ -126,9 +124,8 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
 ) -> Search:
     """Return the search `default` of a recipe, modified by these options.
 
-    `beam` selects beam search, and any sampling setting selects sampling. If the recipe has the other one of the two,
-    the settings that are not given have their usual defaults. If `default` is neither beam search nor sampling, only
-    `changes` can modify it.
+    `beam` selects beam search, and any sampling setting selects sampling. If `default` is the other one of the two, the
+    settings that are not given have their usual defaults. If `default` is neither, only `changes` can modify it.
     """
     edits = parse_changes(several(changes), "decode")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -136,7 +133,9 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
     if given and beam is not None:
         raise SpecError("--beam", "selects beam search, and sampling settings select sampling; choose one of them")
     if not isinstance(default, Beam | Sample):
-        _refuse_options(default, given | {"beam": beam, "n_best": n_best, "seed": seed})
+        for name, value in (given | {"beam": beam, "n_best": n_best, "seed": seed}).items():
+            if value is not None:
+                raise SpecError(_flag(name), f"the search of the recipe is {default.kind!r}; change it with --set")
         return edit(default, edits, PARTS, trust_code) if edits else default
     if n_best is not None:
         given["n_best"] = n_best
@@ -167,12 +166,6 @@ def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:
     return replace(default, beam_size=beam_size, n_best=outputs)
 
 
-def _refuse_options(default: Search, options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise SpecError(_flag(name), f"the search of the recipe is {default.kind!r}; change it with --set")
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -193,7 +186,7 @@ def accepts(options: Any, *functions: Callable[..., Any]) -> Callable[[Function]
     def expanded(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        inner = {p.name: p for each in functions for p in inspect.signature(each).parameters.values()}
+        inner = {name: p for each in functions for name, p in inspect.signature(each).parameters.items()}
         keywords = {name: inner[name] for name in get_type_hints(options) if name in inner} | {p.name: p for p in own}
         positional = [p for p in own if p.kind is not p.KEYWORD_ONLY]
         named = [p for p in keywords.values() if p.kind is p.KEYWORD_ONLY]

@@ -45,8 +45,9 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     model, as `labelled` for a classifier, or by a `recipe` file, whose settings the other options override.
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
+    changes, pair = several(changes), _parallel_files(source, target)
     files = {
-        "parallel": [pair for pair in (_parallel_files(source, target),) if pair],
+        "parallel": [pair] if pair else [],
         "tsv": [{"path": path} for path in several(tsv)],
         "jsonl": [{"path": path} for path in several(jsonl)],
         "lines": [{"path": path} for path in several(text)],
@@ -55,10 +56,10 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     held_out = _parallel_files(valid_source, valid_target) or (None if valid is None else str(valid))
     if valid is not None and not isinstance(held_out, str):
         raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
-    record = with_files(record, files, held_out)
+    record = _with_files(record, files, held_out)
     train = _section(record, "train")
     with suppress(SpecError):  # request_from_record raises the same error
-        train = {**objective_of(record, several(changes), trust_code).train, **train}
+        train = {**objective_of(record, changes, trust_code).train, **train}
     record["train"] = train
     if preset is not None:
         model = record.get("model")
@@ -67,26 +68,23 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
         record["start"] = str(start)
     for name, value in {"steps": steps, "time": seconds(time, "--time")}.items():
         if value is not None:
-            if any(change.partition("=")[0].strip() == f"train.{name}" for change in several(changes)):
+            if any(change.partition("=")[0].strip() == f"train.{name}" for change in changes):
                 raise SpecError(f"--{name}", f"is train.{name}; give one of the two")
             record["train"] = _section(record, "train") | {name: value}
-    return request_from_record(record, several(changes), several(variants), trust_code)
+    return request_from_record(record, changes, several(variants), trust_code)
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
-    """Return a dict with the source and target files, None for a missing one, or an empty dict if both are missing."""
+    """Return the source and target files, None for a missing one; an empty dict if both are missing."""
     if not source and not target:
         return {}
     return {"source": source and str(source), "target": target and str(target)}
 
 
-def with_files(
+def _with_files(
     record: Mapping[str, Any], files: Mapping[str, list[dict[str, Any]]], valid: dict[str, Any] | str | None
 ) -> dict[str, Any]:
-    """Return the recipe record with the files of a command line in its data section.
-
-    `files` maps each kind of corpus to entries of that kind; `valid` is the validation text.
-    """
+    """Return the recipe record with the files of a command line, listed by kind of corpus, in its data section."""
     kinds = [kind for kind, entries in files.items() if entries]
     record = dict(record)
     if not kinds:
@@ -97,8 +95,8 @@ def with_files(
         if valid is not None:
             raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
         return record
-    objective_of = {"lines": "language_model", "labelled": "classification"}
-    objectives = {objective_of.get(kind, "translation") for kind in kinds}
+    other = {"lines": "language_model", "labelled": "classification"}
+    objectives = {other.get(kind, "translation") for kind in kinds}
     if len(objectives) > 1:
         raise SpecError("", f"one run learns one thing; {' and '.join(sorted(objectives))} files cannot be mixed")
     for entry in files["parallel"]:
@@ -156,10 +154,9 @@ def _check_modifications(request: RecipeRequest) -> None:
     for candidate in planner.candidates(request.data.objective):
         try:
             model_for(request, candidate.spec, lambda _: {})
+            return
         except SpecError as error:
             refusals.append(error)
-        else:
-            return
     raise refusals[0]
 
 

@@ -52,11 +52,9 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
         raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
     batching = request.data.batches
     if isinstance(batching, Windows) and not request.fixes_rows:
-        parent_batching = (
-            None if parent is None else parent.recipe.data.batching
-        )  # the model of the parent may have no positions for longer windows
-        inherited = isinstance(parent_batching, Windows)
-        length = parent_batching.length if inherited else _window_length(device, data.survey.ids["target"])
+        # The model of the parent may have no positions for longer windows.
+        former = None if parent is None else parent.recipe.data.batching
+        length = former.length if isinstance(former, Windows) else _window_length(device, data.survey.ids["target"])
         batching = replace(batching, length=length)
     longest = getattr(batching, "length", 0) if objective.stream else data.spec.longest + 2
 
@@ -80,15 +78,13 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
         longest=longest,
         validates=data.valid is not None,
     )
-    reasons = plan.why
-    if known is None:
+    model, reasons, batching = known, plan.why, plan.batching
+    if model is None:
         model = finished(plan.model)
     else:
-        model = known
-        reasons = [f"model: {'that of ' + str(parent.path) if parent is not None else 'as given'}", *reasons]
-    check_family(model, data.objective)
-    batching = plan.batching
-    if packs and device.type == "cuda" and not request.fixes_rows and fitting.packs(model, data.objective):
+        reasons = [f"model: {'as given' if parent is None else f'that of {parent.path}'}", *reasons]
+    check_family(model, objective)
+    if packs and device.type == "cuda" and not request.fixes_rows and fitting.packs(model, objective):
         rows = fitting.packed(batching, longest_packed(data))
         budget = getattr(request.data.batching, "tokens", None)
         if budget is None or budget == rows.tokens:  # keep a budget that the recipe gives
@@ -106,10 +102,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
 
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
-    """Return the length limit of translations, estimated from the training text; None if nothing is translated.
-
-    After fine-tuning, the limit is at least that of the parent.
-    """
+    """Return the length limit of translations, from the training text and the parent; None if nothing is translated."""
     if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)
@@ -128,13 +121,9 @@ def _window_length(device: torch.device, tokens: int) -> int:
 
 def longest_packed(data: Prepared) -> int:
     """Return the length of the longest text, source or target, as it is stored in a packed row."""
-    objective = data.objective
-    return max(
-        int(table[name].lengths.max()) - objective.unread.get(name, 0)
-        for table in data.train
-        for name in objective.measured
-        if table.rows
-    )
+    unread, names = data.objective.unread, data.objective.measured
+    tables = [table for table in data.train if table.rows]
+    return max(int(table[name].lengths.max()) - unread.get(name, 0) for table in tables for name in names)
 
 
 def _known_model(
@@ -171,13 +160,9 @@ def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], N
         raise SpecError(
             "data.objective.labels", f"--from keeps the classes of {parent.path}; leave it out, or begin with {known}"
         )
-    unseekable = [
-        file for corpus in data.train for file in corpus.files() if Path(file).exists() and not Path(file).is_file()
-    ]
-    if unseekable:
-        raise DataError(
-            f"{unseekable[0]}: can be read only once, but labels are read before the text; write it into a file"
-        )
+    for file in [file for corpus in data.train for file in corpus.files()]:
+        if Path(file).exists() and not Path(file).is_file():
+            raise DataError(f"{file}: can be read only once, but labels are read before the text; write it into a file")
     labels = {record[0] for corpus in data.train for record in corpus.records()}
     new = given[len(known) :] if given else tuple(sorted(labels - {*known}))
     missing = [label for label in known if label not in labels]

@@ -70,8 +70,8 @@ def train(
     to be read from the cache and stored there. `plain` trains the readable form of the model, without the kernels of
     `regard.fast`.
     """
-    request, limit = request_from_options(**options), seconds(max_time)
-    settings = TrainingOptions(device, limit, quiet, options.get("trust_code", False), cache, plain)
+    request, trust_code = request_from_options(**options), options.get("trust_code", False)
+    settings = TrainingOptions(device, seconds(max_time), quiet, trust_code, cache, plain)
     with cpu_threads(threads):
         return start_run(request, out, settings)[0]
 
@@ -91,9 +91,8 @@ def start_run(
     check_request(request)
     request = request.absolute()
     console = TrainingConsole(quiet=options.quiet)
-    with locked(
-        folder.path, lambda: _check_free(folder, beside)
-    ):  # from here on, no other process can start a run in this folder
+    # From here on, no other process can start a run in this folder.
+    with locked(folder.path, lambda: _check_free(folder, beside)):
         try:
             write_json(folder.request, {"format": FORMAT} | request.record())
             trainer = _prepare_and_assemble(folder, request, options, console)
@@ -206,8 +205,7 @@ def _prepare_and_assemble(
     )
     threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
     console.report(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
-    metrics = (LOSS, criterion, *measured(data.objective, "none"))
-    console.titles = {metric.name: metric.heading for metric in metrics}
+    console.titles = {each.name: each.heading for each in (LOSS, criterion, *measured(data.objective, "none"))}
     baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.report)
     return trainer
 
@@ -226,15 +224,11 @@ def _prepared(
         if request.data.objective.labelled:
             objective = request.data.objective.with_labels(labels_after(parent, request.data, console.report))
             request = replace(request, data=replace(request.data, objective=objective))
-        spec, known = (
-            request.data,
-            parent.recipe.data,
-        )  # keep the length limit of the parent, whose model may have no more positions
-        spec = replace(
-            spec, tokenizer=known.tokenizer, max_len=spec.max_len or known.max_len, long=spec.long or known.long
-        )
-        request = replace(request, data=spec)
-    tokenizers = parent.tokenizers if parent is not None else None
+        # The length limit of the parent is kept, because its model may have no more positions.
+        spec, known = request.data, parent.recipe.data
+        limits = {"max_len": spec.max_len or known.max_len, "long": spec.long or known.long}
+        request = replace(request, data=replace(spec, tokenizer=known.tokenizer, **limits))
+    tokenizers = None if parent is None else parent.tokenizers
     cache, device = Cache.default() if options.cache else None, choose_device(options.device)
     room = ROOM if device.type == "cuda" else ROOM // 2
     data = prepare(request.data, folder.data, request.train.seed, tokenizers, console.report, cache, room)
@@ -253,7 +247,7 @@ def _prepared(
 def _fit(
     trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
 ) -> tuple[TrainedModel, Outcome]:
-    """Train until the end, a signal or the time limit; return the trained model and the outcome."""
+    """Train until the end, a signal or the time limit, and return the trained model and the outcome."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
     try:
         with _signals() as caught:
@@ -287,8 +281,7 @@ def _fit(
 def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
     """Return the metrics on the validation text of the parent run, before and after fine-tuning.
 
-    At most `PARENT_RECORDS` examples are translated. The result is None if the parent cannot be loaded or memory runs
-    out.
+    The result is None if the parent cannot be loaded or memory runs out.
     """
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
@@ -314,10 +307,9 @@ def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -
 
 def described_change(change: Mapping[str, Any], criterion: str) -> str:
     """Return a sentence on how fine-tuning changed the metrics on the validation text of the parent run."""
-    names = [
-        name for name in dict.fromkeys((criterion, "loss")) if name in change["before"] and name in change["after"]
-    ]
-    values = ", ".join(f"{name} {change['before'][name]:.3g} before, {change['after'][name]:.3g} now" for name in names)
+    before, after = change["before"], change["after"]
+    names = [name for name in dict.fromkeys((criterion, "loss")) if name in before and name in after]
+    values = ", ".join(f"{name} {before[name]:.3g} before, {after[name]:.3g} now" for name in names)
     return f"validation text of {change['parent']}: {values}"
 
 
@@ -334,10 +326,7 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Yield a list to which the first Ctrl-C or SIGTERM is appended, so that training can stop after the step.
-
-    The second signal has its usual effect.
-    """
+    """Yield a list that receives the first Ctrl-C or SIGTERM; the second signal has its usual effect."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

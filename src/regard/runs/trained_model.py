@@ -1,5 +1,8 @@
 """A trained model and its tokenizers, loaded from a run folder."""
 
+# pyright: reportOverlappingOverload=false
+# A string is one text, though it is also an iterable of strings.
+
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,13 +33,7 @@ from regard.runs import inspect
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
 from regard.runs.inspect import Attention, HiddenStates
-from regard.runs.options import (
-    DecodingOptions,
-    EvaluationOptions,
-    TranslationOptions,
-    accepts,
-    search_from_options,
-)
+from regard.runs.options import DecodingOptions, EvaluationOptions, TranslationOptions, accepts, search_from_options
 from regard.training.checkpoint import (
     FORMAT,
     RunFolder,
@@ -102,31 +99,25 @@ class TrainedModel:
         return () if self.objective.stream else (self.tokenizer.bos,)
 
     def __repr__(self) -> str:
-        record = self.recipe.model.kind
         sizes = {name: tokenizer.size for name, tokenizer in self.tokenizers.items()}
         shared = len({tokenizer.sha256 for tokenizer in self.tokenizers.values()}) == 1
-        vocabulary = f"{self.tokenizer.size:,} subwords" if shared else _listed(sizes)
         steps = "" if self.recipe.train.steps is None else f" of {self.recipe.train.steps:,}"
         facts = {
             "task": f"{self.objective.kind} (use it with {self.command})",
-            "model": f"{record}, {self.parameters:,} parameters, on {self.device}",
-            "vocabulary": vocabulary,
+            "model": f"{self.recipe.model.kind}, {self.parameters:,} parameters, on {self.device}",
+            "vocabulary": f"{self.tokenizer.size:,} subwords" if shared else _listed(sizes),
             "step": f"{self.step:,}{steps}, {'finished' if self.finished else 'not finished'}",
             "scores": _listed(self.scores) or "none yet",
         }
         return "\n".join([f"TrainedModel {self.path}", *(f"  {name:<12}{fact}" for name, fact in facts.items())])
 
     @overload
-    def translate(  # type: ignore[reportOverlappingOverload]  # a string is one text, though it is iterable
-        self, texts: str, *, n_best: None = None, **options: Unpack[TranslationOptions]
-    ) -> str: ...
+    def translate(self, texts: str, *, n_best: None = None, **options: Unpack[TranslationOptions]) -> str: ...
+    @overload
+    def translate(self, texts: str, *, n_best: int, **options: Unpack[TranslationOptions]) -> list[str]: ...
     @overload
     def translate(
         self, texts: Iterable[str], *, n_best: None = None, **options: Unpack[TranslationOptions]
-    ) -> list[str]: ...
-    @overload
-    def translate(  # type: ignore[reportOverlappingOverload]
-        self, texts: str, *, n_best: int, **options: Unpack[TranslationOptions]
     ) -> list[str]: ...
     @overload
     def translate(
@@ -148,7 +139,7 @@ class TrainedModel:
         return results[0] if isinstance(texts, str) else results
 
     @overload
-    def translations(  # type: ignore[reportOverlappingOverload]
+    def translations(
         self, texts: str, *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output]: ...
     @overload
@@ -168,7 +159,7 @@ class TrainedModel:
         return next(outputs) if isinstance(texts, str) else outputs
 
     @overload
-    def generate(  # type: ignore[reportOverlappingOverload]
+    def generate(
         self, prompts: str, *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output]: ...
     @overload
@@ -226,7 +217,7 @@ class TrainedModel:
         return scores[0] if single else scores
 
     def _rows_to_score(self, records: Sequence[Any], warn: Warn, first: int) -> list[ScoringInput]:
-        """Return the tokens to score for each text or `Output`: encoded texts, or the tokens of the outputs."""
+        """Return the tokens to score for each text or `Output`."""
         if any(isinstance(record, Output) for record in records):
             if not all(isinstance(record, Output) for record in records):
                 raise DataError("texts: outputs and texts are scored in different ways; score them in separate calls")
@@ -268,9 +259,7 @@ class TrainedModel:
         return ScoringInput(output.read, ids)
 
     @overload
-    def classify(  # type: ignore[reportOverlappingOverload]
-        self, texts: str, batch_size: int = ..., warn: Warn = ..., first: int = ...
-    ) -> Prediction: ...
+    def classify(self, texts: str, batch_size: int = ..., warn: Warn = ..., first: int = ...) -> Prediction: ...
     @overload
     def classify(
         self, texts: Sequence[str], batch_size: int = ..., warn: Warn = ..., first: int = ...
@@ -284,16 +273,9 @@ class TrainedModel:
         """
         if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
+        listed, longest = _listed_texts(texts), self.recipe.data.longest
         predictions = classify(
-            self.model,
-            self.objective,
-            _listed_texts(texts),
-            self.tokenizers,
-            self.device,
-            self.recipe.data.longest,
-            batch_size,
-            warn,
-            first,
+            self.model, self.objective, listed, self.tokenizers, self.device, longest, batch_size, warn, first
         )
         return predictions[0] if isinstance(texts, str) else predictions
 
@@ -511,9 +493,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Pa
     try:
         model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:
-        raise DataError(
-            f"{path}: the weights do not fit the model of recipe.json ({str(error).splitlines()[0]})"
-        ) from None
+        problem = str(error).splitlines()[0]
+        raise DataError(f"{path}: the weights do not fit the model of recipe.json ({problem})") from None
 
 
 def choose_device(name: str) -> torch.device:

@@ -21,7 +21,7 @@ from regard.errors import DataError
 from regard.inference.text import AHEAD, Constraints, Output, Texts
 from regard.processes import JobError, ProcessPool, WorkerDiedError
 from regard.recipe.recipe import PARTS
-from regard.runs.decode import ensemble
+from regard.runs.decode import TextDecoder, ensemble
 from regard.runs.trained_model import load
 from regard.tree import read, to_record
 
@@ -59,6 +59,12 @@ class Task:
         return cls(record["runs"], search, limits=limits, wishes=wishes, **rest)
 
 
+def task_of(decoder: TextDecoder, runs: Sequence[str], loading: Mapping[str, Any]) -> Task:
+    """Return the task of decoding as `decoder` does with `runs`; `loading` are the options for loading them."""
+    options = {name: loading[name] for name in ("average", "trust_code", "plain") if name in loading}
+    return Task(runs, decoder.search, decoder.batch_size, decoder.limits, decoder.constraints, **options)
+
+
 class WorkerError(DataError):
     """An error for lines without a translation because a worker failed."""
 
@@ -94,7 +100,7 @@ class Input:
             self.changed.notify_all()
 
     def notify(self, _: object = None) -> None:
-        """Wake the thread that waits for lines or for translations."""
+        """Wake the threads that wait for lines or for translations."""
         with self.changed:
             self.changed.notify_all()
 
@@ -110,7 +116,7 @@ class Chunk:
 
     @property
     def failed(self) -> bool:
-        """Whether the worker failed."""
+        """True if the worker failed."""
         return self.future.done() and self.future.exception() is not None
 
     def result(self) -> dict[str, Any]:
@@ -118,8 +124,8 @@ class Chunk:
         try:
             return self.future.result()
         except WorkerDiedError as error:
-            where = f"while it translated lines {self.first + 1} to {self.first + self.lines}"
-            where = where if self.loaded.is_set() else "before it translated anything"
+            lines = f"while it translated lines {self.first + 1} to {self.first + self.lines}"
+            where = lines if self.loaded.is_set() else "before it translated anything"
             advice = "if memory ran out, use fewer --workers or a smaller --batch-size"
             raise WorkerError(f"a worker {error.how} {where}; {advice}") from None
         except JobError as error:
@@ -154,10 +160,10 @@ class Workers:
                     chunks.append(self._submit(first, taken, source))
                     first += len(taken)
                 elif chunks:
-                    answer = chunks.popleft().result()
-                    for sentence in answer["warnings"]:
+                    result = chunks.popleft().result()
+                    for sentence in result["warnings"]:
                         warn(sentence)
-                    yield from map(_outputs, answer["outputs"])
+                    yield from map(_outputs, result["outputs"])
                 elif source.error is not None:
                     raise source.error
                 else:
@@ -171,15 +177,13 @@ class Workers:
         return bool(self._size(source, chunks)) or (source.ended and not source.waiting and not chunks)
 
     def _size(self, source: Input, chunks: Sequence[Chunk]) -> int:
-        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress.
-
-        If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
-        """
-        waiting = len(source.waiting)
+        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress."""
         busy = sum(not chunk.future.done() for chunk in chunks)
         under_way = sum(chunk.lines for chunk in chunks)
         if busy == self.count or under_way >= source.ahead or any(chunk.failed for chunk in chunks):
             return 0
+        waiting = len(source.waiting)
+        # If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
         share = waiting // (2 * self.count)
         return min(max(share, self.task.batch_size), AHEAD * self.task.batch_size, waiting)
 
