@@ -62,34 +62,28 @@ class DivergedError(RegardError, ArithmeticError):
 class LogWindow:
     """Sums over the steps since the metrics were last logged."""
 
-    loss: list[Tensor] = field(default_factory=list)
-    nll: list[Tensor] = field(default_factory=list)
-    norm: list[Tensor] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)  # on their device, because copying would wait for it
     labels: int = 0
     places: int = 0
     padding: int = 0
-    steps: int = 0
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Sequence[Item], result: StepResult) -> None:
-        """Add a step. The tensors of `result` stay on their device, because copying them would wait for the device."""
-        self.loss.append(result.loss)
-        self.nll.append(result.nll)
-        self.norm.append(result.norm)
+        """Add a step."""
+        self.results.append(result)
         self.labels += sum(item.labels for item in items)
         self.places += sum(item.places for item in items)
         self.padding += sum(item.padding for item in items)
-        self.steps += 1
 
     def metrics(self, scaled: bool) -> Metrics:
         """Return the means over the window. If losses are `scaled`, steps whose gradient overflowed were skipped."""
         seconds = time.perf_counter() - self.began
-        norms = torch.stack(self.norm).double()
+        losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms
         skipped = len(norms) - len(finite)
         return {
-            "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
-            "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
+            "loss": float(losses.sum()) / self.labels,
+            "nll": float(nlls.sum()) / self.labels,
             **({"gradient": float(finite.mean())} if len(finite) else {}),
             **({"skipped": skipped} if skipped else {}),
             "tokens_per_second": self.labels / seconds,
@@ -128,7 +122,7 @@ class Trainer:
         """`measure` returns the validation metrics of a model, including `criterion`; None: there is no validation.
 
         `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
-        `began` is the `time.monotonic()` at which a time budget starts. `trained` says that the weights are already
+        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the weights are already
         trained: they are validated before the first step, and used if no step improves them. `plain` trains without the
         kernels of `regard.fast`, compilation or CUDA graphs.
         """
@@ -137,9 +131,7 @@ class Trainer:
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.trained, self.checkpoints = trained, checkpoints
         self.checkpointed = time.monotonic()  # time of the last checkpoint
-        self.settled = (
-            False  # whether steps have their usual speed: the first steps, and steps that compile, are slower
-        )
+        self.settled = False  # True: steps have their usual speed; the first steps, and steps that compile, are slower
         self.device = next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
@@ -182,13 +174,12 @@ class Trainer:
         self.model.load_state_dict(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
-        for metrics in self.progress.scores.values():  # has an effect only on checkpoints of versions without `reached`
+        for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
-        self.progress.steps = (
-            self.progress.steps or self.spec.steps or 0
-        )  # older checkpoints do not store the number of steps
+        # Older checkpoints do not store the number of steps.
+        self.progress.steps = self.progress.steps or self.spec.steps or 0
         self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
 
@@ -245,10 +236,10 @@ class Trainer:
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
-        why = (
-            f"no improvement in {progress.stale} validations" if self.exhausted() else f"all {self.steps:,} steps done"
-        )
-        if not self.exhausted() and self.steps < (self.spec.steps or 0):
+        why = f"all {self.steps:,} steps done"
+        if self.exhausted():
+            why = f"no improvement in {progress.stale} validations"
+        elif self.steps < (self.spec.steps or 0):
             why = "time budget used"
         self.finish()
         self.emit("end", finished=True, why=why)
@@ -260,10 +251,14 @@ class Trainer:
 
     def step(self) -> None:
         """Update the weights by the gradient of the mean loss over all labels of `accumulate` batches."""
+        assert self.prefetch is not None
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
         self.model.train()
-        items = [self.fetch() for _ in range(self.spec.accumulate)]
+        items: list[Item] = []
+        for _ in range(self.spec.accumulate):
+            item, progress.place = self.prefetch.next()
+            items.append(item)
         labels = sum(item.labels for item in items)
         # The decay is small at first, so that the moving average soon forgets the untrained weights.
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
@@ -291,15 +286,9 @@ class Trainer:
             return schedule
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
-    def fetch(self) -> Item:
-        """Return the next batch, in host memory (pinned if training runs on a GPU)."""
-        assert self.prefetch is not None
-        item, self.progress.place = self.prefetch.next()
-        return item
-
     def note_window(self) -> None:
         """Emit the metrics of the window and start a new window; raise DivergedError if training has diverged."""
-        if not self.window.steps:
+        if not self.window.results:
             return
         waited = time.perf_counter()
         metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
@@ -309,16 +298,11 @@ class Trainer:
             metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         if self.flops_per_token and self.peak:
             metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
-        state: dict[str, Any] = {
-            "steps": self.steps,
-            "learning_rate": self.optimizer.rate,
-            "epoch": self.progress.place.epoch,
-            "labels": self.progress.labels,
-        }
-        self.emit("step", **counts | state | metrics)
+        state = {"steps": self.steps, "learning_rate": self.optimizer.rate, "epoch": self.progress.place.epoch}
+        self.emit("step", **counts | state | {"labels": self.progress.labels} | metrics)
         if self.device.type != "cpu":
             if self.settled:
-                self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
+                self.budget.add(len(self.window.results), time.perf_counter() - self.window.began)
             self.settled = True
         self.window = LogWindow()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
@@ -342,9 +326,9 @@ class Trainer:
 
     def validate_and_save(self) -> None:
         """Validate if validation is due after this step, and save if a checkpoint is due."""
-        step, last = self.progress.step, self.progress.step == self.steps
-        spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
-        due = last or spaced
+        step = self.progress.step
+        due = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
+        due = due or step == self.steps
         if due and self.measure is not None:
             self.note_window()
             self.validate()
@@ -367,10 +351,9 @@ class Trainer:
         progress.reached |= better
         progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
         progress.stale = 0 if better else progress.stale + 1
-        spent = time.perf_counter() - began
-        self.budget.note_validation(spent)
-        progress.validation = spent
-        self.emit("valid", best=progress.best[0], seconds=spent, **metrics)
+        progress.validation = time.perf_counter() - began
+        self.budget.note_validation(progress.validation)
+        self.emit("valid", best=progress.best[0], seconds=progress.validation, **metrics)
 
     @torch.no_grad()
     def metrics(self) -> Metrics:
@@ -459,13 +442,8 @@ class Trainer:
         if event == "executor":  # the duration of steps changes
             self.settled = False
             self.budget.forget()
-        progress = self.progress
-        record = {
-            "event": event,
-            "step": progress.step,
-            "time": progress.seconds,
-            "clock": self.budget.elapsed,
-        } | values
+        progress, clock = self.progress, self.budget.elapsed
+        record = {"event": event, "step": progress.step, "time": progress.seconds, "clock": clock} | values
         for watcher in self.watchers:
             watcher.note(record)
 
