@@ -56,10 +56,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When a training run writes checkpoints."""
+    """A rule for writing checkpoints in a training run."""
 
     min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
-    final: bool = True  # whether to write a checkpoint at the last step, and the final weights
+    final: bool = True  # True: write a checkpoint at the last step, and the final weights
 
 
 class RunFolder:

@@ -45,7 +45,6 @@ class TrainingConsole:
 
     @property
     def width(self) -> int:
-        """The number of columns of a line."""
         return self.console.width if self.console.is_terminal else WIDTH
 
     def show(self, sample: Sample) -> None:
@@ -61,7 +60,6 @@ class TrainingConsole:
                 self.console.print(sentence, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def note(self, event: Event) -> None:
-        """Print an event."""
         if self.quiet:
             return
         getattr(self, f"on_{event['event']}", lambda _: None)(event)
@@ -75,20 +73,13 @@ class TrainingConsole:
             self.report(f"Resuming at step {event['step']:,}")
         if not self.console.is_terminal:
             return
-        self.live = Progress(
-            TextColumn("Step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[facts]}"),
-            TimeLeft(),
-            console=self.console,
-            transient=True,
-        )
+        columns = (TextColumn("Step"), MofNCompleteColumn(), BarColumn(bar_width=10))
+        facts = TextColumn("{task.fields[facts]}")
+        self.live = Progress(*columns, facts, TimeLeft(), console=self.console, transient=True)
         self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
     def on_executor(self, event: Event) -> None:
-        """Print which executor runs the steps."""
         self.report(description(event))
 
     def on_step(self, event: Event) -> None:
@@ -141,12 +132,10 @@ class TrainingConsole:
         self.report(f"mean of {len(steps)} checkpoints: validation {self.validation(event)}{behind}")
 
     def on_end(self, event: Event) -> None:
-        """Print how training ended."""
         self.close()
         self.report(f"{'finished' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
 
     def close(self) -> None:
-        """Remove the live line."""
         if self.live is not None:
             self.live.stop()
             self.live = None

@@ -43,7 +43,6 @@ class StepScalars(NamedTuple):
     shares: Sequence[float | Tensor]  # share of each batch in the labels
 
     def flat(self) -> tuple[float | Tensor, ...]:
-        """Return all scalars as a flat tuple."""
         return (self.labels, self.ema_decay, *self.shares)
 
     @classmethod
@@ -182,7 +181,7 @@ class Compiled(StepExecutor):
             return self.compiled.run(batches, scalars, seed)
         except Exception as error:  # an error of the step itself is raised again when it runs eagerly
             why = summary(error)
-        # Outside the handler, because its error refers to all tensors of the failed step.
+        # After the handler, because the error keeps all tensors of the failed step in memory.
         self.compiled = None
         self.eager.update.optimizer.zero()
         self.emit("executor", executor="eager", why=f"compiling failed: {why}")

@@ -37,7 +37,6 @@ class Log:
             replace_text(path, "".join(kept))
 
     def note(self, event: Event) -> None:
-        """Append an event as a line."""
         with saving(self.path):
             append_text(self.path, json.dumps(_strict(event), allow_nan=False) + "\n")
 

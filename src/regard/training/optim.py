@@ -58,10 +58,8 @@ class Optimizer:
         self.factor = factor
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self.rates[name], strict=True):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate * factor)
-                else:
-                    group["lr"] = rate * factor
+                current = group["lr"]
+                group["lr"] = current.fill_(rate * factor) if isinstance(current, Tensor) else rate * factor
 
     @property
     def rate(self) -> float:
@@ -69,7 +67,6 @@ class Optimizer:
         return next(iter(self.rates.values()))[0] * self.factor
 
     def zero(self) -> None:
-        """Clear the gradients."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 

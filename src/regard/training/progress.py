@@ -58,11 +58,6 @@ class Progress:
         raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
 
 
-def final_steps(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
-    """Return the steps of the checkpoints whose mean becomes the final weights: the best ones, or the last ones."""
-    return best if spec.choose == "best" and best else saved[-spec.average :]
-
-
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
     """Return the step of the checkpoint that represents an unfinished run: the latest, or an earlier, better one.
 

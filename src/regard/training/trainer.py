@@ -35,7 +35,7 @@ from regard.training.executor import (
     choose_executor,
 )
 from regard.training.mfu import peak, utilisation
-from regard.training.progress import Progress, final_steps
+from regard.training.progress import Progress
 from regard.training.schedule import Schedule
 from regard.training.selection import LOSS, Criterion, Metrics, improvements, order
 from regard.training.spec import TrainSpec
@@ -69,7 +69,6 @@ class LogWindow:
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Sequence[Item], result: StepResult) -> None:
-        """Add a step."""
         self.results.append(result)
         self.labels += sum(item.labels for item in items)
         self.places += sum(item.places for item in items)
@@ -93,10 +92,10 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether training finished, why it ended, and at which step."""
+    """The end of a call of `Trainer.fit`."""
 
-    finished: bool
-    why: str
+    finished: bool  # False: training can be resumed
+    why: str  # the reason
     step: int
 
 
@@ -196,7 +195,7 @@ class Trainer:
             if not lacks_memory(error):
                 raise
             why = str(error)
-        # Outside the handler, because its error refers to all tensors of the step.
+        # After the handler, because the error keeps all tensors of the step in memory.
         if self.validating:
             raise OutOfMemoryError(
                 f"memory ran out on {self.device} while validating; translate fewer records with --set train.decode=16 "
@@ -241,7 +240,10 @@ class Trainer:
             why = f"no improvement in {progress.stale} validations"
         elif self.steps < (self.spec.steps or 0):
             why = "time budget used"
-        self.finish()
+        if self.checkpoints.final:
+            steps, weights, scores = self.final_weights()
+            about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
+            self.folder.save_final(weights, about)
         self.emit("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
 
@@ -406,21 +408,11 @@ class Trainer:
         self.checkpointed = time.monotonic()
         self.emit("save")
 
-    def finish(self) -> None:
-        """Write the final weights."""
-        if not self.checkpoints.final:
-            return
-        steps, weights, scores = self.final_weights()
-        about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
-        self.folder.save_final(weights, about)
-
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better.
-
-        While weights still change a lot, the mean of checkpoints is far worse than the last checkpoint.
-        """
+        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better."""
         progress = self.progress
-        steps = final_steps(self.spec, progress.saved, progress.best)
+        best = progress.best if self.spec.choose == "best" else []
+        steps = best or progress.saved[-self.spec.average :]
         measured = {step: progress.scores[step] for step in steps if step in progress.scores}
         if len(steps) == 1:
             return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
@@ -431,14 +423,13 @@ class Trainer:
         self.model.eval()
         scores = self.metrics()
         reached = progress.reached | improvements(progress.reached, scores, self.criterion)
-        best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
-        self.emit("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
-        if best == MEAN:
+        first = order(measured | {MEAN: scores}, self.criterion, reached)[0]
+        self.emit("final", steps=steps, kept=steps if first == MEAN else [first], **scores)
+        if first == MEAN:
             return steps, weights, scores
-        return [best], read_tensors(self.folder.weights(best)), measured[best]
+        return [first], read_tensors(self.folder.weights(first)), measured[first]
 
     def emit(self, event: str, **values: Any) -> None:
-        """Pass an event to all watchers."""
         if event == "executor":  # the duration of steps changes
             self.settled = False
             self.budget.forget()
