@@ -116,7 +116,8 @@ def png(
     axes.set_title(readable(title, known), fontsize=11, pad=10, **plain)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight")
-    making = temporary(Path(path))
+    path = Path(path)
+    making = temporary(path)
     try:
         try:
             making.write_bytes(buffer.getvalue())
