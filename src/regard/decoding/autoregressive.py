@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -10,24 +11,24 @@ from torch import Tensor
 
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import BatchDecoding, Job
-from regard.decoding.rank import best
+from regard.decoding.rank import NEVER, best
 from regard.errors import SpecError
 
 # (log-probs, the path of each row, the step) -> (token, log p) for each path; None if every token is banned
 Pick = Callable[[Float[Tensor, "B V"], "Sequence[Path]", int], list[tuple[int, float] | None]]
 
 
+@dataclass(eq=False, slots=True)
 class Path:
     """One sample for a row, with the tokens generated so far."""
 
-    __slots__ = ("ids", "log_probs", "number", "over", "row", "sample", "total")
-
-    def __init__(self, row: int, number: int, sample: int) -> None:
-        """`row` is the index of the row in the batch, `number` the caller's number for the row."""
-        self.row, self.number, self.sample = row, number, sample
-        self.ids: tuple[int, ...] = ()
-        self.log_probs: tuple[float, ...] = ()
-        self.total, self.over = 0.0, False
+    row: int  # the index of the row in the batch
+    number: int  # the caller's number for the row
+    sample: int
+    ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    total: float = 0.0
+    over: bool = False
 
 
 class PathStep(NamedTuple):
@@ -40,16 +41,12 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AutoregressiveLoop:
-    """A loop that decodes `paths` outputs for each row.
-
-    `pick` chooses the tokens, and `score` computes the score of an output from its log-probability and its length. If
-    `eos_at_limit` is true, a path of the maximum length may still end with eos.
-    """
+    """A loop that decodes `paths` outputs for each row."""
 
     paths: int
-    pick: Pick
-    score: Callable[[float, int], float]
-    eos_at_limit: bool = True
+    pick: Pick  # chooses the tokens
+    score: Callable[[float, int], float]  # (log-probability, length) -> score of an output
+    eos_at_limit: bool = True  # a path of the maximum length may still end with eos
 
     def steps(self, job: Job) -> Iterator[list[PathStep]]:
         """Yield, for each step of the loop, one `PathStep` for every path that has not ended."""
@@ -82,17 +79,17 @@ class AutoregressiveLoop:
         """Extend a path by the picked token, or end the path, and return the step."""
         most = run.job.most[path.row]
         if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
-            return PathStep(path, None, self.over(path, False))
+            return PathStep(path, None, self.finish(path, False))
         token, log_prob = pick
         path.log_probs, path.total = (*path.log_probs, log_prob), path.total + log_prob
         if token == run.job.ends.eos:
-            return PathStep(path, None, self.over(path, True))
+            return PathStep(path, None, self.finish(path, True))
         path.ids = (*path.ids, token)
         full = len(path.ids) == most and not self.eos_at_limit
-        return PathStep(path, token, self.over(path, False) if full else None)
+        return PathStep(path, token, self.finish(path, False) if full else None)
 
-    def over(self, path: Path, ended: bool) -> Hypothesis:
-        """End a path and return its hypothesis. `ended` says whether the path ended with eos."""
+    def finish(self, path: Path, ended: bool) -> Hypothesis:
+        """End a path and return its hypothesis. `ended` is true if the path ended with eos."""
         path.over = True
         score = self.score(path.total, len(path.log_probs))
         return Hypothesis(path.ids, score, path.total, path.log_probs, ended)
@@ -105,7 +102,7 @@ class AutoregressiveLoop:
         """
         again = run.short()
         yield [
-            PathStep(path, None, self.over(path, False))
+            PathStep(path, None, self.finish(path, False))
             for slot in run.slots
             if slot not in again
             for path in paths[slot]
@@ -124,20 +121,16 @@ class AutoregressiveLoop:
     def find(self, job: Job) -> list[list[Hypothesis]]:
         """Return the hypotheses for every row, in the order of the paths."""
         hypotheses: list[list[Hypothesis | None]] = [[None] * self.paths for _ in job.most]
-        for step in self.steps(job):
-            for path, _, hypothesis in step:
-                if hypothesis is not None:
-                    hypotheses[path.row][path.sample] = hypothesis
+        for path, _, hypothesis in chain.from_iterable(self.steps(job)):
+            if hypothesis is not None:
+                hypotheses[path.row][path.sample] = hypothesis
         return [[each for each in row if each is not None] for row in hypotheses]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         """Yield the new tokens of every path after each step."""
         for step in self.steps(job):
-            pieces = [
-                Piece(path.row, () if token is None else (token,), hypothesis) for path, token, hypothesis in step
-            ]
-            if pieces:
-                yield pieces
+            if step:
+                yield [Piece(path.row, () if token is None else (token,), whole) for path, token, whole in step]
 
 
 def likeliest(
@@ -146,5 +139,5 @@ def likeliest(
     step: int,  # noqa: ARG001
 ) -> list[tuple[int, float] | None]:
     """Return the likeliest token for every path (greedy search). Among equal probabilities, the lowest id is chosen."""
-    totals = [[float("-inf") if path.over else path.total] for path in paths]
-    return [(one[0].token, one[0].log_prob) if one else None for one in best(log_probs, totals, 1)]
+    totals = [[NEVER if path.over else path.total] for path in paths]
+    return [(ranked[0].token, ranked[0].log_prob) if ranked else None for ranked in best(log_probs, totals, 1)]

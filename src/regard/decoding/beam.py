@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Literal
 
 import torch
@@ -16,11 +16,12 @@ from regard.decoding.coverage import Coverage
 from regard.decoding.expansion import EMPTY, Choice, Partial, constrained, diverse, plain
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import BatchDecoding, Job
-from regard.decoding.rank import Candidate
+from regard.decoding.rank import NEVER, Candidate
 from regard.decoding.required import automaton
 from regard.decoding.search import Search
 from regard.decoding.stopping import STOPPING, Normalise, Scoring
 from regard.errors import SpecError
+from regard.nn.checks import check_count, check_not_negative, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,10 @@ class Beam(Search):
 
     def check(self) -> None:
         for name in ("beam_size", "n_best", "groups"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         if self.n_best > self.beam_size:
-            raise SpecError(
-                "n_best", f"{self.n_best} hypotheses cannot come out of {self.beam_size} beams; raise beam_size"
-            )
+            message = f"{self.n_best} hypotheses cannot come out of {self.beam_size} beams; raise beam_size"
+            raise SpecError("n_best", message)
         if self.beam_size % self.groups:
             raise SpecError("groups", f"{self.groups} groups do not divide {self.beam_size} beams; choose a divisor")
         if self.groups > 1 and self.diversity <= 0.0:
@@ -77,23 +76,17 @@ class Beam(Search):
             raise SpecError("diversity", "one group has no other to differ from; raise groups or set it to 0")
         if self.normalise == "none" and self.alpha != 1.0:
             raise SpecError("alpha", "is the power of a length, which normalise='none' leaves out; drop it")
-        if self.coverage < 0.0:
-            raise SpecError("coverage", f"must not be negative, not {self.coverage}")
-        if self.stopping not in {"optimal", "first"}:
-            self._check_as_theirs()
-
-    def _check_as_theirs(self) -> None:
-        """Raise SpecError for settings that do not exist in the library whose stopping rule is used."""
-        if self.groups > 1:
-            raise SpecError("groups", f"{self.stopping!r} has no groups; choose stopping='optimal' or 'first'")
-        if self.normalise == "gnmt":
-            raise SpecError("normalise", f"{self.stopping!r} has only powers of the length; choose 'mean' or 'none'")
-        if self.coverage:
-            raise SpecError("coverage", f"{self.stopping!r} has no such penalty; choose stopping='optimal' or 'first'")
+        check_not_negative("coverage", self.coverage)
+        if self.stopping not in {"optimal", "first"}:  # the library with this rule lacks some settings
+            ours, rule = "choose stopping='optimal' or 'first'", repr(self.stopping)
+            require(self.groups == 1, "groups", f"{rule} has no groups; {ours}")
+            require(
+                self.normalise != "gnmt", "normalise", f"{rule} has only powers of the length; choose 'mean' or 'none'"
+            )
+            require(not self.coverage, "coverage", f"{rule} has no such penalty; {ours}")
 
     @property
     def scoring(self) -> Scoring:
-        """The function that computes the score of a hypothesis."""
         return Scoring(self.normalise, 0.0 if self.normalise == "none" else self.alpha)
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
@@ -103,9 +96,8 @@ class Beam(Search):
         for on_device, some in groupby(jobs, key=self._stays_on_the_device):
             group = list(some)
             if on_device:
-                search_on_device = group[0].models.device_search
-                for job, results in zip(group, search_on_device.find_each(group, self), strict=True):
-                    yield self._completed(job, results)
+                results = group[0].models.device_search.find_each(group, self)
+                yield from starmap(self._completed, zip(group, results, strict=True))
             else:
                 yield from map(self._on_the_host, group)
 
@@ -115,23 +107,22 @@ class Beam(Search):
 
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):
-            self._check_required()
+            if self.beam_size < 2:
+                raise SpecError("beam_size", "required words need at least 2 beams, one with them and one without")
+            if self.groups > 1 or self.stopping not in {"optimal", "first"}:
+                raise SpecError("beam_size", "required words need one group of beams and stopping='optimal' or 'first'")
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """Return the results of a search on the device, completed on the host.
-
-        A row whose result on the device is uncertain (None) is searched again on the host.
-        """
+        """Return the results of a search on the device, with uncertain rows (None) searched again on the host."""
         again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
         repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         if self.beam_size > 1:
-            raise SpecError(
-                "beam_size", f"{self.beam_size} beams revise earlier tokens and cannot be streamed; set it to 1"
-            )
+            message = f"{self.beam_size} beams revise earlier tokens and cannot be streamed; set it to 1"
+            raise SpecError("beam_size", message)
         if self.coverage:
             raise SpecError("coverage", "is computed at the end of an output and cannot be streamed; set it to 0")
         return self.greedy().stream(job)
@@ -139,12 +130,6 @@ class Beam(Search):
     def greedy(self) -> AutoregressiveLoop:
         """Return the loop that searches with one beam."""
         return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].eos_at_limit)
-
-    def _check_required(self) -> None:
-        if self.beam_size < 2:
-            raise SpecError("beam_size", "required words need at least 2 beams, one with them and one without")
-        if self.groups > 1 or self.stopping not in {"optimal", "first"}:
-            raise SpecError("beam_size", "required words need one group of beams and stopping='optimal' or 'first'")
 
 
 class Source:
@@ -163,56 +148,52 @@ class Source:
         self.topped = self.over = False
 
     def totals(self) -> list[float]:
-        """Return the log-probability of every beam."""
-        return [float("-inf")] * len(self.live) if self.over else [one.total for one in self.live]
+        return [NEVER if self.over else text.total for text in self.live]
 
     def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
         """Update the beams with the candidates of one step.
 
         `before` and `now` are the coverage penalties of each beam without and with the attention of this step.
         """
-        rule = self.stopping
+        rule, onward = self.stopping, choice.onward
         full = step + 1 == self.limit and not rule.eos_at_limit
         self.topped = self.topped or (bool(choice.first) and choice.first[0].token == self.eos)
-        for one in choice.first:
-            if one.token == self.eos:
-                text = self.live[one.beam]
-                self.add(text.ids, (*text.log_probs, one.log_prob), one.total, True, now[one.beam])
+        for each in choice.first:
+            if each.token == self.eos:
+                text = self.live[each.beam]
+                self.add(text.ids, (*text.log_probs, each.log_prob), each.total, True, now[each.beam])
             elif full:
-                text = self.extended(one)
-                self.add(text.ids, text.log_probs, text.total, False, now[one.beam])
+                text = self.extended(each)
+                self.add(text.ids, text.log_probs, text.total, False, now[each.beam])
         if full:
             self.end()
-        elif step == self.limit or not any(choice.onward):
+        elif step == self.limit or not any(onward):
             self.cut(before)
         else:
-            self.go_on(choice.onward)
-            best_live = max(one.total for one in self.live)
+            self.live = [EMPTY if each is None else self.extended(each) for each in onward]
+            self.tokens = [self.pad if each is None else each.token for each in onward]
+            self.parents = [beam if each is None else each.beam for beam, each in enumerate(onward)]
+            best_live = max(text.total for text in self.live)
             if rule.done(best_live, step + 1, self.topped) or (len(self.live) == 1 and rule.finished):
                 self.end()
 
-    def go_on(self, onward: Sequence[Candidate | None]) -> None:
-        """Continue every beam with its chosen candidate."""
-        self.live = [EMPTY if one is None else self.extended(one) for one in onward]
-        self.tokens = [self.pad if one is None else one.token for one in onward]
-        self.parents = [beam if one is None else one.beam for beam, one in enumerate(onward)]
-
-    def extended(self, one: Candidate) -> Partial:
+    def extended(self, candidate: Candidate) -> Partial:
         """Return the live hypothesis that a candidate creates: a beam with one more token."""
-        text = self.live[one.beam]
-        progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, one.token)
-        return Partial((*text.ids, one.token), (*text.log_probs, one.log_prob), one.total, progress)
+        _, token, log_prob, total = candidate
+        text = self.live[candidate.beam]
+        progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, token)
+        return Partial((*text.ids, token), (*text.log_probs, log_prob), total, progress)
 
     def add(self, ids: Ids, log_probs: tuple[float, ...], total: float, ended: bool, penalty: float) -> None:
-        """Store a finished hypothesis. `ended` says whether the hypothesis ended with eos."""
+        """Store a finished hypothesis. `ended` is true if the hypothesis ended with eos."""
         score = self.stopping.scoring.score(total, len(log_probs)) + penalty
         self.stopping.add(Hypothesis(ids, score, total, log_probs, ended))
 
     def cut(self, penalties: Sequence[float]) -> None:
         """End the search and store the live beams as hypotheses without eos."""
-        for one, penalty in zip(self.live, penalties, strict=True):
-            if one is not EMPTY:
-                self.add(one.ids, one.log_probs, one.total, False, penalty)
+        for text, penalty in zip(self.live, penalties, strict=True):
+            if text is not EMPTY:
+                self.add(text.ids, text.log_probs, text.total, False, penalty)
         self.end()
 
     def end(self) -> None:
@@ -225,33 +206,31 @@ class Source:
 def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
     """Return the best hypotheses for every row of a job."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
-    run = BatchDecoding(
-        job, spec.beam_size, max(job.most) + STOPPING[spec.stopping].eos_at_limit, watch=spec.coverage > 0.0
-    )
+    steps = max(job.most) + STOPPING[spec.stopping].eos_at_limit
+    run = BatchDecoding(job, spec.beam_size, steps, watch=spec.coverage > 0.0)
     coverage = Coverage(spec.coverage, len(sources) * spec.beam_size)
     again: list[int] = []
     while run.slots:
         here = [sources[slot] for slot in run.slots]
-        log_probs = run.read([[one.ids for one in source.live] for source in here])
+        log_probs = run.read([[text.ids for text in source.live] for source in here])
         if log_probs is None:
             again = run.short()
             before, _ = coverage.penalties()
-            for at, source in enumerate(here):
+            for slot, source in enumerate(here):
                 if not source.over:
-                    source.cut(before[at * spec.beam_size : (at + 1) * spec.beam_size])
+                    source.cut(before[slot * spec.beam_size : (slot + 1) * spec.beam_size])
             break
         coverage.record(run.decodings)
         before, now = coverage.penalties()
-        for at, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
+        for slot, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
             if not source.over:
-                beams = slice(at * spec.beam_size, (at + 1) * spec.beam_size)
+                beams = slice(slot * spec.beam_size, (slot + 1) * spec.beam_size)
                 source.take(choice, run.step, before[beams], now[beams])
-        coverage.follow(
-            run.follow([one.tokens for one in here], [one.parents for one in here], [one.over for one in here])
-        )
+        tokens, parents = [source.tokens for source in here], [source.parents for source in here]
+        coverage.follow(run.follow(tokens, parents, [source.over for source in here]))
     results = [source.stopping.ranked()[: spec.n_best] for source in sources]
-    for row, better in zip(again, search(job.part(again), spec) if again else (), strict=True):
-        results[row] = better
+    for row, repeated in zip(again, search(job.part(again), spec) if again else (), strict=True):
+        results[row] = repeated
     return results
 
 

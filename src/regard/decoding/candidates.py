@@ -1,6 +1,6 @@
 """Candidates: the best continuations of many sources, without a transfer to the host.
 
-The order of candidates is the one of `regard.decoding.rank`, expressed as one number, where higher is better:
+The order of candidates is that of `regard.decoding.rank`, expressed as one number, where higher is better:
 round(score / 1e-5) * (k V) - (token * k + beam), for k beams and V tokens. This whole number is exact in float64 unless
 log-probabilities fall below -1e16 / (k V), and no text is that unlikely.
 """
@@ -28,7 +28,7 @@ class Candidates:
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
-        self.eos, self.silent = eos, eos in never
+        self.eos, self.eos_banned = eos, eos in never
         self.never = torch.tensor(sorted({*never, eos}), dtype=torch.int64, device=device)
         self.width = block_width(V)
         self.blocks = -(-V // self.width)
@@ -45,7 +45,7 @@ class Candidates:
         # The k best candidates are in the k best blocks. Blocks from several beams with equal scores and the same
         # tokens are ranked by beam, although the first token with that score should decide. Up to k - 1 such blocks may
         # rank too high.
-        self.looked_at = min(2 * k - 1, k * self.blocks)
+        self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the rank of candidates. A total of nan ranks above all others, and NEVER ranks below all others."""
@@ -54,7 +54,7 @@ class Candidates:
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
         """Return log p of eos for each beam; NEVER if eos is in `never`."""
         last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # overwritten later
-        return torch.full_like(last, NEVER) if self.silent else last
+        return torch.full_like(last, NEVER) if self.eos_banned else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
         """Return the k best continuations without eos for every source of k beams.
@@ -69,7 +69,7 @@ class Candidates:
             maxima = torch.cat((maxima, log_probs[:, :, whole * width :].amax(-1, keepdim=True)), -1)
         # No candidate in a block ranks above the maximum of the block at the first token of the block.
         best = self.ranks(maxima + totals[:, :, None], self.block_ties).flatten(1)
-        block = best.topk(self.looked_at).indices
+        block = best.topk(self.examined).indices
         chosen, of = block.flatten(), block // self.blocks
         places = self.places.index_select(0, chosen).view(*block.shape[:1], -1)
         ties = self.ties.index_select(0, chosen).view(*block.shape, width)

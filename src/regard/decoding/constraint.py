@@ -1,9 +1,7 @@
 """The Constraint slot: the specs that state what an output must begin with, contain or avoid.
 
-Constraints are part of a search spec.
-
-A search applies the constraints on a row before it chooses each token. To define a new constraint, write a subclass
-that overrides `banned` or `forced`.
+Constraints are part of a search spec, and are applied to a row before each token is chosen. To define a new
+constraint, write a subclass that overrides `banned` or `forced`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +10,7 @@ from typing import ClassVar
 
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.constraints import BoundConstraint, Ids, TokenConstraints
-from regard.errors import SpecError
+from regard.nn.checks import require
 from regard.tree import Spec
 
 
@@ -108,8 +106,8 @@ def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenCo
     """Return a constraint on token ids that combines all of the given constraints."""
     bound = [constraint.bind(tokenizer) for constraint in constraints]
     prefixes = list(dict.fromkeys(each.prefix for each in bound if each.prefix))
-    if len(prefixes) > 1:
-        raise SpecError("prefix", "two prefixes are forced, and an output has one beginning; leave one of them out")
+    message = "two prefixes are forced, and an output has one beginning; leave one of them out"
+    require(len(prefixes) < 2, "prefix", message)
     return TokenConstraints(
         prefixes[0] if prefixes else (),
         tuple(ids for each in bound for ids in each.banned),
@@ -121,8 +119,7 @@ def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenCo
 
 def check_words(name: str, words: Sequence[str]) -> None:
     """Raise SpecError at the path `name` if a word is blank."""
-    if not all(word.strip() for word in words):
-        raise SpecError(name, "an empty word constrains nothing; leave it out")
+    require(all(word.strip() for word in words), name, "an empty word constrains nothing; leave it out")
 
 
 def spellings(word: str, tokenizer: Tokenizer) -> list[Ids]:

@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.decoding.hypothesis import SpecialTokens
-from regard.decoding.required import MOST
+from regard.decoding.required import MOST, Ids, contains
 from regard.errors import DataError, SpecError
+from regard.nn.checks import check_not_negative, require
 
 if TYPE_CHECKING:
     from regard.data.tokenizer import Tokenizer
     from regard.decoding.constraint import Constraint
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,6 @@ class BoundConstraint:
 
     constraint: "Constraint"
     tokenizer: "Tokenizer" = field(compare=False)
-
-    def banned(self, output: Ids) -> Iterable[int]:
-        """Return the ids that must not follow `output`."""
-        return self.constraint.banned(output, self.tokenizer)
-
-    def forced(self, output: Ids) -> int | None:
-        """Return the only id that may follow `output`; None if any id may follow."""
-        return self.constraint.forced(output, self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +50,20 @@ class TokenConstraints:
         object.__setattr__(self, "prefix", tuple(self.prefix))
         for name in ("banned", "required"):
             sequences = tuple(dict.fromkeys(tuple(sequence) for sequence in getattr(self, name)))
-            if () in sequences:
-                raise SpecError(name, "a sequence has no ids; leave it out")
+            require(() not in sequences, name, "a sequence has no ids; leave it out")
             object.__setattr__(self, name, sequences)
-        if self.no_repeat < 0:
-            raise SpecError("no_repeat", f"must not be negative, not {self.no_repeat}")
-        if len(self.required) > MOST:
-            raise SpecError("required", f"at most {MOST} sequences can be required of a row, not {len(self.required)}")
+        check_not_negative("no_repeat", self.no_repeat)
+        n = len(self.required)
+        require(n <= MOST, "required", f"at most {MOST} sequences can be required of a row, not {n}")
         for name, sequence in (("prefix", self.prefix), *(("required", each) for each in self.required)):
             for banned in self.banned:
                 if contains(sequence, banned):
-                    raise SpecError(
-                        name, f"{list(sequence)} contains {list(banned)}, which is banned; drop one of them"
-                    )
+                    message = f"{list(sequence)} contains {list(banned)}, which is banned; drop one of them"
+                    raise SpecError(name, message)
         for sequence in self.required:
-            if self.no_repeat and any(sequence[i] in self.repeats(sequence[:i]) for i in range(len(sequence))):
-                raise SpecError(
-                    "required", f"{list(sequence)} repeats an n-gram, which no_repeat={self.no_repeat} bans"
-                )
+            if self.no_repeat and any(token in self.repeats(sequence[:i]) for i, token in enumerate(sequence)):
+                message = f"{list(sequence)} repeats an n-gram, which no_repeat={self.no_repeat} bans"
+                raise SpecError("required", message)
 
     def check(self, ends: SpecialTokens) -> None:
         """Raise SpecError for constraints on ids that are never generated or that end a row."""
@@ -85,19 +72,17 @@ class TokenConstraints:
                 special = {ends.eos, *ends.never}.intersection(sequence)
                 if special and not (name == "banned" and len(sequence) == 1):
                     raise SpecError(name, f"{list(sequence)} holds {min(special)}, which begins, ends or fills rows")
-                if (ends.eos,) == sequence:
-                    raise SpecError(
-                        name, f"a row that cannot generate {ends.eos} never ends; set min_len to delay its end"
-                    )
+                if sequence == (ends.eos,):
+                    message = f"a row that cannot generate {ends.eos} never ends; set min_len to delay its end"
+                    raise SpecError(name, message)
 
     def used(self) -> list[str]:
-        """Return the names of the constraints that are set."""
         names = [name for name in ("prefix", "banned", "required", "no_repeat") if getattr(self, name)]
         return names + [type(other.constraint).kind for other in self.others]
 
     @property
     def vectorized(self) -> bool:
-        """Whether the only constraint is a set of tokens that are banned at every step."""
+        """True if the only constraint is a set of tokens that are banned at every step."""
         return not (self.prefix or self.required or self.follows())
 
     def highest(self) -> int:
@@ -140,7 +125,6 @@ class Bans:
         self.columns_and_eos = torch.tensor(sorted(never | {ends.eos}), dtype=torch.int64, device=device)
         self.own = [sorted(single - everywhere) for single in always]
         self.follows = [each.follows() for each in rules]
-        self.busy = [bool(own) or follows for own, follows in zip(self.own, self.follows, strict=True)]
         self.highest = max(ends.bos, ends.eos, ends.pad, *(each.highest() for each in rules))
 
     def apply(
@@ -152,28 +136,29 @@ class Bans:
         """
         size = log_probs.shape[1]
         if step == 0 and self.highest >= size:
-            raise DataError(
-                f"rules: id {self.highest}, of a rule or of the ends, is not in the vocabulary of {size} tokens"
-            )
-        young = [step < self.least[source] for source in slots]
-        log_probs.index_fill_(1, self.columns_and_eos if all(young) else self.columns, -torch.inf)
-        if all(young):
-            young = [False] * len(slots)
+            which = f"id {self.highest}, of a rule or of the ends"
+            raise DataError(f"rules: {which}, is not in the vocabulary of {size} tokens")
+        too_short = [step < self.least[source] for source in slots]
+        log_probs.index_fill_(1, self.columns_and_eos if all(too_short) else self.columns, -torch.inf)
+        if all(too_short):
+            too_short = [False] * len(slots)
         banned: list[tuple[int, int]] = []
         forced: list[tuple[int, int]] = []
         for slot, source in enumerate(slots):
             rules, rows = self.rules[source], range(slot * self.beams, (slot + 1) * self.beams)
             if step < len(rules.prefix):
                 forced += [(row, rules.prefix[step]) for row in rows]
-            elif young[slot] or self.busy[source]:
-                always = [*self.own[source], self.eos] if young[slot] else self.own[source]
+            elif too_short[slot] or self.own[source] or self.follows[source]:
+                always = [*self.own[source], self.eos] if too_short[slot] else self.own[source]
                 for row, output in zip(rows, outputs[slot], strict=True):
                     now = [*always, *rules.next_banned(output)] if self.follows[source] else always
                     banned += [(row, token) for token in now]
                     for other in rules.others:
-                        banned += [(row, token) for token in _known(other, other.banned(output), size)]
-                        if (token := other.forced(output)) is not None:
-                            forced += [(row, token) for token in _known(other, (token,), size)]
+                        constraint, tokenizer = other.constraint, other.tokenizer
+                        tokens = _known(constraint, constraint.banned(output, tokenizer), size)
+                        banned += [(row, token) for token in tokens]
+                        if (token := constraint.forced(output, tokenizer)) is not None:
+                            forced += [(row, token) for token in _known(constraint, (token,), size)]
         if banned:
             log_probs[index(banned, log_probs)] = -torch.inf
         if forced:
@@ -183,11 +168,11 @@ class Bans:
             log_probs[rows, tokens] = kept
 
 
-def _known(other: BoundConstraint, ids: Iterable[int], size: int) -> Iterator[int]:
-    """Yield the ids, and raise DataError for an id that is not in the vocabulary."""
+def _known(constraint: "Constraint", ids: Iterable[int], size: int) -> Iterator[int]:
+    """Yield the ids; raise DataError for an id that is not in the vocabulary."""
     for token in ids:
         if not 0 <= token < size:
-            kind = type(other.constraint).kind
+            kind = type(constraint).kind
             raise DataError(f"decode.constraints: {kind!r} names the id {token}; the vocabulary has {size} tokens")
         yield token
 
@@ -196,9 +181,3 @@ def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tenso
     """Return pairs of (row, token) as two index tensors on the device of `like`."""
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
     return rows, tokens
-
-
-def contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
-    """Return whether `part` occurs in `sequence`, without gaps."""
-    n = len(part)
-    return any(tuple(sequence[i : i + n]) == tuple(part) for i in range(len(sequence) - n + 1))

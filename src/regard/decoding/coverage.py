@@ -19,7 +19,6 @@ class Coverage:
         self.nothing = [0.0] * rows
 
     def record(self, decodings: Decodings) -> None:
-        """Add the attention of the last step."""
         if self.weight:
             attention = decodings.attention()
             self.now = attention if self.before is None else self.before + attention

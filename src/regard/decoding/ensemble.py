@@ -13,6 +13,7 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import Generator, Trace
 from regard.models.decoding import Decoding
+from regard.nn.checks import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Decodings:
             decoding.keep(sources)
 
     def watch(self) -> None:
-        """Start to record attention."""
+        """Start recording attention."""
         for decoding in self.members:
             decoding.trace = Trace()
 
@@ -68,11 +69,9 @@ class Ensemble:
         self.models = (models,) if isinstance(models, Generator) else tuple(models)
         if not self.models:
             raise SpecError("models", "a search needs at least one model")
+        message = "is in training mode, in which dropout makes the search random; call eval() first"
         for i, model in enumerate(self.models):
-            if model.training:
-                raise SpecError(
-                    f"models[{i}]", "is in training mode, in which dropout makes the search random; call eval() first"
-                )
+            require(not model.training, f"models[{i}]", message)
 
     @property
     def device_search(self) -> Any:
@@ -88,9 +87,8 @@ class Ensemble:
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
         """Read new tokens and return log p of the next token of each row, in a tensor that the caller may overwrite."""
-        log_probs = [
-            model.advance(ids, state, seg) for model, state in zip(self.models, decodings.members, strict=True)
-        ]
+        pairs = zip(self.models, decodings.members, strict=True)
+        log_probs = [model.advance(ids, decoding, seg) for model, decoding in pairs]
         sizes = [each.shape[-1] for each in log_probs]
         if len(set(sizes)) > 1:
             raise DataError(f"models: an ensemble needs one vocabulary, not vocabularies of {sizes} tokens")

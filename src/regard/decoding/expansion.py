@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.decoding.constraints import Ids, index
-from regard.decoding.rank import Candidate, best, bucket
+from regard.decoding.rank import NEVER, Candidate, best, sort_key
 from regard.decoding.required import Progress, Required, allocate
 
 
@@ -20,7 +20,7 @@ class Partial(NamedTuple):
     progress: Progress | None = None  # progress towards the required sequences; None: no sequence is required
 
 
-EMPTY = Partial((), (), float("-inf"))  # an unused beam
+EMPTY = Partial((), (), NEVER)  # an unused beam
 
 
 class Choice(NamedTuple):
@@ -41,7 +41,7 @@ def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eo
 
 def split(ranked: Sequence[Candidate], beams: int, eos: int) -> Choice:
     """Return the choice for ranked candidates: the best candidates, and the best candidates without eos."""
-    return Choice([*ranked[:beams]], filled([one for one in ranked if one.token != eos][:beams], beams))
+    return Choice([*ranked[:beams]], filled([each for each in ranked if each.token != eos][:beams], beams))
 
 
 def filled(onward: Sequence[Candidate], beams: int) -> list[Candidate | None]:
@@ -63,18 +63,20 @@ def diverse(
         own = log_probs.reshape(sources, -1, log_probs.shape[1])[:, at : at + width]
         penalised = (own - diversity * chosen[:, None]).flatten(0, 1)
         ranking = best(penalised, [row[at : at + width] for row in totals], 2 * width)
-        pairs = [(slot * groups * width + at + one.beam, one.token) for slot, row in enumerate(ranking) for one in row]
+        pairs = [
+            (slot * groups * width + at + each.beam, each.token) for slot, row in enumerate(ranking) for each in row
+        ]
         new: list[tuple[int, int]] = []
         values = iter(log_probs[index(pairs, log_probs)].tolist() if pairs else [])
         for slot, ranked in enumerate(ranking):
             real = []
-            for one in ranked:
-                beam, value = at + one.beam, next(values)
-                real.append(Candidate(beam, one.token, value, totals[slot][beam] + value))
+            for each in ranked:
+                beam, value = at + each.beam, next(values)
+                real.append(Candidate(beam, each.token, value, totals[slot][beam] + value))
             first, onward = split(real, width, eos)
             choices[slot].first.extend(first)
             choices[slot].onward.extend(onward)
-            new += [(slot, one.token) for one in onward if one is not None]
+            new += [(slot, each.token) for each in onward if each is not None]
         if new:
             chosen.index_put_(index(new, chosen), chosen.new_ones(()), accumulate=True)
     return choices
@@ -89,30 +91,23 @@ def constrained(
     required sequence. A hypothesis may end only if it has all required sequences. `room` is the number of tokens left
     after this step. Hypotheses that miss more than `room` tokens are dropped, unless all hypotheses do.
     """
-    beams, totals = len(live), [one.total for one in live]
+    beams, totals = len(live), [each.total for each in live]
     (candidates,) = best(log_probs, [totals], 2 * beams)
     for beam, ranked in enumerate(best(log_probs, [[total] for total in totals], 2)):
-        candidates += [one._replace(beam=beam) for one in ranked]
-    pairs = [
-        (beam, token)
-        for beam, one in enumerate(live)
-        if one.progress is not None
-        for token in goal.useful(one.progress)
-    ]
+        candidates += [each._replace(beam=beam) for each in ranked]
+    progress_of = [(beam, each.progress) for beam, each in enumerate(live) if each.progress is not None]
+    pairs = [(beam, token) for beam, progress in progress_of for token in goal.useful(progress)]
     values = log_probs[index(pairs, log_probs)].tolist() if pairs else []
     for (beam, token), value in zip(pairs, values, strict=True):
         candidates.append(Candidate(beam, token, value, totals[beam] + value))
 
-    def missing(one: Candidate) -> int:
-        progress = live[one.beam].progress
+    def missing(each: Candidate) -> int:
+        progress = live[each.beam].progress
         assert progress is not None
-        return goal.distance(progress if one.token == eos else goal.step(progress, one.token))
+        return goal.distance(progress if each.token == eos else goal.step(progress, each.token))
 
-    ranked = sorted(
-        {(one.beam, one.token): one for one in candidates if one.total > float("-inf")}.values(),
-        key=lambda one: (-bucket(one.total), one.token, one.beam),
-    )
-    ranked = [one for one in ranked if one.token != eos or not missing(one)]
-    ranked = [one for one in ranked if missing(one) <= room] or ranked
-    onward = allocate([one for one in ranked if one.token != eos], beams, missing)
+    possible = {(each.beam, each.token): each for each in candidates if each.total > NEVER}
+    ranked = [each for each in sorted(possible.values(), key=sort_key) if each.token != eos or not missing(each)]
+    ranked = [each for each in ranked if missing(each) <= room] or ranked
+    onward = allocate([each for each in ranked if each.token != eos], beams, missing)
     return Choice(allocate(ranked, beams, missing), filled(onward, beams))

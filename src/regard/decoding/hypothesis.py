@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from regard.decoding.length_limit import LengthLimit
 from regard.errors import SpecError
+from regard.nn.checks import check_not_negative
 from regard.tree import Spec
 
 
@@ -18,8 +19,7 @@ class SpecialTokens:
     def __post_init__(self) -> None:
         """Raise SpecError for a negative id."""
         for name in ("bos", "eos", "pad"):
-            if getattr(self, name) < 0:
-                raise SpecError(name, f"must not be negative, not {getattr(self, name)}")
+            check_not_negative(name, getattr(self, name))
 
     @property
     def never(self) -> tuple[int, ...]:
@@ -41,8 +41,7 @@ class Limits(Spec):
     derived: LengthLimit | None = None
 
     def check(self) -> None:
-        if self.min_len < 0:
-            raise SpecError("min_len", f"must not be negative, not {self.min_len}")
+        check_not_negative("min_len", self.min_len)
         if self.max_len is not None and self.max_len < max(self.min_len, 1):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 

@@ -31,20 +31,15 @@ class Job:
 
     def part(self, rows: Sequence[int]) -> "Job":
         """Return a job with only the given rows."""
-        at = torch.tensor(rows, device=self.batch.target.device)
-        whole = self.batch
-        read = (whole.target, whole.target_seg) if whole.source is None else (whole.source, whole.source_seg)
-        width = max(row_lengths(*read)[row] for row in rows)
-        if whole.source is None:
-            seg = None if whole.target_seg is None else whole.target_seg[at, :width]
-            batch = Batch(whole.target[at, :width], target_seg=seg)
-        else:  # the target is not read
-            seg = None if whole.source_seg is None else whole.source_seg[at, :width]
-            batch = Batch(whole.target[at, :1], source=whole.source[at, :width], source_seg=seg)
-        picked = {
-            name: tuple(getattr(self, name)[row] for row in rows)
-            for name in ("rules", "least", "most", "rows", "lengths")
-        }
+        target, source, at = self.batch.target, self.batch.source, torch.tensor(rows, device=self.batch.target.device)
+        ids, seg = (target, self.batch.target_seg) if source is None else (source, self.batch.source_seg)
+        lengths = row_lengths(ids, seg)
+        width = max(lengths[row] for row in rows)
+        ids, seg = ids[at, :width], None if seg is None else seg[at, :width]
+        # If there is a source, the target is not read.
+        batch = Batch(ids, target_seg=seg) if source is None else Batch(target[at, :1], source=ids, source_seg=seg)
+        names = ("rules", "least", "most", "rows", "lengths")
+        picked = {name: tuple(getattr(self, name)[row] for row in rows) for name in names}
         return replace(self, batch=batch, **picked)
 
 
@@ -77,10 +72,8 @@ def prepare(
         needed = len(each.prefix) + goal.distance(goal.follow(goal.start, each.prefix))
         most.append(bound.most(None if sources is None else sources[row], needed))
         if needed > most[row]:
-            raise DataError(
-                f"rules: row {row} needs {needed} tokens for its prefix and its required sequences, and max_len is "
-                f"{most[row]}; raise it"
-            )
+            what = f"{needed} tokens for its prefix and its required sequences"
+            raise DataError(f"rules: row {row} needs {what}, and max_len is {most[row]}; raise it")
     ensemble = Ensemble(models)
     read_first = any(model.source_first for model in ensemble.models)
     lengths = row_lengths(batch.target, batch.target_seg) if sources is None else sources if read_first else (1,) * B
@@ -123,7 +116,7 @@ class BatchDecoding:
         try:
             log_probs = self.job.models.advance(self.ids, self.decodings, self.seg)
         except SpecError as error:
-            # A model with learned positions refuses to read more tokens than the position table has rows.
+            # A model with learned positions cannot read more tokens than its position table has rows.
             if self.step == 0 or not error.path.endswith("max_len"):
                 raise
             return None
@@ -135,9 +128,9 @@ class BatchDecoding:
     ) -> list[int]:
         """Continue the beams with new tokens, and return for each row the former row that it continues.
 
-        Beam k in group i continues beam `parents[i][k]` of the group with the token `tokens[i][k]`. `done[i]` says
-        whether the source of group i is finished. Finished groups stay in the batch until they are an eighth of all
-        groups and are then dropped together, because dropping costs about as much as reordering.
+        Beam k in group i continues beam `parents[i][k]` of the group with the token `tokens[i][k]`. `done[i]` is true
+        if the source of group i is finished. Finished groups stay in the batch until they are an eighth of all groups,
+        and are then dropped together, because dropping costs about as much as reordering.
         """
         left = [slot for slot, over in enumerate(done) if not over]
         self.running = [self.slots[slot] for slot in left]
@@ -157,10 +150,7 @@ class BatchDecoding:
         return [slot * self.beams + parent for slot in left for parent in parents[slot]]
 
     def short(self) -> list[int]:
-        """Return the unfinished sources whose prompts are shorter than the longest prompt in the batch.
-
-        In a batch without the longest prompt, these sources have more positions left.
-        """
+        """Return the unfinished sources that would have more positions left in a batch without the longest prompts."""
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]
 

@@ -1,7 +1,4 @@
-"""Length limits for outputs, fitted to the training text.
-
-A limit is computed from the longest target and from a straight line above the (source, target) lengths.
-"""
+"""Length limits for outputs: the longest training target, and a line above the (source, target) lengths of training."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data.token_store import Table
-from regard.errors import SpecError
+from regard.nn.checks import require
 from regard.tree import Spec
 
 SHARE = 0.999  # share of the training pairs at or below the line; the other pairs are mostly misaligned
@@ -34,8 +31,7 @@ class LengthLimit(Spec):
     def check(self) -> None:
         for name in ("slope", "constant", "longest"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise SpecError(name, f"must be a number of at least 0, not {value}")
+            require(math.isfinite(value) and value >= 0, name, f"must be a number of at least 0, not {value}")
 
     def most(self, source: int) -> int:
         """Return the limit for a source of length `source`."""
@@ -72,12 +68,9 @@ def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> Lengt
 
 
 def of_tables(tables: Sequence[Table]) -> LengthLimit | None:
-    """Return the limit fitted to token tables of translation pairs; None if there is no pair.
-
-    The tables store targets with bos and eos, which the limit does not count.
-    """
+    """Return the limit fitted to token tables of translation pairs; None if there is no pair."""
     sources = np.concatenate([table["source"].lengths for table in tables])
-    targets = np.concatenate([table["target"].lengths for table in tables]) - 2
+    targets = np.concatenate([table["target"].lengths for table in tables]) - 2  # without bos and eos
     return fit(sources, targets) if len(sources) else None
 
 
@@ -90,6 +83,5 @@ def widest(limits: Sequence[LengthLimit | None]) -> LengthLimit | None:
     known = [limit for limit in limits if limit is not None]
     if not known or len(known) < len(limits):
         return None
-    return LengthLimit(
-        max(each.slope for each in known), max(each.constant for each in known), max(each.longest for each in known)
-    )
+    highest = (max(getattr(limit, name) for limit in known) for name in ("slope", "constant", "longest"))
+    return LengthLimit(*highest)

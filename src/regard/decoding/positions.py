@@ -1,7 +1,4 @@
-"""Limits on the number of tokens that a decoder can read.
-
-Learned positions and synthesizers have tables of fixed size.
-"""
+"""The number of tokens that a decoder can read: learned positions and synthesizers have tables of fixed size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +15,8 @@ class Positions:
     source_first: bool = False  # True: the sequence begins with the source, which takes up positions
 
     def left(self, read: int) -> int | None:
-        """Return the number of tokens that can follow `read` tokens, or None if there is no limit.
-
-        The last token does not need a position, because the model does not read it.
-        """
-        return None if self.count is None else self.count - read + 1
+        """Return the number of tokens that can follow `read` tokens; None if there is no limit."""
+        return None if self.count is None else self.count - read + 1  # the last token is not read
 
 
 def positions(models: Sequence[Generator]) -> Positions:

@@ -56,13 +56,11 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
     fetched = torch.stack((own.double(), places.double())).tolist()  # one transfer; a double holds every place
     ranked = []
     for source, (values, at, row) in enumerate(zip(*fetched, totals, strict=True)):
-        best_first = []
-        for value, place in zip(values, at, strict=True):
-            beam, token = divmod(int(place), V)
-            best_first.append(Candidate(beam, token, value, row[beam] + value))
+        pairs = [(*divmod(int(place), V), value) for value, place in zip(values, at, strict=True)]
+        best_first = [Candidate(beam, token, value, row[beam] + value) for beam, token, value in pairs]
         if not apart(best_first, count):
             here = log_probs[source * beams : (source + 1) * beams]
-            best_first = settled(best_first, here, row, count)
+            best_first = ranked_exactly(best_first, here, row, count)
         ranked.append(best_first[:count])
     return ranked
 
@@ -74,14 +72,14 @@ def apart(best_first: Sequence[Candidate], count: int) -> bool:
     return all(best_first[i].total - best_first[i + 1].total > 2 * TIE for i in range(count))
 
 
-def settled(
+def ranked_exactly(
     candidates: Sequence[Candidate], log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int
 ) -> list[Candidate]:
     """Return the candidates for one source in exact order, without candidates of probability 0."""
-    if any(math.isnan(one.total) for one in candidates):
+    if any(math.isnan(each.total) for each in candidates):
         raise DataError("models: a log-probability is not a number; the weights are not usable")
-    real = [one for one in candidates if one.total > NEVER]
-    ranked = sorted(real, key=exactly)
+    real = [each for each in candidates if each.total > NEVER]
+    ranked = sorted(real, key=sort_key)
     everything = len(real) < len(candidates) or len(candidates) == log_probs.numel()
     # A candidate that was not fetched may tie with the last requested one. The margin for float32 sums is one step.
     if everything or bucket(real[-1].total) < bucket(ranked[count - 1].total) - 1:
@@ -89,12 +87,9 @@ def settled(
     return all_ranked(log_probs, totals, count)
 
 
-def exactly(one: Candidate) -> tuple[int, int, int]:
-    """Return the sort key of a candidate: a higher score comes first, then a lower token id, then a lower beam.
-
-    Scores are compared in steps of 1e-5.
-    """
-    return (-bucket(one.total), one.token, one.beam)
+def sort_key(candidate: Candidate) -> tuple[int, int, int]:
+    """Return the sort key of a candidate: a higher score comes first, then a lower token id, then a lower beam."""
+    return (-bucket(candidate.total), candidate.token, candidate.beam)
 
 
 def highest(
@@ -138,8 +133,5 @@ def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: 
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]
     at = ((steps >= enough) & (steps > NEVER)).nonzero()
     values = wide[at[:, 0], at[:, 1]].tolist()
-    candidates = [
-        Candidate(beam, token, value, totals[beam] + value)
-        for (beam, token), value in zip(at.tolist(), values, strict=True)
-    ]
-    return sorted(candidates, key=exactly)
+    pairs = zip(at.tolist(), values, strict=True)
+    return sorted((Candidate(b, token, value, totals[b] + value) for (b, token), value in pairs), key=sort_key)

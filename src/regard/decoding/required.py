@@ -10,14 +10,10 @@ MOST = 10  # maximum number of required sequences per row, which limits the stat
 
 
 class Progress(NamedTuple):
-    """The state of an output.
+    """The state of an output."""
 
-    `met` has the numbers of the sequences that the output contains. `tail` is the longest beginning of a required
-    sequence with which the output ends.
-    """
-
-    met: frozenset[int]
-    tail: Ids
+    met: frozenset[int]  # the indices of the required sequences that the output contains
+    tail: Ids  # the longest beginning of a required sequence with which the output ends
 
 
 class Required:
@@ -31,7 +27,7 @@ class Required:
 
     def __init__(self, sequences: Sequence[Ids]) -> None:
         # A sequence inside another one needs no separate state, because both are completed together.
-        self.sequences = [s for s in sequences if not any(s != other and _within(s, other) for other in sequences)]
+        self.sequences = [s for s in sequences if not any(s != other and contains(other, s) for other in sequences)]
         self.beginnings = {s[:i] for s in self.sequences for i in range(len(s) + 1)} | {()}
         self.alphabet = sorted({token for s in self.sequences for token in s})
         self.start = Progress(frozenset(), ())
@@ -43,14 +39,10 @@ class Required:
         tail = (*progress.tail, token)
         while tail not in self.beginnings:
             tail = tail[1:]
-        met = progress.met
-        for i, s in enumerate(self.sequences):
-            if i not in met and tail[len(tail) - len(s) :] == s:
-                met = met | {i}
-        return Progress(met, tail)
+        completed = {i for i, s in enumerate(self.sequences) if tail[-len(s) :] == s}
+        return Progress(progress.met | completed, tail)
 
     def follow(self, progress: Progress, tokens: Sequence[int]) -> Progress:
-        """Return the progress after the given tokens."""
         for token in tokens:
             progress = self.step(progress, token)
         return progress
@@ -60,12 +52,9 @@ class Required:
         if len(progress.met) == len(self.sequences):
             return 0
         if progress not in self._distances:
-            options = []
-            for i, s in enumerate(self.sequences):
-                if i not in progress.met:
-                    rest = s[_overlap(progress.tail, s) :]
-                    options.append(len(rest) + self.distance(self.follow(progress, rest)))
-            self._distances[progress] = min(options)
+            missing = [s for i, s in enumerate(self.sequences) if i not in progress.met]
+            rests = [s[_overlap(progress.tail, s) :] for s in missing]
+            self._distances[progress] = min(len(rest) + self.distance(self.follow(progress, rest)) for rest in rests)
         return self._distances[progress]
 
     def useful(self, progress: Progress) -> Ids:
@@ -82,8 +71,10 @@ def automaton(sequences: tuple[Ids, ...]) -> Required:
     return Required(sequences)
 
 
-def _within(part: Ids, whole: Ids) -> bool:
-    return any(whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1))
+def contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
+    """Return whether `part` occurs in `sequence`, without gaps."""
+    n = len(part)
+    return any(tuple(sequence[i : i + n]) == tuple(part) for i in range(len(sequence) - n + 1))
 
 
 def _overlap(tail: Ids, s: Ids) -> int:

@@ -13,9 +13,10 @@ from regard.decoding.autoregressive import AutoregressiveLoop, Path
 from regard.decoding.constraint import Constraint
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import Job
-from regard.decoding.rank import order
+from regard.decoding.rank import NEVER, order
 from regard.decoding.search import Search
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
+from regard.nn.checks import check_count, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +43,22 @@ class Sample(Search):
     constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
-        if self.temperature <= 0.0:
-            raise SpecError(
-                "temperature", f"must be above 0, not {self.temperature}; for the likeliest tokens use one beam"
-            )
-        if self.top_k < 0:
-            raise SpecError("top_k", f"must not be negative, not {self.top_k}; 0 keeps all tokens")
-        if not 0.0 < self.top_p <= 1.0:
-            raise SpecError("top_p", f"must lie in (0, 1], not {self.top_p}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise SpecError("min_p", f"must lie in [0, 1], not {self.min_p}")
-        if self.n_best < 1:
-            raise SpecError("n_best", f"must be at least 1, not {self.n_best}")
-        if not 0 <= self.seed < 2**64:
-            raise SpecError("seed", f"must lie between 0 and 2^64 - 1, not {self.seed}")
+        message = f"must be above 0, not {self.temperature}; for the likeliest tokens use one beam"
+        require(self.temperature > 0.0, "temperature", message)
+        require(self.top_k >= 0, "top_k", f"must not be negative, not {self.top_k}; 0 keeps all tokens")
+        require(0.0 < self.top_p <= 1.0, "top_p", f"must lie in (0, 1], not {self.top_p}")
+        require(0.0 <= self.min_p <= 1.0, "min_p", f"must lie in [0, 1], not {self.min_p}")
+        check_count("n_best", self.n_best)
+        require(0 <= self.seed < 2**64, "seed", f"must lie between 0 and 2^64 - 1, not {self.seed}")
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        return [sorted(row, key=lambda one: order(one.score, one.ids)) for row in self._walk(job).find(job)]
+        return [sorted(row, key=lambda each: order(each.score, each.ids)) for row in self._loop(job).find(job)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        if self.n_best > 1:
-            raise SpecError("n_best", f"one sample of a row can be streamed, not {self.n_best}")
-        return self._walk(job).stream(job)
+        require(self.n_best == 1, "n_best", f"one sample of a row can be streamed, not {self.n_best}")
+        return self._loop(job).stream(job)
 
-    def _walk(self, job: Job) -> AutoregressiveLoop:
+    def _loop(self, job: Job) -> AutoregressiveLoop:
         return AutoregressiveLoop(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
 
     def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
@@ -112,7 +105,7 @@ class Draw:
         for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():
             if math.isnan(highest):
                 raise DataError("models: a log-probability is not a number; the weights are not usable")
-            picked.append(None if highest == float("-inf") else (int(token), log_prob))
+            picked.append(None if highest == NEVER else (int(token), log_prob))
         return picked
 
 

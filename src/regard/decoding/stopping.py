@@ -1,11 +1,4 @@
-"""Stopping rules for beam search: those of regard, and exact copies of those in CTranslate2 and transformers.
-
-The libraries also differ in how they treat the length limit and rank hypotheses, so a rule has two more settings:
-
-- `eos_at_limit`: a hypothesis of the maximum length may still end with eos.
-- `strict`: hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
-  If `strict` is false, finished hypotheses are ranked by the exact score.
-"""
+"""Stopping rules for beam search: those of regard, and exact copies of those in CTranslate2 and transformers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -19,16 +12,15 @@ Normalise = Literal["none", "mean", "gnmt"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A scoring function: log-probability divided by a power of the length. The length includes eos."""
+    """A scoring function: log_prob / length^alpha or, for "gnmt", log_prob / ((5 + length) / 6)^alpha.
+
+    The length includes eos. In length^alpha, a length of 0 counts as 1.
+    """
 
     normalise: Normalise
     alpha: float  # the power of the length; 0: scores are not normalised
 
     def score(self, log_prob: float, length: int) -> float:
-        """Return log_prob / length^alpha or, for "gnmt", log_prob / ((5 + length) / 6)^alpha.
-
-        For log_prob / length^alpha, a length of 0 counts as 1.
-        """
         return log_prob / self.size(length) ** self.alpha
 
     def size(self, length: int) -> float:
@@ -45,7 +37,9 @@ class Stopping:
     n_best: int
     limit: int  # maximum number of tokens in a hypothesis
     finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # ids -> hypothesis
-    eos_at_limit: ClassVar[bool] = True
+    eos_at_limit: ClassVar[bool] = True  # a hypothesis of the maximum length may still end with eos
+    # Hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
+    # Otherwise, finished hypotheses are ranked by the exact score.
     strict: ClassVar[bool] = True
 
     @abstractmethod
@@ -53,7 +47,7 @@ class Stopping:
         """Return whether the search can stop.
 
         `length` is the number of tokens in the live hypotheses, and `live` is the log-probability of the best one.
-        `topped` says whether, in this step or an earlier one, the best candidate ended with eos.
+        `topped` is true if the best candidate of this step or of an earlier one ended with eos.
         """
 
     def add(self, hypothesis: Hypothesis) -> None:
@@ -66,15 +60,9 @@ class Stopping:
 
     def ranked(self) -> list[Hypothesis]:
         """Return the finished hypotheses, best first."""
-
-        def key(hypothesis: Hypothesis) -> tuple[object, ...]:
-            return (
-                (not hypothesis.ended, *order(hypothesis.score, hypothesis.ids))
-                if self.strict
-                else (-hypothesis.score, hypothesis.ids)
-            )
-
-        return sorted(self.finished.values(), key=key)
+        if self.strict:
+            return sorted(self.finished.values(), key=lambda each: (not each.ended, *order(each.score, each.ids)))
+        return sorted(self.finished.values(), key=lambda each: (-each.score, each.ids))
 
 
 class Optimal(Stopping):
@@ -101,9 +89,8 @@ class First(Stopping):
 class CTranslate2(Stopping):
     """Stop as in CTranslate2 4 with patience 1, when as many hypotheses have ended as there are beams.
 
-    If a score is the plain log-probability (length_penalty 0), stop when `n_best` hypotheses have ended and one
-    hypothesis was the best candidate in its step. As in the library, eos counts towards max_decoding_length, which is
-    `max_len` in regard.
+    If scores are plain log-probabilities (length_penalty 0), stop when `n_best` hypotheses have ended and one of them
+    was the best candidate in its step. As in the library, eos counts towards max_decoding_length, which is `max_len`.
 
     There is one difference: the library renormalises probabilities after it excludes eos before min_decoding_length
     (default 1) and suppressed sequences. For a comparison, call the library with min_decoding_length=0.
@@ -120,20 +107,14 @@ class CTranslate2(Stopping):
 class HuggingFace(Stopping):
     """Stop as in transformers 5 with early_stopping=False: `beams` hypotheses have ended, and no live one is better.
 
-    A live hypothesis gets the score for ending now, which is compared with the worst of the `beams` best finished
-    hypotheses. As in the library, eos counts towards max_new_tokens, which is `max_len` in regard.
+    A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished hypotheses.
+    As in the library, eos counts towards max_new_tokens, which is `max_len`.
     """
 
     eos_at_limit, strict = False, False
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
-        if len(self.finished) < self.beams:
-            return False
-        return not self.scoring.score(live, self.judged(length)) > self.nth(self.beams)
-
-    def judged(self, length: int) -> int:
-        """Return the length at which a live hypothesis is scored."""
-        return length
+        return len(self.finished) >= self.beams and not self.scoring.score(live, length) > self.nth(self.beams)
 
 
 class HuggingFaceEarly(HuggingFace):
@@ -146,12 +127,11 @@ class HuggingFaceEarly(HuggingFace):
 class HuggingFaceNever(HuggingFace):
     """Stop as in transformers 5 with early_stopping="never".
 
-    This rule is the same as `HuggingFace`, except that live hypotheses are scored at the length max_new_tokens if
-    length_penalty > 0.
+    This is `HuggingFace`, except that live hypotheses are scored at the length max_new_tokens if length_penalty > 0.
     """
 
-    def judged(self, length: int) -> int:
-        return self.limit if self.scoring.alpha > 0.0 else length
+    def done(self, live: float, length: int, topped: bool) -> bool:
+        return super().done(live, self.limit if self.scoring.alpha > 0.0 else length, topped)
 
 
 STOPPING: dict[str, type[Stopping]] = {

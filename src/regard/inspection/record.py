@@ -1,8 +1,7 @@
 """The attention weights and the hidden states of one forward pass through a model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -63,23 +62,16 @@ def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> I
 
 
 def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Record the input of the first layer and the output of every layer, and yield the hooks.
-
-    The steps of a recurrent layer are concatenated.
-    """
+    """Record the input of the first layer and the output of every layer; yield the hooks."""
     recorded: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
 
     def record(layer: int, x: Any) -> None:
-        recorded[layer].append(x)
-        states[side] = [torch.cat(steps, 1) for steps in recorded if steps]
+        recorded[layer].append(x[0] if isinstance(x, tuple) else x)  # a recurrent layer returns outputs and last state
+        states[side] = [torch.cat(steps, 1) for steps in recorded if steps]  # the steps of a recurrent layer
 
-    yield layers[0].register_forward_pre_hook(lambda _, args: record(0, args[0]))
+    yield layers[0].register_forward_pre_hook(lambda _, args: record(0, args))
     for i, layer in enumerate(layers, start=1):
-        yield layer.register_forward_hook(partial(_record_output, record, i))
-
-
-def _record_output(record: Callable[[int, Any], None], layer: int, _module: nn.Module, _inputs: Any, out: Any) -> None:
-    record(layer, out[0] if isinstance(out, tuple) else out)  # a recurrent layer returns its outputs and its last state
+        yield layer.register_forward_hook(lambda _, __, out, i=i: record(i, out))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from torch import Tensor
 
 from regard.errors import DataError, SpecError
+from regard.files import temporary
 
 SHADES = " \u2591\u2592\u2593\u2588"
 ELLIPSIS = "\u2026"
@@ -34,28 +35,18 @@ def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], widt
     matrix, low, high = _matrix(weights, rows, columns)
     sides = [_fit(readable(row), width // 3) for row in rows]
     heads = [readable(column) for column in columns]
-    shades = _shades(matrix, low, high)
+    steps, names = len(SHADES) - 1, ("blank", *SHADES[1:])
+    span = high - low
+    levels = np.rint((matrix - low) / span * steps).astype(int) if span else np.zeros(matrix.shape, int)
+    shades = [[SHADES[level] for level in row] for row in levels]
+    scale = [f"{name} {low + span * level / steps:.2g}" for level, name in enumerate(names)]
     side = max(map(cell_len, sides))
     wide = [max(2, cell_len(head)) for head in heads]
     if side + sum(2 + cells for cells in wide) <= width:
         lines = list(_panel(sides, heads, shades, wide, gap=2))
     else:
         lines = list(_numbered(sides, heads, shades, width))
-    return "\n".join(line.rstrip() for line in [*lines, "", *_flow(_scale(low, high), width)])
-
-
-def _shades(matrix: Float[np.ndarray, "T S"], low: float, high: float) -> list[list[str]]:
-    """Return the shade nearest to each weight."""
-    span = high - low
-    levels = np.rint((matrix - low) / span * (len(SHADES) - 1)).astype(int) if span else np.zeros(matrix.shape, int)
-    return [[SHADES[level] for level in row] for row in levels]
-
-
-def _scale(low: float, high: float) -> list[str]:
-    """Return the entries of the legend: the name of each shade and the weight that the shade stands for."""
-    steps = len(SHADES) - 1
-    named = ("blank", *SHADES[1:])
-    return [f"{name} {low + (high - low) * level / steps:.2g}" for level, name in enumerate(named)]
+    return "\n".join(line.rstrip() for line in [*lines, "", *_flow(scale, width)])
 
 
 def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
@@ -72,9 +63,9 @@ def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
 def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
     """Yield a line of column labels, then a line for each row of shades, at most 3 characters per shade."""
     side, space = max(map(cell_len, sides)), " " * gap
-    yield " " * side + "".join(space + _pad(head, cells) for head, cells in zip(heads, wide, strict=True))
+    yield " " * side + "".join(space + set_cell_size(head, cells) for head, cells in zip(heads, wide, strict=True))
     for label, row in zip(sides, shades, strict=True):
-        cells = (space + _pad(shade * min(3, n), n) for shade, n in zip(row, wide, strict=True))
+        cells = (space + set_cell_size(shade * min(3, n), n) for shade, n in zip(row, wide, strict=True))
         yield " " * (side - cell_len(label)) + label + "".join(cells)
 
 
@@ -101,7 +92,8 @@ def png(
     except ImportError:
         raise SpecError("", "a PNG needs the package matplotlib: pip install 'regard[demo]'") from None
     matrix, low, high = _matrix(weights, rows, columns)
-    across, down = (_cell_size(len(labels)) for labels in (columns, rows))
+    # The sizes of a cell in inches, so that no image is larger than about 40 inches.
+    across, down = (min(0.3, 40 / len(labels)) for labels in (columns, rows))
     figure = Figure(figsize=(2 + across * len(columns), 1 + down * len(rows)), dpi=150)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -116,23 +108,24 @@ def png(
     families, known = _fonts("".join((*rows, *columns, title)))
     plain: dict[str, Any] = {"fontfamily": families, "parse_math": False, "usetex": False}
     labels = [[_fit(readable(text, known), 40) for text in texts] for texts in (columns, rows)]
-    axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=_font_size(across), **plain)
-    axes.set_yticks(range(len(rows)), labels[1], fontsize=_font_size(down), **plain)
+    sizes = [min(9.0, 72 * 0.7 * cell) for cell in (across, down)]
+    axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=sizes[0], **plain)
+    axes.set_yticks(range(len(rows)), labels[1], fontsize=sizes[1], **plain)
     axes.xaxis.tick_top()
     axes.tick_params(which="both", length=0)
     axes.set_title(readable(title, known), fontsize=11, pad=10, **plain)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight")
-    _write(Path(path), buffer.getvalue())
-
-
-def _cell_size(count: int) -> float:
-    """Return the size of a cell in inches, chosen so that no image is larger than about 40 inches."""
-    return min(0.3, 40 / count)
-
-
-def _font_size(cell: float) -> float:
-    return min(9.0, 72 * 0.7 * cell)
+    path = Path(path)
+    making = temporary(path)
+    try:
+        try:
+            making.write_bytes(buffer.getvalue())
+            making.replace(path)
+        finally:
+            making.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
@@ -162,43 +155,19 @@ def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
     return families, lambda character: ord(character) in known
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from None
-
-
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
-    """Return a label with unprintable and unknown characters escaped.
-
-    A leading combining mark is placed on a dotted circle.
-    """
+    """Return a label with unprintable and unknown characters escaped; a leading combining mark gets a dotted circle."""
     text = "".join(
-        character if character.isprintable() and known(character) else _code(character) for character in label
+        each if each.isprintable() and known(each) else each.encode("unicode_escape").decode("ascii") for each in label
     )
     if not unicodedata.category(text[:1] or " ").startswith("M"):
         return text
     return ("\u25cc" if known("\u25cc") else " ") + text
 
 
-def _code(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
 def _fit(text: str, cells: int) -> str:
     """Return a text, truncated with an ellipsis if it is wider than `cells`."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + ELLIPSIS
-
-
-def _pad(text: str, cells: int) -> str:
-    return text + " " * (cells - cell_len(text))
 
 
 def _matrix(

@@ -13,8 +13,8 @@ class Budget:
     """The time budget of a run, over all of its sessions, and the number of steps that fits into it.
 
     Time is wall-clock time, and includes reading the text, validation and saving. Random numbers depend on the step
-    alone, and checkpoints store the number of steps. So a run with a budget resumes exactly, up to the next estimate of
-    the number of steps.
+    alone, and checkpoints store the number of steps. So a run with a budget resumes exactly, except that the number of
+    steps is estimated again.
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
@@ -59,10 +59,9 @@ class Budget:
             return step
         if not self.durations:
             return max(planned, step + 1)
-        each = sum(seconds for _, seconds in self.durations) / sum(steps for steps, _ in self.durations)
-        # The remaining time also includes validations.
-        share = self.validation / max(self.spacing, 1e-9)
-        return step + max(1, round(self.left / (1 + share) / max(each, 1e-9)))
+        per_step = sum(seconds for _, seconds in self.durations) / sum(steps for steps, _ in self.durations)
+        validation = self.validation / max(self.spacing, 1e-9)  # seconds of validation per second of training
+        return step + max(1, round(self.left / (1 + validation) / max(per_step, 1e-9)))
 
     @property
     def spacing(self) -> float:

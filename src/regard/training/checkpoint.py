@@ -35,7 +35,7 @@ from regard.files import replace_text, sync, temporary, usual_mode, write_text
 FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
 NOTES = "regard"  # header key for all notes as one JSON object, because safetensors orders header keys at random
-NESTED = 100  # maximum levels of nesting, far more than a JSON file of a run has
+NESTED = 100  # maximum number of nested levels, far more than a JSON file of a run has
 WRITTEN = re.compile(
     r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
@@ -56,10 +56,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When a training run writes checkpoints."""
+    """A rule for writing checkpoints in a training run."""
 
     min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
-    final: bool = True  # whether to write a checkpoint at the last step, and the final weights
+    final: bool = True  # True: write a checkpoint at the last step, and the final weights
 
 
 class RunFolder:
@@ -67,32 +67,17 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-
-    @property
-    def recipe(self) -> Path:
-        """The path of the resolved recipe."""
-        return self.path / "recipe.json"
+        self.recipe = self.path / "recipe.json"
+        self.final = self.path / FINAL
+        self.log = self.path / "log.jsonl"
+        self.baselines = self.path / "baselines.json"
+        self.data = self.path / "data"
 
     @property
     def request(self) -> Path:
         """The path of the recipe as the user wrote it; earlier versions named the file asked.json."""
         former = self.path / "asked.json"
         return former if former.exists() else self.path / "request.json"
-
-    @property
-    def data(self) -> Path:
-        """The path of the token store."""
-        return self.path / "data"
-
-    @property
-    def baselines(self) -> Path:
-        """The path of the metrics of trivial models on the validation text."""
-        return self.path / "baselines.json"
-
-    @property
-    def log(self) -> Path:
-        """The path of the training events, one JSON object per line."""
-        return self.path / "log.jsonl"
 
     def writes(self, name: str) -> bool:
         """Return whether training may write to a path of this name; never to the token store if recipe.json exists."""
@@ -106,55 +91,48 @@ class RunFolder:
         """Return the path of the trainer state: `suffix` is `safetensors` for tensors, `json` for everything else."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
-    @property
-    def final(self) -> Path:
-        """The path of the final weights."""
-        return self.path / FINAL
-
     def steps(self) -> list[int]:
         """Return the steps whose weights are in the folder, oldest first."""
-        return self._steps(self.path.glob("weights-*"), self.weights)
+        return self._steps("weights-*", self.weights)
 
-    def _steps(self, paths: Iterable[Path], named: Callable[[int], Path]) -> list[int]:
-        """Return the steps in the names of `paths` for which the file `named(step)` exists, in ascending order."""
-        numbers = (re.search(r"-(\d+)\.", path.name) for path in paths)
-        steps = {int(number[1]) for number in numbers if number}
-        return sorted(step for step in steps if named(step).exists())
+    def _steps(self, pattern: str, path_of: Callable[[int], Path]) -> list[int]:
+        """Return the steps in the names of files that match `pattern` and are named `path_of(step)`, oldest first."""
+        numbers = (re.search(r"-(\d+)\.", path.name) for path in self.path.glob(pattern))
+        return sorted(step for step in {int(number[1]) for number in numbers if number} if path_of(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: write all files to a temporary folder, then rename them, JSON last."""
-        with self._making() as making:
-            write_tensors(making / "weights", weights)
-            write_tensors(making / "trainer", trainer)
-            digests = {name: file_digest(making / name) for name in ("weights", "trainer")}
-            write_text(making / "state", json.dumps({"format": FORMAT, "step": step, "sha256": digests} | dict(state)))
-            (making / "weights").rename(self.weights(step))
-            (making / "trainer").rename(self.trainer(step, "safetensors"))
+        with self._temporary_folder() as folder:
+            write_tensors(folder / "weights", weights)
+            write_tensors(folder / "trainer", trainer)
+            digests = {name: file_digest(folder / name) for name in ("weights", "trainer")}
+            write_text(folder / "state", json.dumps({"format": FORMAT, "step": step, "sha256": digests} | dict(state)))
+            (folder / "weights").rename(self.weights(step))
+            (folder / "trainer").rename(self.trainer(step, "safetensors"))
             sync(self.path)
-            (making / "state").rename(self.trainer(step, "json"))
+            (folder / "state").rename(self.trainer(step, "json"))
             sync(self.path)
 
     def save_final(self, weights: Tensors, about: Mapping[str, str]) -> None:
         """Write the final weights, with the notes `about` in the header of the file."""
-        with self._making() as making:
-            write_tensors(making / "weights", weights, about)
-            (making / "weights").rename(self.final)
+        with self._temporary_folder() as folder:
+            write_tensors(folder / "weights", weights, about)
+            (folder / "weights").rename(self.final)
             sync(self.path)
 
     @contextmanager
-    def _making(self) -> Iterator[Path]:
-        making = temporary(self.path / "checkpoint")
-        try:
-            making.mkdir(0o700)
-            yield making
-        except (OSError, SafetensorError) as error:
-            raise cannot_save(self.path, error) from None
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+    def _temporary_folder(self) -> Iterator[Path]:
+        folder = temporary(self.path / "checkpoint")
+        with saving(self.path):
+            try:
+                folder.mkdir(0o700)
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint; None if there is none."""
-        steps = self._steps(self.path.glob("trainer-*.json"), lambda step: self.trainer(step, "json"))
+        steps = self._steps("trainer-*.json", lambda step: self.trainer(step, "json"))
         if not steps:
             return None
         path = self.trainer(steps[-1], "json")
@@ -162,26 +140,21 @@ class RunFolder:
         version, digests = state.get("format", 0), state.get("sha256")
         if isinstance(version, int) and version > FORMAT:
             raise DataError(newer(self.path, version))
-        whole = isinstance(version, int) and isinstance(digests, dict) and {"weights", "trainer"} <= digests.keys()
-        if not whole or state.get("step") != steps[-1]:
+        complete = isinstance(version, int) and isinstance(digests, dict) and {"weights", "trainer"} <= digests.keys()
+        if not complete or state.get("step") != steps[-1]:
             raise DataError(f"{path} is no checkpoint of this format; restore it from a copy")
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the weights and the trainer tensors of a checkpoint, after checking their digests."""
-        loaded = []
-        for name, path in (
-            ("weights", self.weights(checkpoint.step)),
-            ("trainer", self.trainer(checkpoint.step, "safetensors")),
-        ):
+        step = checkpoint.step
+        paths = {"weights": self.weights(step), "trainer": self.trainer(step, "safetensors")}
+        for name, path in paths.items():
             if not path.exists():
-                raise DataError(f"{path} is missing; the checkpoint of step {checkpoint.step} is damaged")
+                raise DataError(f"{path} is missing; the checkpoint of step {step} is damaged")
             if file_digest(path) != checkpoint.state["sha256"][name]:
-                raise DataError(
-                    f"{path} is not what was saved; restore it, or remove {self.trainer(checkpoint.step, 'json')}"
-                )
-            loaded.append(read_tensors(path))
-        return loaded[0], loaded[1]
+                raise DataError(f"{path} is not what was saved; restore it, or remove {self.trainer(step, 'json')}")
+        return read_tensors(paths["weights"]), read_tensors(paths["trainer"])
 
     def prune(self, keep: Iterable[int], latest: int) -> None:
         """Remove the weights of all checkpoints not in `keep`, and the trainer state of all but the latest."""
@@ -194,11 +167,16 @@ class RunFolder:
                 self.weights(step).unlink(missing_ok=True)
 
 
-def cannot_save(path: Path, error: Exception) -> SaveError:
-    """Return the error for a file that could not be written in a run that can be resumed."""
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-    what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
-    return SaveError(f"cannot save to {path}: {what}; make room, the last checkpoint is intact, regard resume goes on")
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Raise SaveError if a file in a run that can be resumed cannot be written in the `with` block."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+        advice = "make room, the last checkpoint is intact, regard resume goes on"
+        raise SaveError(f"cannot save to {path}: {what}; {advice}") from None
 
 
 def newer(path: Path, version: Any) -> str:
@@ -260,17 +238,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _nested(value: Any) -> bool:
-    """Return whether a value is nested too deeply to be processed by recursion."""
-    layer = [value]
-    for _ in range(NESTED):
-        layer = [
-            inner
-            for outer in layer
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return bool(layer)
+def _nested(value: Any, levels: int = NESTED) -> bool:
+    """Return whether a value contains another one that is `levels` levels deeper."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_nested(each, levels - 1) for each in inner)
 
 
 def file_digest(path: Path) -> str:
@@ -295,10 +266,10 @@ def mean(weights: Iterable[Tensors]) -> dict[str, Tensor]:
     first: Tensors = {}
     count = 0
     for each in weights:
+        count += 1
         first = first or each
         if {name: t.shape for name, t in each.items()} != {name: t.shape for name, t in first.items()}:
             raise DataError("weights of different models cannot be averaged")
         for name, tensor in each.items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
-        count += 1
     return {name: (tensor / count).to(first[name].dtype) for name, tensor in total.items()}

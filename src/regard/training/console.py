@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from regard.training import degenerate
@@ -38,7 +38,6 @@ class TrainingConsole:
         self.console = console or Console(stderr=True, emoji=False)
         self.quiet = quiet
         self.live: Progress | None = None
-        self.task: TaskID | None = None
         self.steps = 0
         self.warned = False
         self.titles: Mapping[str, str] = {"loss": "loss"}  # headings of metrics by name, most important first
@@ -46,7 +45,6 @@ class TrainingConsole:
 
     @property
     def width(self) -> int:
-        """The number of columns of a line."""
         return self.console.width if self.console.is_terminal else WIDTH
 
     def show(self, sample: Sample) -> None:
@@ -62,12 +60,11 @@ class TrainingConsole:
                 self.console.print(sentence, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def note(self, event: Event) -> None:
-        """Print an event."""
         if self.quiet:
             return
         getattr(self, f"on_{event['event']}", lambda _: None)(event)
-        if self.live is not None and self.task is not None:
-            self.live.update(self.task, completed=event["step"])
+        if self.live is not None:
+            self.live.update(self.live.task_ids[0], completed=event["step"])
 
     def on_start(self, event: Event) -> None:
         """Start the live line if the output is a terminal."""
@@ -76,20 +73,13 @@ class TrainingConsole:
             self.report(f"Resuming at step {event['step']:,}")
         if not self.console.is_terminal:
             return
-        self.live = Progress(
-            TextColumn("Step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[facts]}"),
-            TimeLeft(),
-            console=self.console,
-            transient=True,
-        )
-        self.task = self.live.add_task("training", total=event["steps"], facts="")
+        columns = (TextColumn("Step"), MofNCompleteColumn(), BarColumn(bar_width=10))
+        facts = TextColumn("{task.fields[facts]}")
+        self.live = Progress(*columns, facts, TimeLeft(), console=self.console, transient=True)
+        self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
     def on_executor(self, event: Event) -> None:
-        """Print which executor runs the steps."""
         self.report(description(event))
 
     def on_step(self, event: Event) -> None:
@@ -101,11 +91,11 @@ class TrainingConsole:
         if "mfu" in event:
             facts.append(f"MFU {event['mfu']:.0%}")
         dropped = event.get("dropped_tokens", 0)
-        if routed := event.get("routed_tokens", 0) + dropped:
-            facts.append(f"{dropped / routed:.1%} dropped")
+        if tokens := event.get("routed_tokens", 0) + dropped:
+            facts.append(f"{dropped / tokens:.1%} dropped")
         self.steps = event.get("steps", self.steps)  # a time budget updates the estimate
-        if self.live is not None and self.task is not None:
-            self.live.update(self.task, facts="  ".join(facts), total=self.steps)
+        if self.live is not None:
+            self.live.update(self.live.task_ids[0], facts="  ".join(facts), total=self.steps)
 
     def on_valid(self, event: Event) -> None:
         """Print the metrics of a validation and a sample output."""
@@ -142,12 +132,10 @@ class TrainingConsole:
         self.report(f"mean of {len(steps)} checkpoints: validation {self.validation(event)}{behind}")
 
     def on_end(self, event: Event) -> None:
-        """Print how training ended."""
         self.close()
         self.report(f"{'finished' if event['finished'] else 'stopped'} at step {event['step']:,}: {event['why']}")
 
     def close(self) -> None:
-        """Remove the live line."""
         if self.live is not None:
             self.live.stop()
             self.live = None

@@ -43,7 +43,6 @@ class StepScalars(NamedTuple):
     shares: Sequence[float | Tensor]  # share of each batch in the labels
 
     def flat(self) -> tuple[float | Tensor, ...]:
-        """Return all scalars as a flat tuple."""
         return (self.labels, self.ema_decay, *self.shares)
 
     @classmethod
@@ -81,9 +80,8 @@ class Update:
 
     def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
         """Update the weights by the gradient of the mean loss over all labels; return the fields of `StepResult`."""
-        losses = [
-            self._backward(batch, scalars.labels, share) for batch, share in zip(batches, scalars.shares, strict=True)
-        ]
+        pairs = zip(batches, scalars.shares, strict=True)
+        losses = [self._backward(batch, scalars.labels, share) for batch, share in pairs]
         for part in self.optimizer.parts.values():
             self.scaler.unscale_(part)
         norm = clip(self.model.parameters(), self.clip)
@@ -95,8 +93,7 @@ class Update:
         return torch.stack([total, nll, norm.detach().to(total.dtype)])
 
     def _backward(self, batch: Batch, labels: float | Tensor, share: float | Tensor) -> Loss:
-        cast = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
-        with cast:
+        with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
             loss = self.loss(batch)
         self.scaler.scale(loss.total / labels + loss.aux * share).backward()
         return loss
@@ -127,13 +124,13 @@ class Update:
 
 
 def compile_options() -> dict[str, Any]:
-    """Return options for torch.compile, without those that the installed version does not have.
+    """Return an option for torch.compile, if the installed version has it.
 
     On an H200, one kernel for both the row and the column gradients of a norm takes twice as long as two kernels (199
     and 100 us for 32,768 rows of width 512).
     """
-    known = torch._inductor.list_options()
-    return {name: value for name, value in {"triton.mix_order_reduction": False}.items() if name in known}
+    option = "triton.mix_order_reduction"
+    return {option: False} if option in torch._inductor.list_options() else {}
 
 
 class StepExecutor:
@@ -184,7 +181,7 @@ class Compiled(StepExecutor):
             return self.compiled.run(batches, scalars, seed)
         except Exception as error:  # an error of the step itself is raised again when it runs eagerly
             why = summary(error)
-        # Outside the handler, because its error refers to all tensors of the failed step.
+        # After the handler, because the error keeps all tensors of the failed step in memory.
         self.compiled = None
         self.eager.update.optimizer.zero()
         self.emit("executor", executor="eager", why=f"compiling failed: {why}")
@@ -367,12 +364,11 @@ def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
     """Return the fastest executor. `compiles` is `train.compile`; None compiles captured steps if that saves time."""
-    if update.device.type != "cuda":
-        return Compiled(update, one_shape, emit) if compiles else Eager(update)
-    why = capture_obstacle(update, one_shape)
-    if why is None:
-        return Quickest(update, emit, time_left, compiles)
-    emit("executor", executor="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
+    if update.device.type == "cuda":
+        why = capture_obstacle(update, one_shape)
+        if why is None:
+            return Quickest(update, emit, time_left, compiles)
+        emit("executor", executor="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
     return Compiled(update, one_shape, emit) if compiles else Eager(update)
 
 
@@ -395,7 +391,7 @@ class MemoryShortage:
         needed, total = self._needed(), self._total()
         share = min(0.5, 0.8 * total / needed) if needed and total else 0.5
         tokens = int((self.tokens or 0) * share)
-        unit = 10 ** max(0, len(str(tokens)) - 2)
+        unit = 10 ** max(0, len(str(tokens)) - 2)  # rounds down to two digits
         return max(self.longest, tokens // unit * unit)
 
     def _needed(self) -> float:
@@ -418,10 +414,10 @@ class MemoryShortage:
         """Return the error message; `saved` is the step of the last checkpoint of the run, or None if there is none."""
         memory = self._total()
         what = f"memory ran out on {self.device}" + (f" ({memory / 2**30:.0f} GiB)" if memory else "")
-        if self.tokens is None or self.fitting_tokens() >= self.tokens:
+        fitting = self.fitting_tokens()
+        if self.tokens is None or fitting >= self.tokens:
             advice = f"one example of {self.longest} tokens is too much; lower data.max_len, or choose a smaller model"
         else:
-            fitting = self.fitting_tokens()
             batches = self.accumulate * -(-self.tokens // fitting)
             advice = (
                 f"a batch of {self.tokens:,} tokens is too much; try --set data.batching.tokens={fitting}, and "

@@ -7,8 +7,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.files import append_text, replace_text
-from regard.training.checkpoint import cannot_save
+from regard.training.checkpoint import saving
 from regard.training.trainer import Event
 
 
@@ -31,29 +30,23 @@ class Log:
     def __init__(self, path: Path, step: int = 0) -> None:
         kept = []
         self.path = path
-        try:
+        with saving(path):
             if path.exists():
                 with open(path, encoding="utf-8", errors="replace") as lines:
-                    kept = [line for line in lines if _at(line) <= step]
+                    kept = [line for line in lines if _step_of(line) <= step]
             replace_text(path, "".join(kept))
-        except OSError as error:
-            raise cannot_save(path, error) from None
 
     def note(self, event: Event) -> None:
-        """Append an event as a line."""
-        try:
+        with saving(self.path):
             append_text(self.path, json.dumps(_strict(event), allow_nan=False) + "\n")
-        except OSError as error:
-            raise cannot_save(self.path, error) from None
 
 
-def _at(line: str) -> int | float:
+def _step_of(line: str) -> int | float:
     """Return the step of a line; infinity if the line is incomplete or not an event."""
-    try:
-        step = json.loads(line)["step"] if line.endswith("\n") else math.inf
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return math.inf
-    return step if isinstance(step, int) else math.inf
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        if line.endswith("\n") and isinstance(step := json.loads(line)["step"], int):
+            return step
+    return math.inf
 
 
 def _strict(value: Any) -> Any:
@@ -73,7 +66,7 @@ class TensorBoard:
 
         self.folder = folder
         _silence()
-        with self._saved():
+        with saving(folder):
             self.writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     @staticmethod
@@ -83,7 +76,7 @@ class TensorBoard:
 
     def note(self, event: Event) -> None:
         """Write all numbers in an event, if it is about a step or a validation."""
-        with self._saved():
+        with saving(self.folder):
             if event["event"] in ("step", "valid"):
                 for name, value in event.items():
                     if isinstance(value, int | float) and name not in ("step", "time"):
@@ -93,22 +86,16 @@ class TensorBoard:
             if event["event"] == "end":
                 self.writer.close()
 
-    @contextmanager
-    def _saved(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise cannot_save(self.folder, error) from None
-
 
 @cache
 def _silence() -> None:
     """Suppress the traceback of TensorBoard's writer thread; the next call to the writer raises the same error."""
     previous = threading.excepthook
 
-    def hook(died: Any) -> None:
-        if not (isinstance(died.exc_value, OSError) and type(died.thread).__module__.startswith("tensorboard.")):
-            previous(died)
+    def hook(failure: Any) -> None:
+        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
+            previous(failure)
 
     threading.excepthook = hook
 
@@ -116,7 +103,7 @@ def _silence() -> None:
 def environment(device: torch.device) -> dict[str, Any]:
     """Return what a result depends on in addition to its recipe: versions, machine and commit."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
-    facts = {
+    return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: version(name) for name in packages},
@@ -124,8 +111,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "command": sys.argv,
+        **_commit(),
     }
-    return facts | _commit()
 
 
 def version(package: str) -> str | None:
@@ -143,17 +130,16 @@ def _commit() -> dict[str, str | None]:
     compare a file, such as LFS filters, are run. GIT_* variables, which a git hook sets, are ignored.
     """
     here = Path(__file__).resolve().parent
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    git_alone = ("git", "-c", "core.fsmonitor=false")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
-    def git(*words: str) -> str | None:
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-c", "core.fsmonitor=false", *arguments]
         try:
-            done = subprocess.run(
-                [*git_alone, *words], cwd=here, env=environment, capture_output=True, text=True, timeout=10, check=True
-            )
+            return subprocess.run(
+                command, cwd=here, env=env, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return None
-        return done.stdout.strip()
 
     top = git("rev-parse", "--show-toplevel")
     if top is None or not here.is_relative_to(Path(top) / "src" / "regard"):

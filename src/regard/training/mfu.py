@@ -5,26 +5,22 @@
 A backward pass costs two forward passes. Padding and recomputation do not count.
 """
 
-from types import MappingProxyType
-
 import torch
 
 # Dense bfloat16 FLOP/s of tensor cores, from data sheets. The first key that the device's name contains applies.
-PEAKS = MappingProxyType(
-    {
-        "B200": 2250e12,
-        "H200": 989e12,
-        "H100 PCIe": 756e12,
-        "H100": 989e12,
-        "A100": 312e12,
-        "L40S": 362e12,
-        "L4": 121e12,
-        "A10G": 70e12,
-        "A10": 125e12,
-        "RTX 4090": 165e12,
-        "RTX 3090": 71e12,
-    }
-)
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
 
 
 def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:

@@ -1,5 +1,6 @@
 """Muon with batched matrix products, in a precision that depends on the device; a CUDA graph can capture a step."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,10 +35,10 @@ class BatchedMuon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[reportIncompatibleMethodOverride]
         assert closure is None, "Muon needs one evaluation of the loss, which is before the step"
         for group in self.param_groups:
-            by_shape: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
+            by_shape = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
+                    by_shape[parameter.shape, parameter.dtype].append(parameter)
             for parameters in by_shape.values():
                 largest = BATCHED_CUDA if parameters[0].is_cuda else BATCHED
                 count = max(1, largest // parameters[0].numel())
@@ -50,22 +51,20 @@ class BatchedMuon(torch.optim.Optimizer):
         rows, columns = parameters[0].shape[-2:]
         momenta = []
         for parameter in parameters:
-            gradient, buffer = parameter.grad, self._buffer(parameter)
+            gradient, state = parameter.grad, self.state[parameter]
             assert gradient is not None
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            buffer = state["momentum_buffer"]
             buffer.lerp_(gradient, 1 - momentum)
             momenta.append(torch.lerp(gradient, buffer, momentum))  # Nesterov
         x = torch.stack(momenta)
-        wide = x.view(-1, rows, columns) if rows <= columns else x.view(-1, rows, columns).mT.contiguous()
+        matrices = x.view(-1, rows, columns)
+        wide = matrices if rows <= columns else matrices.mT.contiguous()
         updates = orthogonalised(wide).to(x.dtype) * (learning_rate * RMS * max(rows, columns) ** 0.5)
         updates = updates if rows <= columns else updates.mT
         for parameter, update in zip(parameters, updates.reshape(x.shape), strict=True):
             parameter.mul_(1 - learning_rate * group["weight_decay"]).sub_(update)
-
-    def _buffer(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        return state["momentum_buffer"]
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import DataError, SpecError
+from regard.nn.checks import require
 from regard.training.muon import BatchedMuon
 from regard.tree import Spec
 
@@ -42,18 +43,13 @@ class Optimizer:
         assert sorted(covered) == sorted(trained), "the groups must cover every parameter once"
         self.rates = {name: [group["lr"] for group in part.param_groups] for name, part in parts.items()}
         device = next(model.parameters()).device
-        if self.capturable and device.type == "cuda":
-            self._rates_as_tensors(device)
-
-    def _rates_as_tensors(self, device: torch.device) -> None:
-        """Store learning rates in tensors, which a captured step reads at every replay."""
-        for part in self.parts.values():
-            for group in part.param_groups:
-                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
-                group["capturable"] = True
+        if capturable and device.type == "cuda":
+            for part in parts.values():
+                for group in part.param_groups:  # a captured step reads the tensor at every replay
+                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+                    group["capturable"] = True
 
     def step(self) -> None:
-        """Update the weights."""
         for part in self.parts.values():
             part.step()
 
@@ -62,10 +58,8 @@ class Optimizer:
         self.factor = factor
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self.rates[name], strict=True):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate * factor)
-                else:
-                    group["lr"] = rate * factor
+                current = group["lr"]
+                group["lr"] = current.fill_(rate * factor) if isinstance(current, Tensor) else rate * factor
 
     @property
     def rate(self) -> float:
@@ -73,18 +67,17 @@ class Optimizer:
         return next(iter(self.rates.values()))[0] * self.factor
 
     def zero(self) -> None:
-        """Clear the gradients."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of all optimizers as tensors, by name."""
-        saved: dict[str, Tensor] = {}
-        for name, part in self.parts.items():
-            for number, entries in part.state_dict()["state"].items():
-                for key, value in entries.items():
-                    saved[f"{name}.{number}.{key}"] = torch.as_tensor(value)
-        return saved
+        return {
+            f"{name}.{number}.{key}": torch.as_tensor(value)
+            for name, part in self.parts.items()
+            for number, entries in part.state_dict()["state"].items()
+            for key, value in entries.items()
+        }
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Load a state that `state` returned."""
@@ -112,11 +105,8 @@ def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]
     """Return two parameter groups: projections with weight decay; vectors, embedding tables and filters without."""
     decayed = [p for name, p in parameters if _is_matrix(name, p)]
     others = [p for name, p in parameters if not _is_matrix(name, p)]
-    both = [
-        {"params": decayed, "lr": rate, "weight_decay": decay},
-        {"params": others, "lr": rate, "weight_decay": 0.0},
-    ]
-    return [group for group in both if group["params"]]
+    both = ((decayed, decay), (others, 0.0))
+    return [{"params": group, "lr": rate, "weight_decay": weight_decay} for group, weight_decay in both if group]
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
@@ -124,16 +114,15 @@ def _is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Return whether the name of a parameter says that it is a table of word, position or memory embeddings."""
+    """Return whether a parameter of this name is a table of word, position or memory embeddings."""
     return any(part in ("tables", "inputs", "position", "positions", "memory") for part in name.split("."))
 
 
 def check_rate(spec: Any) -> None:
     """Raise SpecError if the learning rate or the weight decay is out of range."""
-    if spec.learning_rate is not None and not 0 < spec.learning_rate < 100:
-        raise SpecError("learning_rate", f"must lie above 0, not {spec.learning_rate}")
-    if spec.weight_decay < 0:
-        raise SpecError("weight_decay", f"must be at least 0, not {spec.weight_decay}")
+    rate = spec.learning_rate
+    require(rate is None or 0 < rate < 100, "learning_rate", f"must lie above 0, not {rate}")
+    require(spec.weight_decay >= 0, "weight_decay", f"must be at least 0, not {spec.weight_decay}")
 
 
 def resolved(rate: float | None) -> float:
@@ -155,8 +144,7 @@ class AdamW(OptimizerSpec):
 
     def check(self) -> None:
         check_rate(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise SpecError("betas", f"must lie in [0, 1), not {list(self.betas)}")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas", f"must lie in [0, 1), not {list(self.betas)}")
 
     def build(self, model: nn.Module) -> Optimizer:
         return Optimizer(model, {"adamw": self.over(named(model))}, capturable=True)
@@ -164,10 +152,9 @@ class AdamW(OptimizerSpec):
     def over(self, parameters: Named) -> torch.optim.Optimizer:
         """Return torch's AdamW for the given parameters."""
         rate = resolved(self.learning_rate)
+        parts = groups(parameters, rate, self.weight_decay)
         # On a CPU the fused kernel supports only float32 and float64, but a CPU trains in float32.
-        return torch.optim.AdamW(
-            groups(parameters, rate, self.weight_decay), lr=rate, betas=self.betas, eps=self.eps, fused=True
-        )
+        return torch.optim.AdamW(parts, lr=rate, betas=self.betas, eps=self.eps, fused=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +175,9 @@ class Adafactor(OptimizerSpec):
 
     def build(self, model: nn.Module) -> Optimizer:
         rate = resolved(self.learning_rate)
-        parts = groups(named(model), rate, self.weight_decay)
-        return Optimizer(
-            model, {"adafactor": torch.optim.Adafactor(parts, lr=rate, beta2_decay=self.beta2_decay, d=self.clip)}
-        )
+        parameters = groups(named(model), rate, self.weight_decay)
+        adafactor = torch.optim.Adafactor(parameters, lr=rate, beta2_decay=self.beta2_decay, d=self.clip)
+        return Optimizer(model, {"adafactor": adafactor})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +192,15 @@ class Muon(OptimizerSpec):
 
     def check(self) -> None:
         check_rate(self)
-        if not 0 <= self.momentum < 1:
-            raise SpecError("momentum", f"must lie in [0, 1), not {self.momentum}")
+        require(0 <= self.momentum < 1, "momentum", f"must lie in [0, 1), not {self.momentum}")
 
     def build(self, model: nn.Module) -> Optimizer:
         matrices = muon_matrices(model)
         others = [(name, p) for name, p in named(model) if name not in matrices]
-        parts = {"muon": self.over(list(matrices.values()))} if matrices else {}
+        parts: dict[str, torch.optim.Optimizer] = {}
+        if matrices:
+            rate = resolved(self.learning_rate)
+            parts["muon"] = BatchedMuon(matrices.values(), rate, self.weight_decay, self.momentum)
         if others:
             parts["adamw"] = self.rest.over(others)
         return Optimizer(model, parts, capturable=True)
@@ -220,12 +208,6 @@ class Muon(OptimizerSpec):
     def scaled(self, factor: float) -> "Muon":
         rate = resolved(self.learning_rate) * factor
         return replace(self, learning_rate=rate, rest=self.rest.scaled(factor))
-
-    def over(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return Muon for the given matrices."""
-        return BatchedMuon(
-            matrices, lr=resolved(self.learning_rate), weight_decay=self.weight_decay, momentum=self.momentum
-        )
 
 
 def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -238,7 +220,7 @@ def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
     trained = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
     # On a CPU, reading the norm costs nothing, and avoids multiplying the gradients by 1 if the norm is small.
-    small = most <= 0 or (norm.device.type == "cpu" and bool(norm + ROUNDING <= most))
-    if not small:
+    small = norm.device.type == "cpu" and bool(norm + ROUNDING <= most)
+    if most > 0 and not small:
         nn.utils.clip_grads_with_norm_(trained, most, norm, foreach=True)
     return norm

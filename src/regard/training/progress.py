@@ -38,9 +38,8 @@ class Progress:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Progress":
         """Return the state from a JSON-compatible record."""
-        values = {
-            name: record[name] for name in cls.__dataclass_fields__ if name in record
-        }  # older checkpoints have fewer
+        # Older checkpoints have fewer fields.
+        values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
         scores = {int(step): scores for step, scores in values["scores"].items()}
         return cls(**values | {"place": Place(**values["place"]), "scores": scores})
 
@@ -51,18 +50,12 @@ class Progress:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
             complete = {*cls.__dataclass_fields__} - ADDED_LATER <= checkpoint.state.keys()
-            whole = numbers and complete and {*progress.best} <= progress.scores.keys()
+            if numbers and complete and {*progress.best} <= progress.scores.keys():
+                return progress
         except (KeyError, TypeError, ValueError, AttributeError):
-            progress, whole = cls(), False
-        if not whole:
-            path = folder.trainer(checkpoint.step, "json")
-            raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
-        return progress
-
-
-def final_steps(spec: TrainSpec, saved: list[int], best: list[int]) -> list[int]:
-    """Return the steps of the checkpoints whose mean becomes the final weights: the best ones, or the last ones."""
-    return best if spec.choose == "best" and best else saved[-spec.average :]
+            pass
+        path = folder.trainer(checkpoint.step, "json")
+        raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
 
 
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:

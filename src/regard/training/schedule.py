@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from regard.errors import SpecError
+from regard.nn.checks import require
 from regard.tree import Spec
 
 
@@ -23,16 +23,11 @@ def warm(step: int, warmup: int | None) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
 
 
-def check_warmup(warmup: int | None) -> None:
-    """Raise SpecError for a negative warm-up."""
-    if warmup is not None and warmup < 0:
-        raise SpecError("warmup", f"must be at least 0, not {warmup}")
-
-
-def check_share(name: str, share: float) -> None:
-    """Raise SpecError for a share outside [0, 1]."""
-    if not 0.0 <= share <= 1.0:
-        raise SpecError(name, f"must lie in [0, 1], not {share}")
+def check_settings(warmup: int | None, **shares: float) -> None:
+    """Raise SpecError for a negative warm-up, or for a share outside [0, 1]."""
+    require(warmup is None or warmup >= 0, "warmup", f"must be at least 0, not {warmup}")
+    for name, share in shares.items():
+        require(0.0 <= share <= 1.0, name, f"must lie in [0, 1], not {share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,7 @@ class Constant(Schedule):
     warmup: int | None = None  # None: chosen from the number of steps
 
     def check(self) -> None:
-        check_warmup(self.warmup)
+        check_settings(self.warmup)
 
     def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
         return warm(step, self.warmup)
@@ -57,7 +52,7 @@ class InverseSqrt(Schedule):
     warmup: int | None = None
 
     def check(self) -> None:
-        check_warmup(self.warmup)
+        check_settings(self.warmup)
 
     def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
         warmup = max(1, self.warmup or 1)
@@ -73,12 +68,10 @@ class LinearDecay(Schedule):
     floor: float = 0.0
 
     def check(self) -> None:
-        check_warmup(self.warmup)
-        check_share("floor", self.floor)
+        check_settings(self.warmup, floor=self.floor)
 
     def factor(self, step: int, steps: int) -> float:
-        done = _progress(step, self.warmup or 0, steps)
-        return warm(step, self.warmup) * (1 - done * (1 - self.floor))
+        return warm(step, self.warmup) * (1 - _progress(step, self.warmup or 0, steps) * (1 - self.floor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +83,7 @@ class Cosine(Schedule):
     floor: float = 0.0
 
     def check(self) -> None:
-        check_warmup(self.warmup)
-        check_share("floor", self.floor)
+        check_settings(self.warmup, floor=self.floor)
 
     def factor(self, step: int, steps: int) -> float:
         done = _progress(step, self.warmup or 0, steps)
@@ -108,9 +100,7 @@ class WarmupStableDecay(Schedule):
     floor: float = 0.0
 
     def check(self) -> None:
-        check_warmup(self.warmup)
-        check_share("decay", self.decay)
-        check_share("floor", self.floor)
+        check_settings(self.warmup, decay=self.decay, floor=self.floor)
 
     def factor(self, step: int, steps: int) -> float:
         begin = max(round((1 - self.decay) * steps), self.warmup or 0)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from regard.errors import SpecError
+from regard.nn.checks import check_count, check_rate, require
 from regard.training.optim import OptimizerSpec
 from regard.training.schedule import InverseSqrt, Schedule
 from regard.tree import Spec
@@ -40,34 +40,21 @@ class TrainSpec(Spec):
     # for classification, loss otherwise.
     criterion: str = "auto"
     decode: int = 500  # number of validation examples that are translated in each validation
-    bleu_tokenize: str = (
-        "auto"  # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, depending on the script
-    )
+    # sacreBLEU's tokenizer, "none" for tokenised text; auto: 13a, zh or char, depending on the script
+    bleu_tokenize: str = "auto"
     # Early stopping: number of validations in which neither criterion nor loss improves; 0: never stop early.
     patience: int | None = None
     compile: bool | None = None  # torch.compile; None: on CUDA, if batches have one shape and it saves time
 
     def check(self) -> None:
-        for name in ("steps", "validate_every", "save_every"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise SpecError(name, f"must be at least 1, not {number}")
-        for name in ("accumulate", "log_every", "keep", "average"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, f"must be at least 1, not {getattr(self, name)}")
-        if self.patience is not None and self.patience < 0:
-            raise SpecError("patience", f"must be at least 0, not {self.patience}")
-        if self.time is not None and not 0 < self.time < math.inf:
-            raise SpecError("time", f"must lie above 0, not {self.time}")
-        if self.decode < 0:
-            raise SpecError("decode", f"must be at least 0, not {self.decode}")
-        if not 0 <= self.ema < 1:
-            raise SpecError("ema", f"must lie in [0, 1), not {self.ema}")
-        if self.clip < 0:
-            raise SpecError("clip", f"must be at least 0, not {self.clip}")
-        if not -(2**63) <= self.seed < 2**63:
-            raise SpecError("seed", "must fit in 64 bits")
-        if self.choose == "last" and self.average > self.keep:
-            raise SpecError(
-                "average", f"the last {self.average} checkpoints cannot be averaged if {self.keep} are kept"
-            )
+        for name in ("steps", "validate_every", "save_every", "accumulate", "log_every", "keep", "average"):
+            check_count(name, getattr(self, name))
+        check_count("patience", self.patience, least=0)
+        require(self.time is None or 0 < self.time < math.inf, "time", f"must lie above 0, not {self.time}")
+        check_count("decode", self.decode, least=0)
+        check_rate("ema", self.ema)
+        require(self.clip >= 0, "clip", f"must be at least 0, not {self.clip}")
+        require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
+        too_many = self.choose == "last" and self.average > self.keep
+        message = f"the last {self.average} checkpoints cannot be averaged if {self.keep} are kept"
+        require(not too_many, "average", message)

@@ -35,7 +35,7 @@ from regard.training.executor import (
     choose_executor,
 )
 from regard.training.mfu import peak, utilisation
-from regard.training.progress import Progress, final_steps
+from regard.training.progress import Progress
 from regard.training.schedule import Schedule
 from regard.training.selection import LOSS, Criterion, Metrics, improvements, order
 from regard.training.spec import TrainSpec
@@ -62,34 +62,27 @@ class DivergedError(RegardError, ArithmeticError):
 class LogWindow:
     """Sums over the steps since the metrics were last logged."""
 
-    loss: list[Tensor] = field(default_factory=list)
-    nll: list[Tensor] = field(default_factory=list)
-    norm: list[Tensor] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)  # on their device, because copying would wait for it
     labels: int = 0
     places: int = 0
     padding: int = 0
-    steps: int = 0
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Sequence[Item], result: StepResult) -> None:
-        """Add a step. The tensors of `result` stay on their device, because copying them would wait for the device."""
-        self.loss.append(result.loss)
-        self.nll.append(result.nll)
-        self.norm.append(result.norm)
+        self.results.append(result)
         self.labels += sum(item.labels for item in items)
         self.places += sum(item.places for item in items)
         self.padding += sum(item.padding for item in items)
-        self.steps += 1
 
     def metrics(self, scaled: bool) -> Metrics:
         """Return the means over the window. If losses are `scaled`, steps whose gradient overflowed were skipped."""
         seconds = time.perf_counter() - self.began
-        norms = torch.stack(self.norm).double()
+        losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms
         skipped = len(norms) - len(finite)
         return {
-            "loss": float(torch.stack(self.loss).double().sum()) / self.labels,
-            "nll": float(torch.stack(self.nll).double().sum()) / self.labels,
+            "loss": float(losses.sum()) / self.labels,
+            "nll": float(nlls.sum()) / self.labels,
             **({"gradient": float(finite.mean())} if len(finite) else {}),
             **({"skipped": skipped} if skipped else {}),
             "tokens_per_second": self.labels / seconds,
@@ -99,10 +92,10 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether training finished, why it ended, and at which step."""
+    """The end of a call of `Trainer.fit`."""
 
-    finished: bool
-    why: str
+    finished: bool  # False: training can be resumed
+    why: str  # the reason
     step: int
 
 
@@ -128,7 +121,7 @@ class Trainer:
         """`measure` returns the validation metrics of a model, including `criterion`; None: there is no validation.
 
         `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
-        `began` is the `time.monotonic()` at which a time budget starts. `trained` says that the weights are already
+        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the weights are already
         trained: they are validated before the first step, and used if no step improves them. `plain` trains without the
         kernels of `regard.fast`, compilation or CUDA graphs.
         """
@@ -137,9 +130,7 @@ class Trainer:
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
         self.trained, self.checkpoints = trained, checkpoints
         self.checkpointed = time.monotonic()  # time of the last checkpoint
-        self.settled = (
-            False  # whether steps have their usual speed: the first steps, and steps that compile, are slower
-        )
+        self.settled = False  # True: steps have their usual speed; the first steps, and steps that compile, are slower
         self.device = next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
@@ -182,13 +173,12 @@ class Trainer:
         self.model.load_state_dict(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
-        for metrics in self.progress.scores.values():  # has an effect only on checkpoints of versions without `reached`
+        for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
-        self.progress.steps = (
-            self.progress.steps or self.spec.steps or 0
-        )  # older checkpoints do not store the number of steps
+        # Older checkpoints do not store the number of steps.
+        self.progress.steps = self.progress.steps or self.spec.steps or 0
         self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
 
@@ -205,7 +195,7 @@ class Trainer:
             if not lacks_memory(error):
                 raise
             why = str(error)
-        # Outside the handler, because its error refers to all tensors of the step.
+        # After the handler, because the error keeps all tensors of the step in memory.
         if self.validating:
             raise OutOfMemoryError(
                 f"memory ran out on {self.device} while validating; translate fewer records with --set train.decode=16 "
@@ -245,12 +235,15 @@ class Trainer:
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
-        why = (
-            f"no improvement in {progress.stale} validations" if self.exhausted() else f"all {self.steps:,} steps done"
-        )
-        if not self.exhausted() and self.steps < (self.spec.steps or 0):
+        why = f"all {self.steps:,} steps done"
+        if self.exhausted():
+            why = f"no improvement in {progress.stale} validations"
+        elif self.steps < (self.spec.steps or 0):
             why = "time budget used"
-        self.finish()
+        if self.checkpoints.final:
+            steps, weights, scores = self.final_weights()
+            about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
+            self.folder.save_final(weights, about)
         self.emit("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
 
@@ -260,10 +253,14 @@ class Trainer:
 
     def step(self) -> None:
         """Update the weights by the gradient of the mean loss over all labels of `accumulate` batches."""
+        assert self.prefetch is not None
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
         self.model.train()
-        items = [self.fetch() for _ in range(self.spec.accumulate)]
+        items: list[Item] = []
+        for _ in range(self.spec.accumulate):
+            item, progress.place = self.prefetch.next()
+            items.append(item)
         labels = sum(item.labels for item in items)
         # The decay is small at first, so that the moving average soon forgets the untrained weights.
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
@@ -291,15 +288,9 @@ class Trainer:
             return schedule
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
-    def fetch(self) -> Item:
-        """Return the next batch, in host memory (pinned if training runs on a GPU)."""
-        assert self.prefetch is not None
-        item, self.progress.place = self.prefetch.next()
-        return item
-
     def note_window(self) -> None:
         """Emit the metrics of the window and start a new window; raise DivergedError if training has diverged."""
-        if not self.window.steps:
+        if not self.window.results:
             return
         waited = time.perf_counter()
         metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
@@ -309,16 +300,11 @@ class Trainer:
             metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         if self.flops_per_token and self.peak:
             metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
-        state: dict[str, Any] = {
-            "steps": self.steps,
-            "learning_rate": self.optimizer.rate,
-            "epoch": self.progress.place.epoch,
-            "labels": self.progress.labels,
-        }
-        self.emit("step", **counts | state | metrics)
+        state = {"steps": self.steps, "learning_rate": self.optimizer.rate, "epoch": self.progress.place.epoch}
+        self.emit("step", **counts | state | {"labels": self.progress.labels} | metrics)
         if self.device.type != "cpu":
             if self.settled:
-                self.budget.add(self.window.steps, time.perf_counter() - self.window.began)
+                self.budget.add(len(self.window.results), time.perf_counter() - self.window.began)
             self.settled = True
         self.window = LogWindow()
         measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
@@ -342,9 +328,9 @@ class Trainer:
 
     def validate_and_save(self) -> None:
         """Validate if validation is due after this step, and save if a checkpoint is due."""
-        step, last = self.progress.step, self.progress.step == self.steps
-        spaced = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
-        due = last or spaced
+        step = self.progress.step
+        due = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
+        due = due or step == self.steps
         if due and self.measure is not None:
             self.note_window()
             self.validate()
@@ -367,10 +353,9 @@ class Trainer:
         progress.reached |= better
         progress.best = order(progress.scores, self.criterion, progress.reached)[: self.spec.average]
         progress.stale = 0 if better else progress.stale + 1
-        spent = time.perf_counter() - began
-        self.budget.note_validation(spent)
-        progress.validation = spent
-        self.emit("valid", best=progress.best[0], seconds=spent, **metrics)
+        progress.validation = time.perf_counter() - began
+        self.budget.note_validation(progress.validation)
+        self.emit("valid", best=progress.best[0], seconds=progress.validation, **metrics)
 
     @torch.no_grad()
     def metrics(self) -> Metrics:
@@ -423,21 +408,11 @@ class Trainer:
         self.checkpointed = time.monotonic()
         self.emit("save")
 
-    def finish(self) -> None:
-        """Write the final weights."""
-        if not self.checkpoints.final:
-            return
-        steps, weights, scores = self.final_weights()
-        about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
-        self.folder.save_final(weights, about)
-
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better.
-
-        While weights still change a lot, the mean of checkpoints is far worse than the last checkpoint.
-        """
+        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better."""
         progress = self.progress
-        steps = final_steps(self.spec, progress.saved, progress.best)
+        best = progress.best if self.spec.choose == "best" else []
+        steps = best or progress.saved[-self.spec.average :]
         measured = {step: progress.scores[step] for step in steps if step in progress.scores}
         if len(steps) == 1:
             return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
@@ -448,24 +423,18 @@ class Trainer:
         self.model.eval()
         scores = self.metrics()
         reached = progress.reached | improvements(progress.reached, scores, self.criterion)
-        best = order(measured | {MEAN: scores}, self.criterion, reached)[0]
-        self.emit("final", steps=steps, kept=steps if best == MEAN else [best], **scores)
-        if best == MEAN:
+        first = order(measured | {MEAN: scores}, self.criterion, reached)[0]
+        self.emit("final", steps=steps, kept=steps if first == MEAN else [first], **scores)
+        if first == MEAN:
             return steps, weights, scores
-        return [best], read_tensors(self.folder.weights(best)), measured[best]
+        return [first], read_tensors(self.folder.weights(first)), measured[first]
 
     def emit(self, event: str, **values: Any) -> None:
-        """Pass an event to all watchers."""
         if event == "executor":  # the duration of steps changes
             self.settled = False
             self.budget.forget()
-        progress = self.progress
-        record = {
-            "event": event,
-            "step": progress.step,
-            "time": progress.seconds,
-            "clock": self.budget.elapsed,
-        } | values
+        progress, clock = self.progress, self.budget.elapsed
+        record = {"event": event, "step": progress.step, "time": progress.seconds, "clock": clock} | values
         for watcher in self.watchers:
             watcher.note(record)
 

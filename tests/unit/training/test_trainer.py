@@ -25,6 +25,7 @@ from regard.models.loss import Loss
 from regard.presets import preset
 from regard.training import trainer as loop
 from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest
+from regard.training.executor import StepResult
 from regard.training.log import Log
 from regard.training.optim import AdamW
 from regard.training.progress import Progress, newest_best
@@ -754,14 +755,12 @@ def test_a_loss_that_is_no_number_ends_the_run(
 def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None:
     window = LogWindow()
     for norm in (1.0, math.inf, 3.0):
-        window.loss.append(torch.tensor(4.0))
-        window.nll.append(torch.tensor(4.0))
-        window.norm.append(torch.tensor(norm))
+        window.results.append(StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(norm)))
     window.labels = window.places = 3
     found = window.metrics(scaled=True)
     assert (found["loss"], found["gradient"], found["skipped"]) == (4.0, 2.0, 1)
     assert window.metrics(scaled=False)["gradient"] == math.inf
-    window.norm = [torch.tensor(math.inf)]
+    window.results = [StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(math.inf))]
     assert "gradient" not in window.metrics(scaled=True)
 
 
