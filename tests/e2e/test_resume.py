@@ -74,8 +74,8 @@ def lines_of(run: Path) -> int:
 def test_interrupted_by_a_signal_it_saves_and_says_how_to_go_on(corpus: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = process(*training(corpus, run, "--set", "train.steps=100000", "--set", "train.validate_every=100000"))
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (run / "log.jsonl").exists():
+    deadline, log = time.monotonic() + 60, run / "log.jsonl"
+    while time.monotonic() < deadline and not (log.exists() and '"start"' in log.read_text()):
         time.sleep(0.1)
     time.sleep(2.0)
     running.send_signal(signal.SIGINT)
