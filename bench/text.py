@@ -56,7 +56,7 @@ def read(given: argparse.Namespace, run: Path, count: int) -> tuple[list[Pair], 
     used = load(run, device="cpu")
     sides = [used.tokenizer.encode_batch(list(islice(lines(file), 2 * count))) for file in (given.source, given.target)]
     pairs = [([*s, EOS], t) for s, t in zip(*sides, strict=True) if 0 < len(s) < LONGEST[0] and 0 < len(t) < LONGEST[1]]
-    return pairs[:count], used.model.spec.vocab  # type: ignore[reportAttributeAccessIssue]  # translation has one
+    return pairs[:count], used.model.spec.vocab  # translation has one
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
 
     if error(model) <= CLOSE:
         return model, 1.0
-    before: int = model.d_model  # type: ignore[reportAttributeAccessIssue]  # every family has it
+    before: int = model.d_model
     width = nearest_width(lambda width: count(widened(model, width)), target, EVEN)
     result = widened(model, width)
     if error(result) > CLOSE and getattr(result, "d_head", 1) is not None:

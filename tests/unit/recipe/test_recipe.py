@@ -364,7 +364,7 @@ def test_training_and_showing_see_the_same_model(tmp_path: Path) -> None:
 def test_a_complete_record_may_have_variants_too() -> None:
     record = {"kind": "decoder_only", "d_model": 64, "variants": ["rms_norm"]}
     base, spec = model_of(record, "model")
-    assert (base.d_model, spec) == (64, apply("rms_norm", base))  # type: ignore[attr-defined]
+    assert (base.d_model, spec) == (64, apply("rms_norm", base))
 
 
 def test_a_name_alone_is_a_preset_or_a_kind() -> None:
@@ -378,7 +378,7 @@ def test_the_model_asked_for_is_fitted() -> None:
     base, spec = model_for(wanted, None, lambda _: {"vocab": 77})
     assert base == preset("transformer_tiny")
     with_table: Any = apply("rotary", preset("transformer_tiny"))
-    assert spec.input == with_table.input  # type: ignore[attr-defined]
+    assert spec.input == with_table.input
     found: Any = spec
     assert (found.vocab, found.heads, found.decoder.depth, found.encoder.depth) == (77, 2, 2, 4)
     assert found.encoder.pattern[0].branches[1].gated

@@ -58,7 +58,7 @@ def test_convolutions_replace_all_self_attention(name: str, base: str) -> None:
     assert not parts(changed, SelfAttention)
     assert set(parts(changed, CrossAttention)) == set(parts(before, CrossAttention))
     assert all(stack.position is None for stack in parts(changed, Plain))
-    assert changed.input == before.input  # type: ignore[reportAttributeAccessIssue]
+    assert changed.input == before.input
 
 
 @pytest.mark.parametrize(
