@@ -42,7 +42,7 @@ class Batch:
             for name in needed[: 2 if self.source is None else 4]:
                 require_data(getattr(self, name) is not None, f"{name}: a packed batch needs it")
             if self.labels is not None and self.labels.dim() == 1:
-                raise DataError("labels: a packed row has no label of its own; classify sentences in padded batches")
+                raise DataError("labels: a packed row holds several texts but would have one label; use padded batches")
         for side in ("target", "source"):
             self._check_segments(f"{side}_seg", getattr(self, f"{side}_seg"))
             self._check_positions(f"{side}_pos", getattr(self, f"{side}_pos"))
@@ -55,12 +55,12 @@ class Batch:
                 shape = f"{tuple(values.shape)} of {values.dtype}"
                 raise DataError(f"{side}: needs rows of whole numbers (B, T), or of vectors (B, T, C), not {shape}")
         if self.source is not None and self.source.shape[0] != self.target.shape[0]:
-            raise DataError(f"source: {self.source.shape[0]} rows for {self.target.shape[0]} rows of target")
+            raise DataError(f"source: has {self.source.shape[0]} rows, but the target has {self.target.shape[0]}")
         for name in ("target_seg", "target_pos", "source_seg", "source_pos", "weights", "prefix", "types"):
             field, side = getattr(self, name), sides[name.split("_")[0] if "_" in name else "target"]
             if field is not None and (side is None or field.shape != side.shape[:2]):
                 shape = None if side is None else tuple(side.shape[:2])
-                raise DataError(f"{name}: {tuple(field.shape)} does not fit ids of {shape}")
+                raise DataError(f"{name}: the shape {tuple(field.shape)} does not match the shape of the ids, {shape}")
         if self.labels is not None and self.labels.shape not in (self.target.shape[:2], self.target.shape[:1]):
             raise DataError(f"labels: {tuple(self.labels.shape)} is neither one per token nor one per row of target")
 
@@ -131,7 +131,7 @@ def require_data(condition: bool, message: str) -> None:
 def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
     """Raise DataError for padding that is not at the end of its row. Tensors on a GPU are not checked."""
     if readable(seg) and bool(((seg[:, :-1] == 0) & (seg[:, 1:] != 0)).any()):
-        raise DataError(f"{name}: padding (segment 0) must stand at the end of a row")
+        raise DataError(f"{name}: padding (segment 0) must be at the end of a row")
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
@@ -169,7 +169,7 @@ def translation(
     pairs into one row. To build a batch from text, use `TrainedModel.batch`.
     """
     if not pairs:
-        raise DataError("pairs: there are none; a batch needs at least one")
+        raise DataError("pairs: is empty; a batch needs at least one pair")
     if any(not len(source) for source, _ in pairs):
         raise DataError("source: an empty source has nothing to translate; leave the pair out")
     end = (eos,) if source_end is None else source_end

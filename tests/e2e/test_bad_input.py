@@ -84,7 +84,7 @@ def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
 def test_half_a_pair_of_files_and_no_files_at_all(files: dict[str, str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     assert "--target" in complaint("train", "--source", files["en"], "--out", out)
-    assert "nothing to learn from" in complaint("train", "--out", out)
+    assert "no training text is given" in complaint("train", "--out", out)
     assert "--out" in complaint("train", "--source", files["en"], "--target", files["de"])
     both = (
         "--source",
@@ -96,7 +96,7 @@ def test_half_a_pair_of_files_and_no_files_at_all(files: dict[str, str], tmp_pat
         "--valid-target",
         files["de"],
     )
-    assert "one validation text" in complaint("train", *both, "--valid", files["en"], "--out", out)
+    assert "second validation text" in complaint("train", *both, "--valid", files["en"], "--out", out)
     assert "cannot be mixed" in complaint("train", "--text", files["en"], "--tsv", files["de"], "--out", out)
 
 
@@ -123,10 +123,10 @@ def copy(run: Path, tmp_path: Path) -> Path:
 
 
 def test_runs_that_cannot_be_used(copy: Path, tmp_path: Path) -> None:
-    assert "no such folder" in complaint("translate", str(tmp_path / "nowhere"), stdin=b"x\n")
+    assert "does not exist" in complaint("translate", str(tmp_path / "nowhere"), stdin=b"x\n")
     (tmp_path / "empty").mkdir()
-    assert "is no run" in complaint("translate", str(tmp_path / "empty"), stdin=b"x\n")
-    assert "is no run" in complaint("resume", str(tmp_path / "empty"))
+    assert "is not a training run" in complaint("translate", str(tmp_path / "empty"), stdin=b"x\n")
+    assert "is not a training run" in complaint("resume", str(tmp_path / "empty"))
 
 
 def test_a_run_of_a_newer_format(copy: Path) -> None:
@@ -163,7 +163,7 @@ def test_searches_that_cannot_be(run: Path) -> None:
     def said(*words: str) -> str:
         return complaint("translate", str(run), *words, stdin=b"one\n")
 
-    assert "does not hold" in said("--beam", "2", "--n-best", "3")
+    assert "is too small for 3 outputs" in said("--beam", "2", "--n-best", "3")
     assert "choose one" in said("--beam", "2", "--temperature", "0.5")
     assert "temperature" in said("--temperature", "-1")
     assert "alpha" in said("--set", "alpa=2")

@@ -87,7 +87,7 @@ def test_missing_peers_are_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -
         (["tran"], "TASK: unknown task 'tran'; did you mean 'train'?"),
         (["train", "--shape", "bas"], "--shape: unknown shape 'bas'; did you mean 'base'?"),
         (["train", "--against", "hf,torhc"], "--against: unknown peer 'torhc'; did you mean 'torch'?"),
-        (["train", "--against", ","], "--against: names no peer"),
+        (["train", "--against", ","], "--against: names no library"),
         (["decode", "--against", "torch"], "torch.nn.Transformer takes no part in decode"),
         (["train", "--against", "ctranslate2"], "CTranslate2 takes no part in train"),
         (["train", "--smoothing", "1"], "--smoothing: must lie in [0, 1), not 1"),

@@ -99,7 +99,7 @@ def test_the_engine_finds_what_we_find(copied: Path, words: tuple[str, ...]) -> 
 )
 def test_what_the_engine_cannot_do_is_refused(copied: Path, words: tuple[str, ...], name: str) -> None:
     sentence = complaint("translate", str(copied), "--engine", "ctranslate2", *words, stdin=b"one\n")
-    assert sentence.startswith(f"{name}: the engine 'ctranslate2' cannot do it as asked: ")
+    assert sentence.startswith(f"{name}: cannot be used as given with the engine 'ctranslate2': ")
     assert sentence.endswith("; use --engine native")
 
 

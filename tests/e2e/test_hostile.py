@@ -271,7 +271,11 @@ def test_sections_of_a_wrong_type(field: str, value: Any, files: dict[str, str],
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [('{"data": 5}', "train: is missing"), ("[]", "does not hold an object"), ('{"data": NaN', "cannot be read")],
+    [
+        ('{"data": 5}', "train: is missing"),
+        ("[]", "does not contain a JSON object"),
+        ('{"data": NaN', "cannot be read"),
+    ],
 )
 def test_a_run_that_was_edited_before_it_began(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(content)
@@ -317,7 +321,7 @@ def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.Mo
         ("did you mean 'dropout'", ("--set", "model.dropuot=0.1")),
         ("did you mean 'depth'", ("--set", "model.encoder.dept=3")),
         ("train.seed is set twice", ("--set", "train.seed=3", "--set", "train.seed=4")),
-        ("train.criterion: 'accuracy' is not measured", ("--set", "train.criterion=accuracy")),
+        ("train.criterion: 'accuracy' is not available", ("--set", "train.criterion=accuracy")),
         ("did you mean 'bleu'", ("--set", "train.criterion=blue")),
         ("did you mean 'intl'", ("--set", "train.bleu_tokenize=intel")),
         ("CPU trains in float32", ("--set", "train.precision=bfloat16")),
@@ -326,7 +330,7 @@ def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.Mo
         ("nowhere.tsv: there is no such file", ("--valid", "nowhere.tsv")),
         ("nowhere.json: cannot be read", ("--set", 'data.tokenizer={kind="imported", path="nowhere.json"}')),
         ("is not a time", ("--max-time", "soon")),
-        ("--from takes the tokenizer", ("--from", "runs/x", "--set", "data.tokenizer=bytes")),
+        ("--from uses the tokenizer", ("--from", "runs/x", "--set", "data.tokenizer=bytes")),
     ],
 )
 def test_what_needs_no_text_is_refused_before_it_is_read(

@@ -97,8 +97,8 @@ def test_invalid_options_are_refused(corpus: dict[str, str], tmp_path: Path) -> 
     assert "--seconds: must be more than 0" in complaint(*command(corpus, out, "--seconds", "0"))
     assert "give one of them" in complaint(*command(corpus, out, "--seconds", "3", "--steps", "30"))
     assert "--seeds" in complaint(*command(corpus, out, "--seeds", "0"))
-    assert "cannot be resampled" in complaint(*command(corpus, out, "--metric", "perplexity"))
-    assert "takes no packed rows" in complaint(
+    assert "is not a metric of translations" in complaint(*command(corpus, out, "--metric", "perplexity"))
+    assert "cannot read packed rows" in complaint(
         *command(corpus, out, "--set", "data.batching={kind='packing', length=64}")
     )
     assert "train.average: is not used here" in complaint(*command(corpus, out, "--set", "train.average=3"))

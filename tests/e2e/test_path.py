@@ -186,7 +186,7 @@ def test_going_on_from_a_run_with_new_text(run: Path, corpus: dict[str, str], tm
     tuned = package.load(out)
     assert tuned.tokenizer.sha256 == package.load(run).tokenizer.sha256
     assert tuned.translate(["red house"]) == ["Haus rot"]
-    assert "takes the model" in complaint(*words[:-1], str(tmp_path / "x"), "--set", "model.dropout=0.2")
+    assert "uses the model" in complaint(*words[:-1], str(tmp_path / "x"), "--set", "model.dropout=0.2")
 
 
 def test_separate_tokenizers_and_other_kinds(corpus: dict[str, str], tmp_path: Path) -> None:

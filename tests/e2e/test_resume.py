@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_noticed(corpus: dict[str, str], tmp_path: Path)
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
-    assert "is not what was saved" in complaint("resume", str(run))
+    assert "has changed since it was saved" in complaint("resume", str(run))
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(corpus: dict[str, str], tmp_path: Path) -> None:

@@ -137,12 +137,12 @@ def test_a_lost_tokenizer_is_not_replaced_by_another(corpus: dict[str, str], tmp
     for lost in ("target", "source"):
         (run / f"tokenizer.{lost}.json").rename(run / "away")
         for words in (("translate", str(run)), ("show", str(run)), ("evaluate", str(run), "--tsv", corpus["tsv"])):
-            assert f"has lost its tokenizer.{lost}.json; restore it" in complaint(*words, stdin=b"one\n")
+            assert f"lacks tokenizer.{lost}.json; restore it" in complaint(*words, stdin=b"one\n")
         (run / "away").rename(run / f"tokenizer.{lost}.json")
     assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0
     for lost in ("target", "source"):
         (run / f"tokenizer.{lost}.json").unlink()
-    assert "has lost its tokenizer.json" in complaint("translate", str(run), stdin=b"one\n")
+    assert "lacks tokenizer.json" in complaint("translate", str(run), stdin=b"one\n")
 
 
 def test_final_weights_without_their_notes_are_one_sentence(run: Path, tmp_path: Path) -> None:

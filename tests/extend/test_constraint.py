@@ -82,7 +82,7 @@ def test_a_constraint_of_ones_own_in_the_record_or_as_an_option_of_the_command(u
 
 def test_an_engine_without_the_constraint_refuses_it(user: User, run: TrainedModel) -> None:
     pytest.importorskip("ctranslate2")
-    with pytest.raises(SpecError, match="alternate: the engine 'ctranslate2' cannot do it as asked"):
+    with pytest.raises(SpecError, match="alternate: cannot be used as given with the engine 'ctranslate2'"):
         run.translate(["one house"], engine="ctranslate2")
 
 

@@ -222,6 +222,6 @@ def test_an_export_that_differs_leaves_nothing_behind(tmp_path: Path, monkeypatc
         return theirs
 
     monkeypatch.setattr(exported, "written", wrong)
-    with pytest.raises(DataError, match=r"^the exported model is not the model: .* nothing was written$"):
+    with pytest.raises(DataError, match=r"^the exported model differs from the original: .* nothing was written$"):
         export(ours, tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -91,10 +91,10 @@ POS = rows(0, 1, 0)
                 "target_pos": POS,
                 "labels": torch.tensor([1]),
             },
-            "labels: a packed row has no label of its own",
+            "labels: a packed row holds several texts",
         ),
         ({"target_seg": rows(0, 0, 0)}, "target_seg: row 0 has no token"),
-        ({"source_seg": rows(1, 1)}, "source_seg: .* does not fit ids of None"),
+        ({"source_seg": rows(1, 1)}, "source_seg: .* does not match the shape of the ids, None"),
         ({"target_pos": rows(0, 1, 3)}, r"target_pos: positions must lie in 0 \.\. 2"),
         ({"target_pos": rows(0, -1, 1)}, "target_pos: positions must lie"),
         ({"target_pos": rows(0, 1, 7), "longest": 7}, r"target_pos: positions must lie in 0 \.\. 6"),
@@ -126,9 +126,9 @@ def test_mismatched_shapes_are_refused() -> None:
         [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert said == [
-        "target_seg: (1, 2) does not fit ids of (1, 3)",
-        "weights: (1,) does not fit ids of (1, 3)",
-        "source: 2 rows for 1 rows of target",
+        "target_seg: the shape (1, 2) does not match the shape of the ids, (1, 3)",
+        "weights: the shape (1,) does not match the shape of the ids, (1, 3)",
+        "source: has 2 rows, but the target has 1",
         "labels: (1, 2) is neither one per token nor one per row of target",
         "target: needs rows of whole numbers (B, T), or of vectors (B, T, C), not (3,) of torch.int64",
         "target: needs rows of whole numbers (B, T), or of vectors (B, T, C), not (1, 3) of torch.float32",
@@ -137,7 +137,7 @@ def test_mismatched_shapes_are_refused() -> None:
 
 
 def test_translation_without_pairs_is_refused() -> None:
-    with pytest.raises(DataError, match="pairs: there are none"):
+    with pytest.raises(DataError, match="pairs: is empty"):
         translation([])
 
 

@@ -102,7 +102,9 @@ def _open_ladder(
     names, named = select_rungs(rungs)
     if settings.metric is not None and metric_class(settings.metric, machine.trust_code, "--metric").needs != "text":
         of_text = [name for name, metric in METRICS.items() if metric.needs == "text"]
-        raise SpecError("--metric", f"{settings.metric!r} cannot be resampled; {nearest(settings.metric, of_text)}")
+        raise SpecError(
+            "--metric", f"{settings.metric!r} is not a metric of translations; {nearest(settings.metric, of_text)}"
+        )
     settings = replace(settings, each=True, base_seeds=settings.seeds, texts=True)
     with open_ablation(request, out, settings, machine, watch) as (text, recipe):
         if text.data.objective.model != "sequence_to_sequence":
@@ -110,7 +112,7 @@ def _open_ladder(
         if not recipe.train.decode:
             raise SpecError("train.decode", "is 0, but a ladder compares translations; leave it out")
         if recipe.data.batching is not None and recipe.data.batching.packed:
-            raise SpecError("data.batching", "a recurrent model takes no packed rows; use kind = 'buckets'")
+            raise SpecError("data.batching", "a recurrent model cannot read packed rows; use kind = 'buckets'")
         builder = RowBuilder(recipe, text.data, "none")
         base = replace(builder.base, name=FULL)
         rows = [_row(builder, base, name, name in named) for name in names]

@@ -110,7 +110,7 @@ def _attempt() -> int:
                 return _system_error(error)
             raise
         complain(
-            f"memory ran out ({' '.join(str(error).split())[:120] or 'MemoryError'}); work on less at once: a smaller "
+            f"memory ran out ({' '.join(str(error).split())[:120] or 'MemoryError'}); use a smaller "
             "--batch-size or --beam to decode, data.batching.tokens to train, or a smaller model"
         )
     return 2
@@ -143,7 +143,7 @@ def _system_error(error: OSError) -> int:
         _discard_output()
         return 141
     where = error.filename if error.filename is not None else "the output"
-    todo = "make room, or write elsewhere" if error.errno == errno.ENOSPC else "put that right, and run it again"
+    todo = "make room, or write elsewhere" if error.errno == errno.ENOSPC else "correct this and run the command again"
     complain(f"{where}: cannot be read or written ({error.strerror or error}); {todo}")
     return 2
 

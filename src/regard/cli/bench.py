@@ -51,7 +51,7 @@ def bench(
 
     names = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
     if names == []:
-        raise SpecError("--against", "names no peer; omit it to race against all that are installed")
+        raise SpecError("--against", "names no library; leave it out to compare with all that are installed")
     peers, missing = chosen(names, task)
     from regard.bench.report import run
     from regard.bench.shapes import SHAPES
@@ -63,7 +63,7 @@ def bench(
         raise SpecError("--smoothing", f"must lie in [0, 1), not {smoothing}")
     where = choose_device(device)
     if where.type not in DEVICES:
-        raise SpecError("--device", f"races run on {' or '.join(DEVICES)}, not on {where.type}")
+        raise SpecError("--device", f"benchmarks run on {' or '.join(DEVICES)}, not on {where.type}")
     set_threads(threads)
     for peer in () if quiet else missing:
         warn(f"{peer.title} is not installed and left out; {peer.install}")

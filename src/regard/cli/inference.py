@@ -66,7 +66,7 @@ def translate(
     if stream:
         _check_stream(batch_size, as_json)
     if loading.plain and (engine != "native" or quantize is not None):
-        raise SpecError("--plain", "is a form of the native engine; leave out --plain, or --engine and --quantize")
+        raise SpecError("--plain", "applies only to the native engine; leave out --plain, or --engine and --quantize")
     device = loading.device
     if workers is not None or engine != "native":
         if device not in {"auto", "cpu"}:
@@ -102,7 +102,9 @@ def translate(
 def _check_workers(stream: bool, threads: int | None) -> None:
     """Raise an error for options that `--workers` would ignore."""
     if stream:
-        raise SpecError("--stream", "prints one text as it grows, and --workers compute many at once; choose one")
+        raise SpecError(
+            "--stream", "prints one text at a time, but --workers translate several at once; leave one of them out"
+        )
     if threads is not None:
         raise SpecError("--threads", "each of the --workers has one thread; leave it out")
 
@@ -110,7 +112,10 @@ def _check_workers(stream: bool, threads: int | None) -> None:
 def _check_stream(batch_size: int | None, as_json: bool) -> None:
     """Raise an error for options that `--stream` would ignore."""
     if as_json:
-        raise SpecError("--stream", "prints text as it grows, and --json one document; choose one of them")
+        raise SpecError(
+            "--stream",
+            "prints tokens as they are generated, but --json prints one document at the end; leave one of them out",
+        )
     if batch_size is not None:
         raise SpecError("--batch-size", "--stream decodes one line at a time; leave it out")
 
@@ -215,7 +220,7 @@ def score(
     if outputs is not None:
         for name, file in (("--source", source), ("--target", target)):
             if file is not None:
-                raise SpecError(name, "--outputs hold both sources and outputs; leave it out")
+                raise SpecError(name, "--outputs contains the sources and the outputs; leave it out")
         pieces = [(0, _outputs(outputs))]
     elif loaded.command == "translate":
         if source is None or target is None:
@@ -340,7 +345,7 @@ def _outputs(file: str) -> "list[Output]":
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{file}: is not what translate --json or generate --json prints ({type(error).__name__}: {error})"
+            f"{file}: is not the output of translate --json or generate --json ({type(error).__name__}: {error})"
         ) from None
 
 

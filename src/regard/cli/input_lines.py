@@ -23,7 +23,7 @@ def lines_of(file: str | None) -> Iterator[str]:
     if file is not None and file != "-":
         return lines(file)
     if sys.stdin is None:  # Python sets it to None if it is closed
-        raise DataError("standard input is closed; name a file, or give it text")
+        raise DataError("standard input is closed; name a file, or pipe text to the command")
     stream: BinaryIO = sys.stdin.buffer
     with suppress(OSError):  # io.UnsupportedOperation, if it is not a file
         # A separate buffer: Python could not exit while a thread waits for input in the buffer of sys.stdin.

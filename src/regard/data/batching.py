@@ -117,7 +117,9 @@ class FixedShape(Batching):
         if self.length < 1:
             raise SpecError("length", f"must be at least 1, not {self.length}")
         if self.tokens is not None and self.tokens < self.length:
-            raise SpecError("tokens", f"is {self.tokens}, less than one {self.row} of length {self.length}")
+            raise SpecError(
+                "tokens", f"is {self.tokens}, less than one {self.row} of length {self.length}; increase it"
+            )
 
     def shape(self) -> tuple[int, int] | None:
         return None if self.tokens is None else (self.tokens // self.length, self.length)

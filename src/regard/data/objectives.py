@@ -290,7 +290,9 @@ class Classification(Objective):
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
         """Return a batch, which has no labels if `columns` has none."""
         if packed:
-            raise DataError("data.batching: a packed row has no label of its own; classify with kind 'buckets'")
+            raise DataError(
+                "data.batching: a packed row holds several texts but would have one label; use kind 'buckets'"
+            )
         text = Collated(columns["text"], rows)
         labels = Collated(columns["label"], rows).values[:, 0] if "label" in columns else None
         places = text.segments.numel()

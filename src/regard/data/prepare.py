@@ -54,16 +54,20 @@ class DataSpec(Spec):
         if self.max_len is not None and self.max_len < 1:
             raise SpecError("max_len", f"must be at least 1, not {self.max_len}")
         if self.long is not None and not self.objective.may_drop:
-            raise SpecError("long", "is about pairs; longer texts of other objectives are always cut; leave it out")
+            raise SpecError(
+                "long", "applies only to pairs; longer texts of other objectives are always truncated; leave it out"
+            )
         if self.held_out is not None and self.held_out < 0:
             raise SpecError("held_out", f"must be at least 0, not {self.held_out}")
         if self.held_out and self.valid:
             raise SpecError("held_out", "a validation text is given, so nothing is split off; leave one of the two out")
         self._check_corpora()
         if self.batching is not None and isinstance(self.batching, Windows) != self.objective.stream:
-            raise SpecError("batching", "windows are cut from a stream, and from nothing else")
+            stream = "a stream is cut into windows; use kind 'windows'"
+            other = "windows are cut only from a stream; use kind 'buckets'"
+            raise SpecError("batching", stream if self.objective.stream else other)
         if self.batching is not None and self.batching.packed and not self.objective.packs:
-            raise SpecError("batching", "a packed row has no label of its own; classify with kind 'buckets'")
+            raise SpecError("batching", "a packed row holds several texts but would have one label; use kind 'buckets'")
 
     def _check_corpora(self) -> None:
         objective = self.objective
@@ -78,7 +82,7 @@ class DataSpec(Spec):
                 raise SpecError(f"train[{i}].weight", message)
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
-                raise SpecError(f"valid[{i}].weight", "every validation record is measured once; leave it out")
+                raise SpecError(f"valid[{i}].weight", "validation counts every example once; leave it out")
 
     @property
     def longest(self) -> int:
@@ -410,7 +414,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
     valid = Table.open(folder / "valid") if valid_survey.records else None
     tokenizers = _load_tokenizers(folder)
     if missing := set(objective.encoded) - set(tokenizers):
-        raise DataError(f"{folder} has lost tokenizer.{missing.pop()}.json; train again from the text")
+        raise DataError(f"{folder} lacks tokenizer.{missing.pop()}.json; train again from the text")
     weights = [corpus.weight for corpus in spec.train]
     spec = replace(spec, objective=objective)
     return Prepared(spec, objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)

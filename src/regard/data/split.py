@@ -94,7 +94,7 @@ class Split:
         for number, record in enumerate(self.spec.train[corpus].records()):
             if marks is not None and number >= len(marks):
                 files = " and ".join(self.spec.train[corpus].files())
-                raise DataError(f"{files}: grew while it was read; wait until it is written")
+                raise DataError(f"{files}: grew while it was read; wait until it is complete")
             if marks is None or not marks[number]:
                 yield record
             elif held_out is not None:
@@ -149,7 +149,7 @@ def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
         begins = [len(ends) - spec.held_out for ends in reading.ends]
         share = f"{spec.held_out:,} lines"
     if min(begins) < 1:
-        raise DataError("data.held_out: nothing would be left to learn from; hold out less, or give a validation text")
+        raise DataError("data.held_out: no text would be left for training; hold out less, or give a validation text")
     held_out = [bytes(begin) + b"\1" * (size - begin) for begin, size in zip(begins, reading.counts, strict=True)]
     return Split(spec, reading, held_out, report=f"validation text: the end of the text, {share} of it, is split off")
 

@@ -108,7 +108,7 @@ def _opened(name: str) -> io.BufferedReader:
     except IsADirectoryError:
         raise DataError(f"{name}: is a folder; name a file in it") from None
     except PermissionError:
-        raise DataError(f"{name}: may not be read; ask for permission") from None
+        raise DataError(f"{name}: permission denied; make the file readable") from None
     except (OSError, ValueError) as error:  # a ValueError is a name that no file can have
         raise DataError(f"{name!r}: cannot be opened ({error})") from None
 

@@ -116,7 +116,7 @@ class Table:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             columns = {name: _open_column(folder, name, about) for name, about in manifest["columns"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{folder} is no token store or a damaged one ({error}); prepare the data again") from None
+            raise DataError(f"{folder} is damaged or not a token store ({error}); prepare the data again") from None
         return cls(columns)
 
 

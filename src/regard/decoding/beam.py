@@ -71,11 +71,11 @@ class Beam(Search):
         if self.beam_size % self.groups:
             raise SpecError("groups", f"{self.groups} groups do not divide {self.beam_size} beams; choose a divisor")
         if self.groups > 1 and self.diversity <= 0.0:
-            raise SpecError("diversity", f"must be above 0 to tell {self.groups} groups apart, not {self.diversity}")
+            raise SpecError("diversity", f"must be above 0 with {self.groups} groups, not {self.diversity}")
         if self.groups == 1 and self.diversity:
-            raise SpecError("diversity", "one group has no other to differ from; raise groups or set it to 0")
+            raise SpecError("diversity", "has no effect with one group of beams; increase groups or set diversity to 0")
         if self.normalise == "none" and self.alpha != 1.0:
-            raise SpecError("alpha", "is the power of a length, which normalise='none' leaves out; drop it")
+            raise SpecError("alpha", "has no effect with normalise='none'; leave it out")
         check_not_negative("coverage", self.coverage)
         if self.stopping not in {"optimal", "first"}:  # the library with this rule lacks some settings
             ours, rule = "choose stopping='optimal' or 'first'", repr(self.stopping)

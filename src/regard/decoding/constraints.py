@@ -71,7 +71,9 @@ class TokenConstraints:
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
                 if special and not (name == "banned" and len(sequence) == 1):
-                    raise SpecError(name, f"{list(sequence)} holds {min(special)}, which begins, ends or fills rows")
+                    raise SpecError(
+                        name, f"{list(sequence)} contains {min(special)}, the id of bos, eos or padding; remove it"
+                    )
                 if sequence == (ends.eos,):
                     message = f"a row that cannot generate {ends.eos} never ends; set min_len to delay its end"
                     raise SpecError(name, message)
@@ -136,7 +138,7 @@ class Bans:
         """
         size = log_probs.shape[1]
         if step == 0 and self.highest >= size:
-            which = f"id {self.highest}, of a rule or of the ends"
+            which = f"id {self.highest}, of a constraint or a special token"
             raise DataError(f"rules: {which}, is not in the vocabulary of {size} tokens")
         too_short = [step < self.least[source] for source in slots]
         log_probs.index_fill_(1, self.columns_and_eos if all(too_short) else self.columns, -torch.inf)
@@ -173,7 +175,9 @@ def _known(constraint: "Constraint", ids: Iterable[int], size: int) -> Iterator[
     for token in ids:
         if not 0 <= token < size:
             kind = type(constraint).kind
-            raise DataError(f"decode.constraints: {kind!r} names the id {token}; the vocabulary has {size} tokens")
+            raise DataError(
+                f"decode.constraints: {kind!r} returned the id {token}, but the vocabulary has {size} tokens"
+            )
         yield token
 
 

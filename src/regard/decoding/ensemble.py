@@ -51,7 +51,9 @@ class Decodings:
             assert decoding.trace is not None
             recorded = decoding.trace.weights.get("decoder.cross")
             if not recorded:
-                raise SpecError("coverage", "this model has no cross-attention to penalise; set it to 0")
+                raise SpecError(
+                    "coverage", "the coverage penalty needs cross-attention, which this model lacks; set it to 0"
+                )
             layers.append(recorded[-1][:, :, -1].mean(1))
             decoding.trace.weights.clear()
         if len({attention.shape for attention in layers}) > 1:

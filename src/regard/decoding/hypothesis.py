@@ -53,7 +53,9 @@ class Limits(Spec):
         if self.max_len is not None:
             return self.max_len
         if source is None:
-            raise SpecError("max_len", "a model without a source has no length to derive it from; give a number")
+            raise SpecError(
+                "max_len", "is derived from the length of the source, but this model has no source; give a number"
+            )
         derived = 2 * source + 20 if self.derived is None else self.derived.most(source)
         return max(derived, self.min_len, needed)
 

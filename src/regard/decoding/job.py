@@ -58,9 +58,11 @@ def prepare(
     numbers = tuple(range(B)) if rows is None else tuple(rows)
     for name, given in (("rules", every), ("limits", bounds), ("rows", numbers)):
         if len(given) != B:
-            raise DataError(f"{name}: {len(given)} for a batch of {B} rows; give one for each, or one for all")
+            raise DataError(
+                f"{name}: {len(given)} values for a batch of {B} rows; give one for each row, or one for all"
+            )
     if min(numbers) < 0:
-        raise DataError(f"rows: a row has no negative number, as {min(numbers)}")
+        raise DataError(f"rows: a row number must be at least 0, not {min(numbers)}")
     if batch.packed:
         raise DataError("packed: a search has one source or prompt per row; give it a padded batch")
     for each in dict.fromkeys(every):
@@ -73,7 +75,7 @@ def prepare(
         most.append(bound.most(None if sources is None else sources[row], needed))
         if needed > most[row]:
             what = f"{needed} tokens for its prefix and its required sequences"
-            raise DataError(f"rules: row {row} needs {what}, and max_len is {most[row]}; raise it")
+            raise DataError(f"rules: row {row} needs {what}, but max_len is {most[row]}; raise it")
     ensemble = Ensemble(models)
     read_first = any(model.source_first for model in ensemble.models)
     lengths = row_lengths(batch.target, batch.target_seg) if sources is None else sources if read_first else (1,) * B

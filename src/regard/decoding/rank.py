@@ -77,7 +77,7 @@ def ranked_exactly(
 ) -> list[Candidate]:
     """Return the candidates for one source in exact order, without candidates of probability 0."""
     if any(math.isnan(each.total) for each in candidates):
-        raise DataError("models: a log-probability is not a number; the weights are not usable")
+        raise DataError("models: a log-probability is NaN; use weights without NaN or infinity")
     real = [each for each in candidates if each.total > NEVER]
     ranked = sorted(real, key=sort_key)
     everything = len(real) < len(candidates) or len(candidates) == log_probs.numel()

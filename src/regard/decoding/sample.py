@@ -104,7 +104,7 @@ class Draw:
         picked: list[tuple[int, float] | None] = []
         for token, log_prob, highest in torch.stack((ids[:, 0].double(), own.double(), top.double()), 1).tolist():
             if math.isnan(highest):
-                raise DataError("models: a log-probability is not a number; the weights are not usable")
+                raise DataError("models: a log-probability is NaN; use weights without NaN or infinity")
             picked.append(None if highest == NEVER else (int(token), log_prob))
         return picked
 

@@ -31,7 +31,7 @@ class Search(Spec):
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
         """Yield the new tokens of every row at each step. Only a search that never revises a token supports this."""
         raise SpecError(
-            "search", f"{self.kind!r} revises earlier tokens and cannot be streamed; use one beam or a sample"
+            "search", f"{self.kind!r} revises earlier tokens and cannot be streamed; use beam size 1 or sampling"
         )
 
 

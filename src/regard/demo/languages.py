@@ -231,13 +231,13 @@ def load(code: str) -> Language:
     written = set(package("babel.localedata").locale_identifiers())
     known = {name for name in spoken if name in written and not name.startswith("en")}
     if code not in known:
-        raise SpecError("language", f"num2words and Babel do not both know {code!r}; {nearest(code, known)}")
+        raise SpecError("language", f"num2words and Babel do not both support {code!r}; {nearest(code, known)}")
     language = Language(code)
     try:
         for number in (0, 7, 21, 101, 1000, 21_000, 999_999):
             language.cardinal(number)
     except Exception:  # every converter raises its own errors
-        raise SpecError("language", f"num2words cannot count in {code!r}; choose another language") from None
+        raise SpecError("language", f"num2words cannot write numbers in {code!r}; choose another language") from None
     return language
 
 

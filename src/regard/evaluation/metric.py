@@ -123,6 +123,6 @@ def reference_streams(outputs: Sequence[str], references: References) -> list[li
 def check_lines(name: str, lines: Sequence[Any], other: str, others: Sequence[Any]) -> None:
     """Refuse lists of different lengths, and empty lists."""
     if len(lines) != len(others):
-        raise DataError(f"{name}: {len(lines)} lines, but {other} has {len(others)}; every line needs its partner")
+        raise DataError(f"{name}: {len(lines)} lines, but {other} has {len(others)}; they must be aligned line by line")
     if not len(lines):
         raise DataError(f"{name}: 0 lines and {other} has 0; there is nothing to score")

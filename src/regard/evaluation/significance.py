@@ -180,7 +180,9 @@ def compare_lines(
     for which, side in zip(("first", "second"), scores, strict=True):
         if not np.isfinite(side).all():
             line = int(np.flatnonzero(~np.isfinite(side))[0]) + 1
-            raise DataError(f"{name}: line {line} of the {which} output has the score {side[line - 1, 0]}")
+            raise DataError(
+                f"{name}: line {line} of the {which} output has the score {side[line - 1, 0]}; scores must be finite"
+            )
     lines = len(first)
     return _compare(scores[0], scores[1], lambda total: 100 * float(total[0]) / lines, name, "", resamples, seed)
 

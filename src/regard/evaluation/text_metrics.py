@@ -154,7 +154,7 @@ class Rouge(Metric):
             hint = nearest(self.tokenize, ("english", "unicode"))
             raise SpecError("tokenize", f"unknown tokenizer {self.tokenize!r}; {hint}")
         if self.stem and self.tokenize != "english":
-            raise SpecError("stem", "the stemmer is an English one; it needs tokenize='english'")
+            raise SpecError("stem", "the stemmer is for English; use tokenize='english'")
         try:
             from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415  # an extra, and 2 s
         except ImportError:

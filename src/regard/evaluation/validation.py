@@ -55,7 +55,7 @@ def metric_for(objective: Objective, name: str | None, decode: int, trust_code: 
     chosen = metric(name, trust_code, "--metric") if ":" in name or name in METRICS else None
     if chosen is None or chosen.needs not in provided or chosen.name == "loss":
         known = [each for each in METRICS if METRICS[each].needs in provided and each != "loss"]
-        raise SpecError("--metric", f"{name!r} is not measured here; {nearest(name, known)}")
+        raise SpecError("--metric", f"{name!r} is not available for this task; {nearest(name, known)}")
     return chosen
 
 
@@ -64,7 +64,7 @@ def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = Fals
     name = objective.criterion if train.criterion == "auto" else train.criterion
     criterion = metric(name, trust_code, "train.criterion")
     if name != "loss" and criterion.needs not in objective.provides:
-        raise SpecError("train.criterion", f"{name!r} is not measured for {objective.kind}")
+        raise SpecError("train.criterion", f"{name!r} is not available for {objective.kind}")
     if criterion.needs == "text" and not train.decode:
         raise SpecError("train.criterion", f"{name!r} needs translations; set train.decode above 0")
     return criterion.with_tokenizer(train.bleu_tokenize)
@@ -114,7 +114,7 @@ def validate(
 def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequence[str]) -> list[Output]:
     """Return the best translation of each source."""
     if not isinstance(model, Generator):
-        raise DataError("a model that translates is a generator; choose another family")
+        raise DataError(f"a {type(model).__name__} generates no text; choose another model family")
     tokenizers, device = held_out.tokenizers, next(model.parameters()).device
     limit = held_out.length_limit
     texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)

@@ -187,7 +187,8 @@ class BeamState:
         if self.candidates is None:
             if config.highest >= V:
                 raise DataError(
-                    f"rules: id {config.highest}, of a rule or of the ends, is not in the vocabulary of {V} tokens"
+                    f"rules: id {config.highest}, of a constraint or a special token, is not in the vocabulary of "
+                    f"{V} tokens"
                 )
             self.candidates = Candidates(config.beams, V, config.never, config.ends.eos, log_probs.device)
             self.value = torch.zeros_like(self.place, dtype=log_probs.dtype)

@@ -103,7 +103,7 @@ class CTranslate2(Engine):
         assert isinstance(search, Beam)
         long = next((source for source in sources if len(source) > self.room), None)
         if long is not None:
-            raise DataError(f"a source of {len(long)} tokens is more than the {self.room} that were exported")
+            raise DataError(f"a source has {len(long)} tokens, but the model was exported for at most {self.room}")
         most = [min(limits.most(len(source)), self.room) for source in sources]
         results: dict[int, list[Hypothesis]] = {}
         for limit, places in self._together(most, search):
@@ -187,4 +187,4 @@ def _waits_for_all(search: Beam) -> bool:
 
 
 def _refused(name: str, why: str) -> SpecError:
-    return SpecError(name, f"the engine {NAME!r} cannot do it as asked: {why}; use --engine native")
+    return SpecError(name, f"cannot be used as given with the engine {NAME!r}: {why}; use --engine native")

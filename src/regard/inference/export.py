@@ -183,8 +183,8 @@ def export(
         check = compare(trained, making, stored)
         if not check.passed(stored):
             raise DataError(
-                f"the exported model is not the model: {check.agreed + check.ties} of {check.texts} outputs agree and "
-                f"the largest difference of log-probabilities is {check.largest:.1e}; nothing was written"
+                f"the exported model differs from the original: {check.agreed + check.ties} of {check.texts} outputs "
+                f"agree and the largest difference of log-probabilities is {check.largest:.1e}; nothing was written"
             )
         files = {path.name: file_digest(path) for path in sorted(making.iterdir())}
         record = trained.identity(stored) | {
@@ -261,7 +261,7 @@ def engine(
     stored = named(quantize)
     library()
     if not trained.translates:
-        raise DataError(f"the engine {NAME!r} translates, and this is a model of kind {trained.model.spec.kind!r}")
+        raise DataError(f"the engine {NAME!r} runs only translators, not a model of kind {trained.model.spec.kind!r}")
     if fresh(folder, trained, stored) is None:
         why = "is stale or damaged, and made anew" if folder.exists() else "is made, once"
         report(f"the export {folder} {why}")

@@ -270,7 +270,9 @@ class Texts:
         read = {first + i + 1: len(self.begin) + min(len(ids), keep) for i, ids in enumerate(encoded)}
         for line, tokens in read.items():
             if not tokens:
-                raise DataError(f"line {line}: the prompt has no tokens; this model continues text and needs some")
+                raise DataError(
+                    f"line {line}: the prompt has no tokens, and this model has no start token; give more text"
+                )
         self._check_room(limits, read)
         warn_about(
             self.warn,
@@ -309,14 +311,14 @@ class Texts:
         for line, room in left.items():
             if limits.min_len > room:
                 raise DataError(
-                    f"line {line}: {read[line]} of the {count} positions of the model are read first, which leaves no "
+                    f"line {line}: the input takes {read[line]} of the model's {count} positions, which leaves no "
                     f"room for min_len {limits.min_len}; lower it"
                 )
         if limits.max_len is not None:
             warn_about(
                 self.warn,
                 {line: f"at most {room} tokens" for line, room in left.items() if limits.max_len > room},
-                f"can follow, not max_len {limits.max_len}: the rest of the model's {count} positions is read first",
+                f"can follow, not max_len {limits.max_len}: the input takes the rest of the model's {count} positions",
             )
 
     def _output(self, hypothesis: Hypothesis, read: Sequence[int], prompt: str = "") -> Output:
@@ -340,7 +342,7 @@ def outputs_of(search: Search) -> int:
 def refuse_string(texts: object) -> None:
     """Refuse a string in place of a sequence of texts, because each character would be read as a text."""
     if isinstance(texts, str):
-        raise DataError("texts: a string is one text; give a list of them")
+        raise DataError("texts: needs a list of texts, not one string")
 
 
 def _numbered(items: Iterable[str], size: int, first: int) -> Iterator[tuple[int, list[str]]]:

@@ -141,11 +141,14 @@ class LanguageModel(Generator):
         require_data(valid, f"ids: this decoding reads {rows} rows of one or more tokens, not {tuple(ids.shape)}")
         counts = None
         if seg is not None:
-            require_data(seg.shape == ids.shape, f"seg: {tuple(seg.shape)} does not fit ids of {tuple(ids.shape)}")
+            require_data(
+                seg.shape == ids.shape,
+                f"seg: the shape {tuple(seg.shape)} does not match the shape of the ids, {tuple(ids.shape)}",
+            )
             check_padding("seg", seg)
             counts = (seg != 0).sum(1)
             if readable(counts) and bool((counts == 0).any()):
-                raise DataError(f"seg: row {int((counts == 0).nonzero()[0])} reads no token")
+                raise DataError(f"seg: row {int((counts == 0).nonzero()[0])} has no token; at least one is needed")
         return self.head.log_probs(self.consume(ids, decoding, counts), self.tables.get("output"))
 
     def consume(

@@ -85,7 +85,9 @@ class DecoderOnlyModel(LanguageModel):
     ) -> Float[Tensor, "B T D"]:
         if (batch.prefix is not None) != self.prefixed:
             ignored = "a causal model would ignore it; set visibility='prefix'"
-            raise DataError(f"prefix: {'a prefix LM needs it in the batch' if self.prefixed else ignored}")
+            raise DataError(
+                f"prefix: {'is missing in the batch, but a prefix LM needs it' if self.prefixed else ignored}"
+            )
         refuse(batch, "source", "types")
         ids, T = batch.target, batch.target.shape[1]
         mask = replace(own_mask(batch, batch.target_pos, batch.target_seg, causal=True), prefix=batch.prefix)

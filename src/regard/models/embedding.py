@@ -49,7 +49,7 @@ class Tables(nn.Module):
                 sizes = (
                     f"the {use} table is {vocab} x {width} and the {owner} table {uses[owner][1]} x {uses[owner][2]}"
                 )
-                raise SpecError(field, f"{sizes}; they cannot be one")
+                raise SpecError(field, f"{sizes}; they cannot be shared")
 
     def get(self, use: str) -> Table | None:
         """Return the table for `source`, `target` or `output`, or None if the input or the head needs no table."""

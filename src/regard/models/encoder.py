@@ -76,7 +76,7 @@ class Encoder(nn.Module):
             check_padding("padding_mask", seg)
             if readable(seg) and bool(padding_mask[:, 0].any()):
                 row = int(padding_mask[:, 0].nonzero()[0])
-                raise DataError(f"padding_mask: row {row} has nothing but padding; leave the row out")
+                raise DataError(f"padding_mask: row {row} has only padding; leave the row out")
         mask = Mask(q_seg=seg, k_seg=seg)
         if self.input is not None:
             positions = mask.positions(T, T, x.device)[0]

@@ -270,7 +270,7 @@ class Pool(nn.Module):
 
     def forward(self, out: StackOut, batch: Batch) -> Float[Tensor, "B W"]:
         if batch.packed:
-            raise DataError("packed: a packed row has no single vector; classify sentences in padded batches")
+            raise DataError("packed: a packed row holds several texts but would get one class; use padded batches")
         x = torch.cat([pool(out) for pool in self.pools], -1)
         return x if self.pooler is None else self.pooler(x).tanh()
 

@@ -41,7 +41,9 @@ class Rows:
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
         """Check that T more tokens fit. `counts` is the number of real tokens among them in each row (None: T)."""
         if self.bound + T > self.max_len:
-            raise SpecError("max_len", f"{self.bound} + {T} tokens do not fit in a decoding of {self.max_len}")
+            raise SpecError(
+                "max_len", f"{self.bound} + {T} tokens are more than this session's maximum of {self.max_len}"
+            )
         self.real = counts
 
     def reach(self, T: int) -> int:

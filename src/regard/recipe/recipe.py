@@ -231,11 +231,11 @@ def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, 
     """Raise SpecError for settings that fine-tuning would ignore, such as those of the model and the tokenizer."""
     start = record["start"]
     if "model" in record or sections["model"] or variants:
-        raise SpecError("model", f"--from takes the model of {start} as it is; change nothing about it")
+        raise SpecError("model", f"--from uses the model of {start} unchanged; leave out all changes to it")
     named = [path.partition(".")[0] for path in (*record["data"], *sections["data"])]
     for name in ("tokenizer", "joint"):
         if name in named:
-            raise SpecError(f"data.{name}", f"--from takes the tokenizer of {start} as it is; leave it out")
+            raise SpecError(f"data.{name}", f"--from uses the tokenizer of {start} unchanged; leave it out")
 
 
 def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
@@ -292,7 +292,7 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
         if name and name not in PRESETS and path.exists():
-            raise SpecError("", f"{name} is no recipe; one ends in .toml or .json")
+            raise SpecError("", f"{name} is not a recipe; use a file whose name ends in .toml or .json")
         spec = preset(name)
         return spec, edited(spec, edits, trust_code)
     record, known = read_file(path), (*SECTIONS, "start")
@@ -300,7 +300,7 @@ def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False)
         if key not in known:
             raise SpecError(key, f"unknown key {key!r} in {name}; {nearest(key, known)}")
     if "model" not in record:
-        raise SpecError("model", f'{name} has none; write model = {{ preset = "transformer_base" }}')
+        raise SpecError("model", f'is missing in {name}; write model = {{ preset = "transformer_base" }}')
     return model_of(record["model"], "model", trust_code, changes=edits)
 
 

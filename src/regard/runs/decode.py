@@ -72,7 +72,7 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
-            raise SpecError(name, "is part of a search; give one of the two")
+            raise SpecError(name, "is part of `search`, which is also given; leave one of the two out")
     changes = several(options.get("changes"))
     chosen = search
     if chosen is None:

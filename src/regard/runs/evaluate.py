@@ -195,7 +195,9 @@ def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -
         total = _of_stream(run, table["target"], batching, test.stride)
     else:
         if test.stride is not None:
-            raise SpecError("--stride", "a text that is read line by line has no windows; leave it out")
+            raise SpecError(
+                "--stride", "applies only to a text that is read as one stream, not line by line; leave it out"
+            )
         total = likelihood(run.model, table, objective, batching)
     size = sum(len(record[0].encode()) + objective.stream for record in records)
     characters = sum(len(record[0]) + objective.stream for record in records)
@@ -216,7 +218,7 @@ def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int
     if not 1 <= stride <= length:
         raise SpecError("--stride", f"must be from 1 to {length}, the length of a window, or tokens would be left out")
     if len(text.ids) < 2:
-        raise DataError("--text: the text has no token to predict; give more")
+        raise DataError("--text: the text has no token to predict; give more text")
     rows = max(1, (batching.tokens or length) // length)
     return stream_likelihood(run.model, text, run.objective, length, stride, rows)
 

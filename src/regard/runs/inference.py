@@ -61,11 +61,11 @@ def load_runs(
     """
     listed = [runs] if isinstance(runs, str | Path | TrainedModel) else list(runs)
     if not listed:
-        raise DataError("there is no run to use; give the folder of one, or a TrainedModel")
+        raise DataError("no run is given; give the folder of a run, or a TrainedModel")
     options = {"average": average is not None, "device": device != "auto", "plain": plain, "trust_code": trust_code}
     for name, is_given in options.items():
         if is_given and all(isinstance(run, TrainedModel) for run in listed):
-            raise SpecError(name, "the model is loaded already; give this to regard.load")
+            raise SpecError(name, "the model is already loaded; pass this option to regard.load")
     return [
         run if isinstance(run, TrainedModel) else load(run, device, average, None, trust_code, mapped, plain)
         for run in listed

@@ -162,7 +162,9 @@ def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:
     beam_size = beam if beam is not None else max(default.beam_size, outputs)
     if outputs > beam_size:
         origin = "" if n_best else ", which the recipe sets (decode.n_best)"
-        raise SpecError("--n-best", f"a beam of {beam_size} does not hold {outputs}{origin}; raise --beam")
+        raise SpecError(
+            "--n-best", f"beam size {beam_size} is too small for {outputs} outputs{origin}; increase --beam"
+        )
     return replace(default, beam_size=beam_size, n_best=outputs)
 
 

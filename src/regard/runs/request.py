@@ -55,7 +55,9 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     }
     held_out = _parallel_files(valid_source, valid_target) or (None if valid is None else str(valid))
     if valid is not None and not isinstance(held_out, str):
-        raise SpecError("--valid", "one validation text is enough; give it or --valid-source and --valid-target")
+        raise SpecError(
+            "--valid", "is a second validation text; give either --valid, or --valid-source and --valid-target"
+        )
     record = _with_files(record, files, held_out)
     train = _section(record, "train")
     with suppress(SpecError):  # request_from_record raises the same error
@@ -69,7 +71,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     for name, value in {"steps": steps, "time": seconds(time, "--time")}.items():
         if value is not None:
             if any(change.partition("=")[0].strip() == f"train.{name}" for change in changes):
-                raise SpecError(f"--{name}", f"is train.{name}; give one of the two")
+                raise SpecError(f"--{name}", f"sets train.{name}, which is also given; leave one of the two out")
             record["train"] = _section(record, "train") | {name: value}
     return request_from_record(record, changes, several(variants), trust_code)
 
@@ -89,16 +91,16 @@ def _with_files(
     record = dict(record)
     if not kinds:
         if "data" not in record:
-            raise SpecError(
-                "", "there is nothing to learn from; give --source and --target, --tsv, --text or --labelled"
-            )
+            raise SpecError("", "no training text is given; give --source and --target, --tsv, --text or --labelled")
         if valid is not None:
-            raise SpecError("--valid", "comes with the files to learn from; in a recipe it is data.valid")
+            raise SpecError(
+                "--valid", "needs training files on the command line; for the files of a recipe, set data.valid"
+            )
         return record
     other = {"lines": "language_model", "labelled": "classification"}
     objectives = {other.get(kind, "translation") for kind in kinds}
     if len(objectives) > 1:
-        raise SpecError("", f"one run learns one thing; {' and '.join(sorted(objectives))} files cannot be mixed")
+        raise SpecError("", f"a run has one objective; files for {' and '.join(sorted(objectives))} cannot be mixed")
     for entry in files["parallel"]:
         if not entry["source"] or not entry["target"]:
             raise SpecError("", "two aligned files are needed; give both --source and --target")

@@ -49,7 +49,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
     objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
     joint = len(tokenizer_files(data.tokenizers)) == 1
     if parent is not None and (request.model is not None or request.changes or request.variants):
-        raise SpecError("model", f"--from takes the model of {parent.path} as it is; change nothing about it")
+        raise SpecError("model", f"--from uses the model of {parent.path} unchanged; leave out all changes to it")
     batching = request.data.batches
     if isinstance(batching, Windows) and not request.fixes_rows:
         # The model of the parent may have no positions for longer windows.

@@ -140,7 +140,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
     options = options or TrainingOptions()
     folder = RunFolder(path)
     if not folder.request.exists() and not folder.recipe.exists():
-        raise DataError(f"{folder.path} is no run; regard train makes one")
+        raise DataError(f"{folder.path} is not a training run; create one with regard train")
     console = TrainingConsole(quiet=options.quiet)
     if not folder.final.exists():
         with locked(folder.path, writes=folder.writes):
@@ -265,7 +265,7 @@ def _fit(
     if not outcome.finished and (warning := inside_warmup(trainer.spec, outcome.step)):
         console.report(warning)
     if not folder.steps():
-        raise DataError(f"{folder.path} has no checkpoint")
+        raise DataError(f"{folder.path} has no checkpoint; start again with regard resume")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     if outcome.finished:
         criterion = criterion_of(trainer.spec, run.objective, options.trust_code)

@@ -246,12 +246,15 @@ class TrainedModel:
         source = self.tokenizers.get("source", self.tokenizer)
         limit = source.size if "source" in self.objective.columns else size
         if any(not 0 <= i < size for i in output.ids) or any(not 0 <= i < limit for i in output.read):
-            raise DataError(f"line {line}: the output has ids that this model's tokenizer lacks; it is of another run")
+            raise DataError(
+                f"line {line}: the output has ids that this model's tokenizer lacks; score it with the run that "
+                "generated it"
+            )
         ids = (*output.ids, self.tokenizer.eos) if output.ended else output.ids
         if not output.read:
             if output.ids:
                 raise DataError(
-                    f"line {line}: the output has ids but not those of its source or prompt (read); it cannot be scored"
+                    f"line {line}: the output lacks the ids of its source or prompt (read) and cannot be scored"
                 )
             return ScoringInput((), ())
         if "source" in self.objective.columns:
@@ -349,13 +352,13 @@ class TrainedModel:
         several rows.
         """
         if isinstance(records, str) or not records:
-            raise DataError("records: a batch is made of several; give a list of them")
+            raise DataError("records: needs a non-empty list of records")
         each = self._records([(record,) if isinstance(record, str) else record for record in records])
         data = self.recipe.data
         fitted = self.objective.limit(self.objective.table(each, self.tokenizers), data.longest, data.long == "cut")
         if not fitted.kept.all():
             left_out = int(np.flatnonzero(~fitted.kept)[0])
-            raise DataError(f"record {left_out + 1}: has more than {data.longest} tokens, and is not learned from")
+            raise DataError(f"record {left_out + 1}: has more than {data.longest} tokens (data.max_len); leave it out")
         table = fitted.table
         if self.objective.stream:
             ids, length = table["target"].ids, getattr(data.batching, "length", len(table["target"].ids))
@@ -369,7 +372,9 @@ class TrainedModel:
     def check_command(self, command: str) -> None:
         """Raise an error if `command` is not the command that uses this model."""
         if self.command != command:
-            raise DataError(f"{self.path} was trained for {self.objective.kind}: regard {self.command}, not {command}")
+            raise DataError(
+                f"{self.path} was trained for {self.objective.kind}; use regard {self.command}, not {command}"
+            )
 
 
 def _listed_texts(texts: str | Iterable[str]) -> Any:
@@ -423,10 +428,11 @@ def load(
 def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
     """Return the resolved recipe of a run."""
     if not folder.path.is_dir():
-        raise DataError(f"{folder.path} is no run: there is no such folder; regard train makes one")
+        raise DataError(f"{folder.path} does not exist; create a training run with regard train")
     if not folder.recipe.exists():
-        more = "its training has not begun; regard resume starts it" if folder.request.exists() else "no recipe.json"
-        raise DataError(f"{folder.path} is no run to use: {more}")
+        if folder.request.exists():
+            raise DataError(f"{folder.path} has no model yet; start its training with regard resume")
+        raise DataError(f"{folder.path} is not a training run: it has no recipe.json; name another folder")
     record = read_json(folder.recipe)
     version = record.pop("format", 0)
     if not isinstance(version, int) or version > FORMAT:
@@ -446,7 +452,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
     lost = [path.name for path in apart.values() if not path.exists()]
     if lost:
         missing = joint.name if len(lost) == len(apart) else " and ".join(lost)
-        raise DataError(f"{folder.path} has lost its {missing}; restore it from a copy")
+        raise DataError(f"{folder.path} lacks {missing}; restore it from a copy")
     return {name: Tokenizer.load(path) for name, path in apart.items()}
 
 
@@ -457,13 +463,13 @@ def _weights(
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
-            raise DataError(f"{folder.path} keeps no weights of step {step}; it has {kept}")
+            raise DataError(f"{folder.path} has no weights of step {step}; steps with weights: {kept}")
         return [step], {}, read_tensors(folder.weights(step))
     if average is None and folder.final.exists():
         return *_about_final(folder), read_tensors(folder.final)
     latest = folder.latest()
     if latest is None:
-        raise DataError(f"{folder.path} has no checkpoint yet; regard resume goes on training")
+        raise DataError(f"{folder.path} has no checkpoint yet; continue training with regard resume")
     progress = Progress.read(folder, latest)
     if average is not None:
         saved = progress.saved
@@ -484,7 +490,7 @@ def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
     except (KeyError, TypeError, ValueError, RecursionError):
         whole, steps, scores = False, [], {}
     if not whole or not steps:
-        raise DataError(f"{folder.final} does not tell the steps and scores of its weights; restore it from a copy")
+        raise DataError(f"{folder.final} lacks the steps and scores of its weights; restore it from a copy")
     return steps, scores
 
 

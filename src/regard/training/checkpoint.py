@@ -142,7 +142,7 @@ class RunFolder:
             raise DataError(newer(self.path, version))
         complete = isinstance(version, int) and isinstance(digests, dict) and {"weights", "trainer"} <= digests.keys()
         if not complete or state.get("step") != steps[-1]:
-            raise DataError(f"{path} is no checkpoint of this format; restore it from a copy")
+            raise DataError(f"{path} is not a checkpoint of this format; restore it from a copy")
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -151,9 +151,13 @@ class RunFolder:
         paths = {"weights": self.weights(step), "trainer": self.trainer(step, "safetensors")}
         for name, path in paths.items():
             if not path.exists():
-                raise DataError(f"{path} is missing; the checkpoint of step {step} is damaged")
+                raise DataError(
+                    f"{path} is missing, so the checkpoint of step {step} is unusable; restore it from a copy"
+                )
             if file_digest(path) != checkpoint.state["sha256"][name]:
-                raise DataError(f"{path} is not what was saved; restore it, or remove {self.trainer(step, 'json')}")
+                raise DataError(
+                    f"{path} has changed since it was saved; restore it, or remove {self.trainer(step, 'json')}"
+                )
         return read_tensors(paths["weights"]), read_tensors(paths["trainer"])
 
     def prune(self, keep: Iterable[int], latest: int) -> None:
@@ -200,7 +204,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"{path} is damaged or no safetensors file ({error}); restore it from a copy") from None
+        raise DataError(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from None
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -212,7 +216,7 @@ def read_about(path: Path) -> dict[str, str]:
             about |= json.loads(about.pop(NOTES))
         return about
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged or no safetensors file ({error}); restore it from a copy") from None
+        raise DataError(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -232,9 +236,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); restore it from a copy") from None
     except RecursionError:
-        raise DataError(f"{path} is nested more deeply than any file of ours; restore it from a copy") from None
+        raise DataError(
+            f"{path} is nested more deeply than any file that regard writes; restore it from a copy"
+        ) from None
     if not isinstance(value, dict):
-        raise DataError(f"{path} does not hold an object; restore it from a copy")
+        raise DataError(f"{path} does not contain a JSON object; restore it from a copy")
     return value
 
 

@@ -82,7 +82,7 @@ class Optimizer:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Load a state that `state` returned."""
         if any(key.split(".", 1)[0] not in self.parts for key in saved):
-            raise DataError(f"the saved optimizer is another one than {' and '.join(self.parts)}")
+            raise DataError(f"the saved optimizer state is not that of {' and '.join(self.parts)}")
         for name, part in self.parts.items():
             known = part.state_dict()
             states: dict[int, dict[str, Any]] = {}
@@ -92,7 +92,7 @@ class Optimizer:
                     states.setdefault(int(number), {})[entry] = value
             count = sum(len(group["params"]) for group in known["param_groups"])
             if states and (min(states) < 0 or max(states) >= count):
-                raise DataError("the saved optimizer has other parameters than this model")
+                raise DataError("the saved optimizer state belongs to other parameters than those of this model")
             part.load_state_dict({"state": states, "param_groups": known["param_groups"]})
 
 

@@ -55,7 +55,7 @@ class Progress:
         except (KeyError, TypeError, ValueError, AttributeError):
             pass
         path = folder.trainer(checkpoint.step, "json")
-        raise DataError(f"{path} lacks what resuming needs, or is damaged; restore it from a copy")
+        raise DataError(f"{path} is damaged or lacks data that resuming needs; restore it from a copy")
 
 
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:

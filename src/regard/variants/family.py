@@ -22,7 +22,10 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
         if not isinstance(m, EncoderDecoder):
             raise SpecError("variants", f"only an encoder-decoder can be joined into one stack, not {m.kind!r}")
         if not isinstance(m.encoder, Plain) or not isinstance(m.decoder, Plain) or not isinstance(m.bridge, Last):
-            raise SpecError("variants", "only plain stacks can be joined; leave out variants that rewire them")
+            raise SpecError(
+                "variants",
+                "only plain stacks can be joined; leave out variants that change how the layers are connected",
+            )
         if m.target_vocab is not None or not m.sharing.source_target:
             raise SpecError(
                 "variants", "a decoder-only model needs one vocabulary and one embedding table for source and target"

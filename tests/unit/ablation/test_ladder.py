@@ -305,7 +305,7 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
 
 def test_a_metric_that_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
     settings = climbing.Settings(metric="perplexity")
-    with pytest.raises(SpecError, match="--metric: 'perplexity' cannot be resampled"):
+    with pytest.raises(SpecError, match="--metric: 'perplexity' is not a metric of translations"):
         climbing.ladder(lambda: pytest.fail("called"), tmp_path / "out", settings=settings)
     assert not (tmp_path / "out").exists()
 

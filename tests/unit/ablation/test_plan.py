@@ -482,7 +482,9 @@ def test_the_default_metric_depends_on_the_task(
 
 
 def test_a_metric_that_the_task_lacks_is_refused() -> None:
-    with pytest.raises(SpecError, match="--metric: 'bleu' is not measured here; known names: 'accuracy', 'matthews'"):
+    with pytest.raises(
+        SpecError, match="--metric: 'bleu' is not available for this task; known names: 'accuracy', 'matthews'"
+    ):
         metric_for(Classification(), "bleu", 5)
 
 

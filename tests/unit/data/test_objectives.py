@@ -163,7 +163,7 @@ def test_classification_has_one_label_per_row() -> None:
     ids, seg = pad([[BOS, 7], [BOS, 8, 9, 10]])
     same(found.batch, Batch(ids, torch.tensor([0, 1]), seg))
     assert (found.labels, found.places, found.padding) == (2, 8, 2)
-    with pytest.raises(DataError, match="packed row has no label"):
+    with pytest.raises(DataError, match="packed row holds several texts"):
         item(Classification(("a", "b", "c")), table, rows([1, 2]), width=9)
 
 

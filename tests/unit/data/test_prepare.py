@@ -430,7 +430,7 @@ def test_requested_number_of_lines_of_a_stream_is_held_out(tmp_path: Path) -> No
     whole = prepare(language(one, held_out=0), tmp_path / "data", seed=1)
     assert streamed(whole, whole.train[0]) == "one\n\ntwo\nthree\n"
     assert whole.valid is None
-    with pytest.raises(DataError, match="nothing would be left to learn from"):
+    with pytest.raises(DataError, match="no text would be left for training"):
         prepare(language(one, other, held_out=4), tmp_path / "data", seed=1)
 
 

@@ -132,7 +132,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 def test_table_without_manifest_is_refused(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "killed", ("target",), 20)
     writer.add(Table.of(target=[[1, 2]]))
-    with pytest.raises(DataError, match="no token store"):
+    with pytest.raises(DataError, match="not a token store"):
         Table.open(tmp_path / "killed")
     writer.close()
     Table.open(tmp_path / "killed")

@@ -265,7 +265,7 @@ def test_scores_that_differ_by_more_than_a_tie_are_ranked() -> None:
 def test_nan_is_refused() -> None:
     model = Telling(lambda *_: [math.nan] * 7)
     for beams in (1, 3):
-        with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):
+        with pytest.raises(DataError, match=r"^models: a log-probability is NaN"):
             find(model, sources((3,)), Beam(beams), ENDS, Limits(max_len=3))
 
 
@@ -289,9 +289,9 @@ def test_only_as_many_as_there_are() -> None:
         ({"n_best": 0}, "n_best: must be at least 1, not 0"),
         ({"n_best": 6}, "n_best: 6 hypotheses cannot come out of 5 beams"),
         ({"groups": 2, "diversity": 1.0}, "groups: 2 groups do not divide 5 beams"),
-        ({"groups": 5}, "diversity: must be above 0 to tell 5 groups apart"),
-        ({"diversity": 0.5}, "diversity: one group has no other to differ from"),
-        ({"normalise": "none", "alpha": 0.5}, "alpha: is the power of a length"),
+        ({"groups": 5}, "diversity: must be above 0 with 5 groups"),
+        ({"diversity": 0.5}, "diversity: has no effect with one group of beams"),
+        ({"normalise": "none", "alpha": 0.5}, "alpha: has no effect with normalise='none'"),
         ({"coverage": -0.1}, "coverage: must not be negative"),
         ({"alpha": math.inf}, "alpha: needs a finite number"),
         ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' has only powers"),

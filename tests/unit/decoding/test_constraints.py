@@ -105,16 +105,16 @@ def test_contradicting_constraints_are_refused(settings: dict[str, Any], message
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        (TokenConstraints(prefix=(3, EOS)), r"^prefix: \[3, 2\] holds 2, which begins, ends or fills rows"),
-        (TokenConstraints(required=((BOS,),)), r"^required: \[1\] holds 1"),
-        (TokenConstraints(banned=((3, PAD),)), r"^banned: \[3, 0\] holds 0"),
+        (TokenConstraints(prefix=(3, EOS)), r"^prefix: \[3, 2\] contains 2, the id of bos, eos or padding"),
+        (TokenConstraints(required=((BOS,),)), r"^required: \[1\] contains 1"),
+        (TokenConstraints(banned=((3, PAD),)), r"^banned: \[3, 0\] contains 0"),
         (TokenConstraints(banned=((EOS,),)), r"^banned: a row that cannot generate 2 never ends"),
         (
             TokenConstraints(banned=((23,),)),
-            r"^rules: id 23, of a rule or of the ends, is not in the vocabulary of 23 tokens",
+            r"^rules: id 23, of a constraint or a special token, is not in the vocabulary of 23 tokens",
         ),
         (TokenConstraints(prefix=(3,) * 5), r"^rules: row 0 needs 5 tokens .* max_len is 4; raise it"),
-        ([TokenConstraints()] * 2, r"^rules: 2 for a batch of 1 rows"),
+        ([TokenConstraints()] * 2, r"^rules: 2 values for a batch of 1 rows"),
     ],
 )
 def test_constraints_that_no_row_can_keep_are_refused(rules: Any, message: str) -> None:

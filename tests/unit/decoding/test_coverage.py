@@ -73,5 +73,5 @@ def test_coverage_changes_only_the_ranking() -> None:
 
 
 def test_a_model_without_a_source_has_no_coverage() -> None:
-    with pytest.raises(SpecError, match=r"^coverage: this model has no cross-attention to penalise"):
+    with pytest.raises(SpecError, match=r"^coverage: the coverage penalty needs cross-attention"):
         find(writer(), prompts((3, 4)), Beam(2, coverage=0.1), ENDS, Limits(max_len=3))

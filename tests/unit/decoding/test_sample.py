@@ -141,10 +141,10 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 def test_nan_is_refused() -> None:
     model = Telling(lambda *_: [0.1, 0.2, float("nan"), 0.4, 0.5])
-    with pytest.raises(DataError, match=r"^models: a log-probability is not a number"):
+    with pytest.raises(DataError, match=r"^models: a log-probability is NaN"):
         find(model, sources((3,)), Sample(), ENDS, Limits(max_len=3))
 
 
 def test_rows_have_no_negative_numbers() -> None:
-    with pytest.raises(DataError, match=r"^rows: a row has no negative number, as -1"):
+    with pytest.raises(DataError, match=r"^rows: a row number must be at least 0, not -1"):
         find(translator(), sources((3,)), Sample(), ENDS, Limits(max_len=3), rows=[-1])

@@ -82,5 +82,5 @@ def test_searches_that_cannot_be_streamed_are_refused_before_the_first_step(sear
 
 
 def test_a_model_without_a_source_needs_a_limit() -> None:
-    with pytest.raises(SpecError, match=r"^max_len: a model without a source has no length to derive it from"):
+    with pytest.raises(SpecError, match=r"^max_len: is derived from the length of the source"):
         find(writer(), prompts((3, 4)), Beam(1), ENDS)

@@ -321,11 +321,11 @@ def test_currencies_without_words_in_a_language_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("language", "sentence"),
     [
-        ("de_", "num2words and Babel do not both know 'de_'; did you mean 'de'?"),
-        ("en", "num2words and Babel do not both know 'en'; "),
-        ("kz", "num2words and Babel do not both know 'kz'; "),
+        ("de_", "num2words and Babel do not both support 'de_'; did you mean 'de'?"),
+        ("en", "num2words and Babel do not both support 'en'; "),
+        ("kz", "num2words and Babel do not both support 'kz'; "),
         ("???", "known names: 'am', 'ar', 'az'"),
-        ("am", "num2words cannot count in 'am'; choose another language"),
+        ("am", "num2words cannot write numbers in 'am'; choose another language"),
     ],
 )
 def test_unknown_language_is_refused(language: str, sentence: str) -> None:

@@ -329,7 +329,7 @@ def test_weights_with_nan_are_left_to_the_host() -> None:
     job = asked(model, ROWS[:2])
     (found,) = find_each([job], Beam(3))
     assert found == [None, None]
-    with pytest.raises(DataError, match="not a number"):
+    with pytest.raises(DataError, match="a log-probability is NaN"):
         Beam(3).find(job)
 
 

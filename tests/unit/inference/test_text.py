@@ -489,7 +489,7 @@ def test_outputs_are_scored_from_json(folders: dict[str, Path], tmp_path: Path) 
         wanted = [one["log_prob"] for best in json.loads(printed_) for one in best]
         found = [float(line) for line in printed("score", folders[name], "--outputs", tmp_path / "outputs").split()]
         assert found == pytest.approx(wanted, abs=1e-5)
-    assert "another run" in complaint("score", folders["LINES"], "--outputs", wrong(tmp_path))
+    assert "the run that generated it" in complaint("score", folders["LINES"], "--outputs", wrong(tmp_path))
 
 
 def wrong(folder: Path, **changes: Any) -> Path:
@@ -511,7 +511,7 @@ BAD = {
 def test_damaged_outputs_are_refused(folders: dict[str, Path], tmp_path: Path, bad: dict[str, Any]) -> None:
     path = wrong(tmp_path, ids=[5], **bad) if "ids" not in bad else wrong(tmp_path, **bad)
     said = complaint("score", folders["LINES"], "--outputs", path)
-    assert ("cannot be scored" if bad == {"read": []} else "is not what translate --json") in said
+    assert ("cannot be scored" if bad == {"read": []} else "is not the output of translate --json") in said
 
 
 def test_score_refuses_a_classifier_before_it_waits_for_text(
@@ -580,9 +580,9 @@ def test_a_string_is_one_text(runs: dict[str, TrainedModel]) -> None:
     output = writer.generate("abcd", limits=limits)[0]
     assert writer.score(output) == writer.score([output])[0]
     texts = ensemble([translator])
-    with pytest.raises(DataError, match="a string is one text"):
+    with pytest.raises(DataError, match="needs a list of texts, not one string"):
         next(texts.translate("abcd", Beam(1)))
-    with pytest.raises(DataError, match="a string is one text"):
+    with pytest.raises(DataError, match="needs a list of texts, not one string"):
         next(ensemble([writer]).generate("abcd", Beam(1)))
     for wrong_ in ("abcd", ("abcd", "efgh"), ["abcd"]):
         with pytest.raises(DataError, match="pairs"):

@@ -327,7 +327,7 @@ def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
             model.advance(wrong, decoding)
     with pytest.raises((DataError, TypeCheckError), match="seg"):
         model.advance(ids, decoding, torch.ones(4, 2, dtype=torch.int64))
-    with pytest.raises(DataError, match=r"^seg: row 1 reads no token"):
+    with pytest.raises(DataError, match=r"^seg: row 1 has no token"):
         model.advance(ids, decoding, torch.tensor([[1], [0], [1], [1]]))
     with pytest.raises(DataError, match=r"^parent: needs one for each of 4 rows"):
         decoding.reorder(torch.tensor([0]))

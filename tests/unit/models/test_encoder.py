@@ -110,8 +110,8 @@ def test_an_input_of_vectors_is_projected() -> None:
         (torch.ones(B, T, D), None, r"^x: this encoder reads token ids \(B, T\), not \(3, 7, 12\) of torch.float"),
         (ids(), PADDING.long(), r"padding_mask"),
         (ids(), PADDING[:, 1:], r"padding_mask"),
-        (ids(), PADDING.flip(1), r"^padding_mask: padding \(segment 0\) must stand at the end of a row"),
-        (ids(), torch.ones(B, T, dtype=torch.bool), r"^padding_mask: row 0 has nothing but padding; leave the row out"),
+        (ids(), PADDING.flip(1), r"^padding_mask: padding \(segment 0\) must be at the end of a row"),
+        (ids(), torch.ones(B, T, dtype=torch.bool), r"^padding_mask: row 0 has only padding; leave the row out"),
     ],
 )
 def test_bad_input_is_one_sentence(x: Tensor, padding: Any, message: str) -> None:

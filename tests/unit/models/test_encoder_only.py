@@ -164,7 +164,7 @@ def test_refusals(task: Any, batch: Batch, words: str, encoder: Encoder) -> None
 def test_a_packed_row_has_no_single_vector(encoder: Encoder, shaken: Shaken) -> None:
     model = shaken(build(encoder(task=SentenceClassifier(3))))
     seg, pos = torch.tensor([[1, 1, 2, 2]] * 2), torch.tensor([[0, 1, 0, 1]] * 2)
-    with pytest.raises(DataError, match=r"^packed: a packed row has no single vector"):
+    with pytest.raises(DataError, match=r"^packed: a packed row holds several texts"):
         model.scores(Batch(IDS, target_seg=seg, target_pos=pos, packed=True, segments=2))
 
 

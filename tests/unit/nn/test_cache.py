@@ -107,7 +107,7 @@ def test_too_many_steps_are_refused_before_they_are_written(mode: str) -> None:
     for T in (3, 1):
         rows.claim(T)
         rows.advance(T, None)
-    with pytest.raises(SpecError, match=r"^max_len: 4 \+ 1 tokens do not fit in a decoding of 4"):
+    with pytest.raises(SpecError, match=r"^max_len: 4 \+ 1 tokens are more than this session's maximum of 4"):
         rows.claim(1)
 
 

@@ -163,9 +163,9 @@ def test_one_variant_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("change", ["data.tokenizer=bytes", "data.tokenizer.vocab=300", "data.joint=false"])
 def test_a_tokenizer_beside_that_of_another_run_is_refused(change: str) -> None:
-    with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
+    with pytest.raises(SpecError, match="--from uses the tokenizer of runs/one unchanged"):
         request_from_record({"data": DATA, "start": "runs/one"}, [change])
-    with pytest.raises(SpecError, match="--from takes the tokenizer of runs/one as it is"):
+    with pytest.raises(SpecError, match="--from uses the tokenizer of runs/one unchanged"):
         request_from_record({"data": DATA | {"tokenizer": "bytes"}, "start": "runs/one"})
 
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_compared_is_one_sentence(folders: Folders, tmp_path: Pat
     assert "is not a .png, .svg or .html file" in complaint(
         "compare", folders.first, folders.second, "--plot", tmp_path / "curves.txt"
     )
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         regard.compare(folders.first, tmp_path / "nowhere")
     with pytest.raises(SpecError, match="--plot"):
         regard.compare(folders.first, folders.second).plot(tmp_path / "curves")

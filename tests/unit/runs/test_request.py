@@ -37,12 +37,15 @@ def test_several_files_are_one_corpus_each() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "there is nothing to learn from; give --source and --target"),
+        ({}, "no training text is given; give --source and --target"),
         ({"source": "a.en"}, "give both --source and --target"),
-        ({"tsv": "a", "text": "b"}, "one run learns one thing; language_model and translation files"),
+        ({"tsv": "a", "text": "b"}, "a run has one objective; files for language_model and translation"),
         ({"tsv": "a", "valid_source": "b"}, "give both --valid-source and --valid-target"),
-        ({"tsv": "a", "valid": "v", "valid_source": "b", "valid_target": "c"}, "one validation text is enough"),
-        ({"tsv": "a", "time": 60.0, "changes": "train.time=30"}, "--time: is train.time; give one of the two"),
+        ({"tsv": "a", "valid": "v", "valid_source": "b", "valid_target": "c"}, "is a second validation text"),
+        (
+            {"tsv": "a", "time": 60.0, "changes": "train.time=30"},
+            "--time: sets train.time, which is also given; leave one",
+        ),
     ],
 )
 def test_options_that_contradict_are_refused(options: dict[str, Any], message: str) -> None:

@@ -86,7 +86,7 @@ def test_resume_continues_to_the_same_weights(text: Path, tmp_path: Path, monkey
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run; regard train makes one"):
+    with pytest.raises(DataError, match="is not a training run; create one with regard train"):
         resume(tmp_path)
 
 

@@ -82,7 +82,7 @@ def test_keywords_and_objects_choose_the_same_search(runs: dict[str, Any]) -> No
 
 def test_a_small_beam_needs_no_n_best_where_only_the_best_is_used(runs: dict[str, Any]) -> None:
     assert isinstance(runs["other"].translate("abcd", beam=1, max_len=4), str)
-    with pytest.raises(SpecError, match="a beam of 1 does not hold 2, which the recipe sets"):
+    with pytest.raises(SpecError, match="beam size 1 is too small for 2 outputs, which the recipe sets"):
         runs["other"].translations("abcd", beam=1, max_len=4)
 
 
@@ -163,13 +163,13 @@ def test_wrong_uses_are_one_sentence(folders: dict[str, Path], runs: dict[str, A
         runs["lines"].translate("abcd")
     with pytest.raises(DataError, match="takes one run, not an ensemble of 2"):
         regard.classify([runs["classifier"]] * 2, "abcd")
-    with pytest.raises(DataError, match="there is no run"):
+    with pytest.raises(DataError, match="no run is given"):
         regard.translate([], "abcd")
-    with pytest.raises(SpecError, match="device: the model is loaded already"):
+    with pytest.raises(SpecError, match="device: the model is already loaded"):
         regard.translate(runs["translator"], "abcd", device="cuda")
-    with pytest.raises(SpecError, match="beam: is part of a search"):
+    with pytest.raises(SpecError, match="beam: is part of `search`"):
         runs["translator"].translate("abcd", beam=2, search=Beam(3))
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         regard.translate(folders["translator"] / "nowhere", "abcd")
     with pytest.raises(SpecError, match="--set: n_best is set by --n-best"):
         runs["translator"].translate("abcd", n_best=2, changes="n_best=3")

@@ -243,7 +243,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, name: str, place: int) -> None:
     (tmp_path / name).write_bytes(data)
     checkpoint = folder.latest()
     assert checkpoint is not None
-    with pytest.raises(DataError, match="is not what was saved"):
+    with pytest.raises(DataError, match="has changed since it was saved"):
         folder.load(checkpoint)
 
 
@@ -253,7 +253,7 @@ def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink()
     checkpoint = folder.latest()
     assert checkpoint is not None
-    with pytest.raises(DataError, match="is missing; the checkpoint of step 10 is damaged"):
+    with pytest.raises(DataError, match="is missing, so the checkpoint of step 10 is unusable"):
         folder.load(checkpoint)
 
 
@@ -296,7 +296,7 @@ def test_what_is_no_tensors_file_is_refused(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "weights"
     path.write_bytes(content)
     for reader in (read_tensors, read_about):
-        with pytest.raises(DataError, match="damaged or no safetensors file"):
+        with pytest.raises(DataError, match="damaged or not a safetensors file"):
             reader(path)
     with pytest.raises(DataError, match="does not exist"):
         read_tensors(tmp_path / "nowhere")

@@ -108,7 +108,7 @@ def test_a_variant_that_undoes_another_is_refused() -> None:
         (("synth_dense_plus", "query_key_norm"), "'synthesizer' has no queries and keys"),
         (("universal", "rezero"), r"'rezero' removes a part that 'universal' added \(gated_recurrent\)"),
         (("block_sharing_decoder", "decoder_only"), "encoder and decoder must be equal except for cross-attention"),
-        (("evolved", "funnel"), "a funnel halves the stream after self-attention"),
+        (("evolved", "funnel"), "a funnel halves the sequence after self-attention"),
         (("swiglu", "gelu"), "'gelu' undoes 'swiglu'"),
     ],
     ids=lambda value: " + ".join(value) if isinstance(value, tuple) else "",

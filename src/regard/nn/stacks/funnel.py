@@ -47,7 +47,7 @@ class Funnel(StackSpec):
         for i, block in enumerate(self.pattern):
             if not any(isinstance(part, BranchSpec) and part.attends for part in walk(block.branches[0])):
                 raise SpecError(
-                    f"pattern[{i}].branches", "a funnel halves the stream after self-attention, which must come first"
+                    f"pattern[{i}].branches", "a funnel halves the sequence after self-attention, which must come first"
                 )
         check_stack(self, self.pattern)
 

@@ -123,7 +123,9 @@ class AdaptiveSoftmax(HeadSpec):
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # noqa: ARG002
         if not isinstance(table, AdaptiveTable):
-            raise SpecError("head", f"an adaptive softmax needs an adaptive table, not {table.kind!r}; set it too")
+            raise SpecError(
+                "head", f"an adaptive softmax needs an adaptive table, not {table.kind!r}; change the table too"
+            )
         tails = len(table.parts) - 1
         require(
             tails == self.tails, "head.tails", f"is {self.tails}, but the table has {tails} clusters after the first"
