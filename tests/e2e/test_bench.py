@@ -86,10 +86,10 @@ def test_missing_peers_are_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -
     [
         (["tran"], "TASK: unknown task 'tran'; did you mean 'train'?"),
         (["train", "--shape", "bas"], "--shape: unknown shape 'bas'; did you mean 'base'?"),
-        (["train", "--against", "hf,torhc"], "--against: unknown peer 'torhc'; did you mean 'torch'?"),
+        (["train", "--against", "hf,torhc"], "--against: unknown library 'torhc'; did you mean 'torch'?"),
         (["train", "--against", ","], "--against: names no library"),
-        (["decode", "--against", "torch"], "torch.nn.Transformer takes no part in decode"),
-        (["train", "--against", "ctranslate2"], "CTranslate2 takes no part in train"),
+        (["decode", "--against", "torch"], "torch.nn.Transformer does not support decode"),
+        (["train", "--against", "ctranslate2"], "CTranslate2 does not support train"),
         (["train", "--smoothing", "1"], "--smoothing: must lie in [0, 1), not 1"),
         (["train", "--device", "tpu"], "--device: 'tpu' is not one of"),
     ],
@@ -100,7 +100,7 @@ def test_invalid_race_is_refused(words: list[str], message: str) -> None:
 
 def test_peer_that_fails_to_import_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(PeerError, match="transformers does not import"):
+    with pytest.raises(PeerError, match="transformers cannot be imported"):
         PEERS[0].code().training_model(TINY, 0.1, build(TINY.spec(0.1)))
 
 
@@ -148,7 +148,7 @@ def test_order_of_turns_changes_and_warm_up_is_not_measured() -> None:
 
 
 def test_peer_of_another_size_is_refused() -> None:
-    with pytest.raises(UnfairError, match="peer has 90 parameters and regard 100"):
+    with pytest.raises(UnfairError, match="peer has 90 parameters, but regard 100"):
         check_sizes(100, [Contestant("peer", 90, lambda _: 1)])
 
 

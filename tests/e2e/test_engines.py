@@ -28,7 +28,7 @@ def copied(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = regard("export", str(to))
     assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines()[0].startswith(f"{to / 'exports' / 'ctranslate2-float32'}: float32, ")
-    assert "outputs the same, largest difference of" in said.stdout
+    assert "outputs the same; over" in said.stdout
     return to
 
 
@@ -69,7 +69,7 @@ def test_the_engine_finds_what_we_find(copied: Path, words: tuple[str, ...]) -> 
     native = regard("translate", str(copied), *words, "--set", "stopping=ctranslate2", "--json", stdin=text)
     theirs = regard("translate", str(copied), *words, "--engine", "ctranslate2", "--json", stdin=text)
     assert theirs.stderr == (
-        "regard: warning: the engine 'ctranslate2' stops by its own rule (stopping=ctranslate2), not by 'optimal'\n"
+        "regard: warning: the engine 'ctranslate2' uses its own stopping rule (stopping=ctranslate2), not 'optimal'\n"
     )
     ours, found = json.loads(native.stdout), json.loads(theirs.stdout)
     assert len(found) == len(STRANGE) + 1
@@ -122,12 +122,12 @@ def test_a_stale_or_damaged_export_is_made_anew(copied: Path, tmp_path: Path) ->
     shutil.copytree(copied, run)
     ask = ("translate", str(run), "--engine", "ctranslate2")
     folder = run / "exports" / "ctranslate2-float32"
-    assert "made anew" not in regard(*ask, stdin=b"one\n").stderr
+    assert "exporting again" not in regard(*ask, stdin=b"one\n").stderr
     weights, about = read_tensors(run / "weights-final.safetensors"), read_about(run / "weights-final.safetensors")
     changed = {name: -weight if "output.weight" in name else weight.clone() for name, weight in weights.items()}
     write_tensors(run / "weights-final.safetensors", changed, about)
     said = regard(*ask, stdin=b"one\ntwo red house\n")
-    assert f"the export {folder} is stale or damaged, and made anew" in said.stderr
+    assert f"the export {folder} is stale or damaged; exporting again" in said.stderr
     assert (
         said.stdout
         == regard("translate", str(run), "--set", "stopping=ctranslate2", stdin=b"one\ntwo red house\n").stdout

@@ -92,5 +92,5 @@ def test_constraints_of_ours_are_in_the_record_too(run: TrainedModel) -> None:
     assert best[0].text.startswith("ab")
     assert not best[0].text.startswith("abc")
     assert len(best[0].ids) >= 5
-    with pytest.raises(SpecError, match="two prefixes are forced"):
+    with pytest.raises(SpecError, match="two prefixes are given"):
         bind_all((ForcedPrefix("a"), ForcedPrefix("b")), run.tokenizer)

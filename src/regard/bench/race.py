@@ -121,5 +121,5 @@ def check_sizes(ours: int, contestants: Sequence[Contestant]) -> None:
     for contestant in contestants:
         if abs(contestant.parameters - ours) > SIZE_TOLERANCE * ours:
             raise UnfairError(
-                f"{contestant.name} has {contestant.parameters:,} parameters and regard {ours:,}: not the same model"
+                f"the models differ: {contestant.name} has {contestant.parameters:,} parameters, but regard {ours:,}"
             )

@@ -204,4 +204,4 @@ def check_loss(work: TrainingWork, training_model: TrainingModel) -> None:
         ours = float(loss.total / loss.tokens)
         theirs = float(training_model.loss(training_model.prepare(batch)))
     if abs(ours - theirs) > TOLERANCE * abs(ours):
-        raise UnfairError(f"{training_model.title} computes a loss of {theirs:.6f} and regard {ours:.6f}")
+        raise UnfairError(f"{training_model.title} computes a loss of {theirs:.6f}, but regard {ours:.6f}")

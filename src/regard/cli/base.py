@@ -143,7 +143,11 @@ def _system_error(error: OSError) -> int:
         _discard_output()
         return 141
     where = error.filename if error.filename is not None else "the output"
-    todo = "make room, or write elsewhere" if error.errno == errno.ENOSPC else "correct this and run the command again"
+    todo = (
+        "free disk space, or write elsewhere"
+        if error.errno == errno.ENOSPC
+        else "correct this and run the command again"
+    )
     complain(f"{where}: cannot be read or written ({error.strerror or error}); {todo}")
     return 2
 

@@ -196,7 +196,9 @@ def prepare(
             if cache is not None and key is not None:
                 cache.keep(key, folder, report)
     except OSError as error:
-        raise DataError(f"cannot write the prepared data to {folder}: {error.strerror or error}; make room") from None
+        raise DataError(
+            f"cannot write the prepared data to {folder}: {error.strerror or error}; free disk space"
+        ) from None
     return prepared
 
 
@@ -283,7 +285,7 @@ def _write_all(
     parts = split(spec, reading)
     spec = replace(spec, objective=reading.labelled(spec.objective, parts.report))
     if spec.objective.encoded:
-        report("training the tokenizer" if tokenizers is None else "taking the tokenizer as it is")
+        report("training the tokenizer" if tokenizers is None else "using the given tokenizer")
     spec, tokenizers, reasons = _choose(spec, parts, tokenizers, room)
     report("encoding the text")
     survey, valid_survey = Survey(), Survey()

@@ -103,7 +103,11 @@ def _opened(name: str) -> io.BufferedReader:
     try:
         return Path(name).open("rb")
     except FileNotFoundError:
-        gone = "; a pipe is gone with the command that made it" if name.startswith(("/dev/fd/", "/proc/")) else ""
+        gone = (
+            "; a pipe exists only while the command that made it runs"
+            if name.startswith(("/dev/fd/", "/proc/"))
+            else ""
+        )
         raise DataError(f"{name}: there is no such file{gone}") from None
     except IsADirectoryError:
         raise DataError(f"{name}: is a folder; name a file in it") from None

@@ -66,7 +66,7 @@ class Beam(Search):
         for name in ("beam_size", "n_best", "groups"):
             check_count(name, getattr(self, name))
         if self.n_best > self.beam_size:
-            message = f"{self.n_best} hypotheses cannot come out of {self.beam_size} beams; raise beam_size"
+            message = f"{self.n_best} hypotheses need at least as many beams, not {self.beam_size}; raise beam_size"
             raise SpecError("n_best", message)
         if self.beam_size % self.groups:
             raise SpecError("groups", f"{self.groups} groups do not divide {self.beam_size} beams; choose a divisor")
@@ -79,11 +79,13 @@ class Beam(Search):
         check_not_negative("coverage", self.coverage)
         if self.stopping not in {"optimal", "first"}:  # the library with this rule lacks some settings
             ours, rule = "choose stopping='optimal' or 'first'", repr(self.stopping)
-            require(self.groups == 1, "groups", f"{rule} has no groups; {ours}")
+            require(self.groups == 1, "groups", f"{rule} does not support groups; {ours}")
             require(
-                self.normalise != "gnmt", "normalise", f"{rule} has only powers of the length; choose 'mean' or 'none'"
+                self.normalise != "gnmt",
+                "normalise",
+                f"{rule} divides only by a power of the length; choose 'mean' or 'none'",
             )
-            require(not self.coverage, "coverage", f"{rule} has no such penalty; {ours}")
+            require(not self.coverage, "coverage", f"{rule} does not support this penalty; {ours}")
 
     @property
     def scoring(self) -> Scoring:

@@ -106,7 +106,7 @@ def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenCo
     """Return a constraint on token ids that combines all of the given constraints."""
     bound = [constraint.bind(tokenizer) for constraint in constraints]
     prefixes = list(dict.fromkeys(each.prefix for each in bound if each.prefix))
-    message = "two prefixes are forced, and an output has one beginning; leave one of them out"
+    message = "two prefixes are given, but an output can have only one; leave one of them out"
     require(len(prefixes) < 2, "prefix", message)
     return TokenConstraints(
         prefixes[0] if prefixes else (),

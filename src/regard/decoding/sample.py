@@ -43,9 +43,9 @@ class Sample(Search):
     constraints: tuple[Constraint, ...] = ()
 
     def check(self) -> None:
-        message = f"must be above 0, not {self.temperature}; for the likeliest tokens use one beam"
+        message = f"must be above 0, not {self.temperature}; for the most probable tokens, use beam size 1"
         require(self.temperature > 0.0, "temperature", message)
-        require(self.top_k >= 0, "top_k", f"must not be negative, not {self.top_k}; 0 keeps all tokens")
+        require(self.top_k >= 0, "top_k", f"must be at least 0, not {self.top_k}; 0 keeps all tokens")
         require(0.0 < self.top_p <= 1.0, "top_p", f"must lie in (0, 1], not {self.top_p}")
         require(0.0 <= self.min_p <= 1.0, "min_p", f"must lie in [0, 1], not {self.min_p}")
         check_count("n_best", self.n_best)

@@ -134,7 +134,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
     if name == "flex":
         if terms is not None and terms.content is not None:
-            return "flex takes no position terms that depend on the query; use 'sdpa' or 'reference'"
+            return "flex does not support position terms that depend on the query; use 'sdpa' or 'reference'"
         if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or v.requires_grad):
             return "flex has no backward pass on the CPU; use 'sdpa'"
         return None
@@ -142,15 +142,15 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     if not q.is_cuda or q.dtype not in HALVES:
         return f"varlen needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
     if terms is not None and (terms.bias is not None or terms.content is not None):
-        return "varlen takes no bias; use 'flex' or 'sdpa'"
+        return "varlen does not support a bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
     if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask):
-        return "varlen takes no strict or prefix mask, nor one of beams; use 'flex' or 'sdpa'"
+        return "varlen does not support strict, prefix or beam masks; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
-        return f"varlen takes windows only, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
+        return f"varlen supports only windows, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
     return None
 
 
@@ -164,13 +164,13 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
     if not mask.packed or mask.q_seg is None or mask.k_seg is None:
         return "segments is for packed rows; use 'sdpa'"
     if terms is not None and (terms.bias is not None or terms.content is not None):
-        return "segments takes no bias; use 'flex' or 'sdpa'"
+        return "segments does not support a bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (16, 32, 64, 128):
         return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
     if q.shape[0] * q.shape[1] > GRID:
-        return f"segments takes at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
+        return f"segments supports at most {GRID:,} rows times heads, not {q.shape[0]} * {q.shape[1]}; use 'sdpa'"
     if mask.strict or mask.prefix is not None or isinstance(mask, BeamMask) or mask.attention_pattern is not None:
-        return "segments takes no strict, prefix or sparse mask, nor one of beams; use 'flex' or 'sdpa'"
+        return "segments does not support strict, prefix, sparse or beam masks; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "segments is causal over whole rows only, not over a cache; use 'sdpa'"
     return None

@@ -53,13 +53,13 @@ def refusal(job: Job, spec: "Beam") -> str | None:
     if spec.groups > 1:
         return "groups of beams are searched in turn"
     if spec.coverage:
-        return "coverage is made from attention, step by step"
+        return "coverage is computed from the attention of every step"
     if job.batch.source is None or any(model.source_first for model in job.models.models):
         return "prompts are read on the host"
     if not all(rules.vectorized for rules in job.rules):
         return "a constraint depends on the output so far"
     if len({rules.banned for rules in job.rules}) > 1:
-        return "every row has bans of its own"
+        return "rows have different banned tokens"
     return None
 
 
@@ -297,7 +297,7 @@ def _search_together(group: Sequence[Job], spec: "Beam") -> list[list[Hypothesis
         # A learned position table may be shorter than `room`. The search on the host handles that.
         if not error.path.endswith("max_len"):
             raise
-        why = "the positions learned may be too few for the longest text"
+        why = "the model may have too few learned positions for the longest text"
     log_once(HOST + why)
     return [None] * len(requests)
 

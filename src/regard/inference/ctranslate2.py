@@ -42,7 +42,7 @@ def adapted(search: Search, warn: Callable[[str], None]) -> Search:
     """Return the search with the stopping rule of this engine; warn if the search has another rule."""
     if not isinstance(search, Beam) or search.stopping == NAME:
         return search
-    warn(f"the engine {NAME!r} stops by its own rule (stopping={NAME}), not by {search.stopping!r}")
+    warn(f"the engine {NAME!r} uses its own stopping rule (stopping={NAME}), not {search.stopping!r}")
     try:
         return replace(search, stopping=NAME)
     except SpecError as error:
@@ -80,9 +80,9 @@ class CTranslate2(Engine):
 
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
         if not isinstance(search, Beam):
-            raise _refused("search", f"{search.kind!r} draws from a generator that its seed does not reach")
+            raise _refused("search", f"{search.kind!r} would use a random number generator that cannot be seeded")
         if search.stopping != NAME:
-            raise _refused("stopping", f"it stops by its own rule, {NAME!r}, not by {search.stopping!r}")
+            raise _refused("stopping", f"it has its own stopping rule, {NAME!r}, not {search.stopping!r}")
         if limits.min_len:
             raise _refused("min_len", "it changes probabilities to keep an output from ending")
         if limits.max_len is not None and limits.max_len > self.room:

@@ -200,7 +200,7 @@ class _Writer:
             raise refusal(side, repr(spec.kind))
         require(f"{side}.attention_pattern", spec.attention_pattern)
         if spec.strict:
-            raise refusal(f"{side}.strict", "tokens that do not see themselves")
+            raise refusal(f"{side}.strict", "tokens that do not attend to themselves")
         if spec.positions:
             raise refusal(f"{side}.positions", "positions for attentions of other numbers of heads")
         facts = Facts(side)
@@ -224,7 +224,7 @@ class _Writer:
         expected = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
         for i, branch in enumerate(block.branches):
             if i >= len(expected) or type(branch) is not expected[i]:
-                raise refusal(f"{path}.branches[{i}]", f"{branch.kind!r} at this place of a layer")
+                raise refusal(f"{path}.branches[{i}]", f"{branch.kind!r} at this place in a layer")
         if len(block.branches) < len(expected):
             raise refusal(f"{path}.branches", f"a layer without {expected[len(block.branches)].kind!r}")
         for i, rule in enumerate(block.rules()):

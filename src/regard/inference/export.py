@@ -184,7 +184,7 @@ def export(
         if not check.passed(stored):
             raise DataError(
                 f"the exported model differs from the original: {check.agreed + check.ties} of {check.texts} outputs "
-                f"agree and the largest difference of log-probabilities is {check.largest:.1e}; nothing was written"
+                f"agree, and log-probabilities differ by up to {check.largest:.2g}; nothing was written"
             )
         files = {path.name: file_digest(path) for path in sorted(making.iterdir())}
         record = trained.identity(stored) | {
@@ -263,7 +263,7 @@ def engine(
     if not trained.translates:
         raise DataError(f"the engine {NAME!r} runs only translators, not a model of kind {trained.model.spec.kind!r}")
     if fresh(folder, trained, stored) is None:
-        why = "is stale or damaged, and made anew" if folder.exists() else "is made, once"
+        why = "is stale or damaged; exporting again" if folder.exists() else "does not exist yet; exporting once"
         report(f"the export {folder} {why}")
         record = export(trained, folder, quantize, own=True).record
         report(sentence(Check(**record["check"])))
@@ -279,8 +279,8 @@ def sentence(check: Check) -> str:
     """Return the result of a check in words."""
     ties = f" ({check.ties} more are ties)" if check.ties else ""
     return (
-        f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}, "
-        f"largest difference of {check.tokens} log-probabilities {check.largest:.1e}"
+        f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}; "
+        f"over {check.tokens} tokens, log-probabilities differ by at most {check.largest:.2g}"
     )
 
 

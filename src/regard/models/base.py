@@ -138,7 +138,9 @@ class LanguageModel(Generator):
     ) -> Float[Tensor, "B V"]:
         rows = decoding.rows.lengths.shape[0]
         valid = ids.dim() == 2 and ids.shape[0] == rows and ids.shape[1] > 0
-        require_data(valid, f"ids: this decoding reads {rows} rows of one or more tokens, not {tuple(ids.shape)}")
+        require_data(
+            valid, f"ids: this decoding session reads {rows} rows of one or more tokens, not {tuple(ids.shape)}"
+        )
         counts = None
         if seg is not None:
             require_data(
@@ -191,7 +193,7 @@ def source_of(batch: Batch) -> Tensor:
 
 def check_unpacked(batch: Batch) -> None:
     """Refuse packed rows at the start of a decoding session, which needs one source per row."""
-    require_data(not batch.packed, "packed: a decoding has one source per row; give it a padded batch")
+    require_data(not batch.packed, "packed: a decoding session has one source per row; use a padded batch")
 
 
 def own_mask(

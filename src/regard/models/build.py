@@ -21,7 +21,7 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
     """
     not_whole = f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
     require(isinstance(spec, ModelSpec), "", not_whole)
-    unset = "'undrawn' leaves weights unset; say build(spec, init=False) to load others"
+    unset = "'undrawn' leaves the weights uninitialised; to load weights, use build(spec, init=False)"
     require(not isinstance(spec.init, Uninitialized), "init", unset)
     if device is not None and torch.device(device).type == "meta":
         with torch.device("meta"), _memory_error_in_words():
@@ -40,7 +40,7 @@ def _memory_error_in_words() -> Iterator[None]:
         about = str(error).lower()
         if isinstance(error, RuntimeError | TypeError) and "allocate memory" not in about and "overflow" not in about:
             raise
-        problem = "a model of these sizes fits into no memory"
+        problem = "a model of these sizes is too large for any memory"
         raise SpecError("", f"{problem}; make its widths, tables or depth smaller") from None
 
 

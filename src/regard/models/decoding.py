@@ -48,7 +48,7 @@ class Decoding:
         static = "sources: a static decoding keeps its shapes and cannot drop any; start it anew"
         require_data(not self.rows.static, static)
         stuck = [type(state).__name__ for state in flat(self.states) if not isinstance(state, Droppable)]
-        require_data(not stuck, f"sources: {', '.join(stuck[:1])} cannot forget rows; let all of them run to the end")
+        require_data(not stuck, f"sources: {', '.join(stuck[:1])} cannot drop rows; keep all rows until the end")
         rows = (sources[:, None] * self.beams + torch.arange(self.beams, device=sources.device)).flatten()
         for state in flat(self.states):
             state.keep(rows, sources)

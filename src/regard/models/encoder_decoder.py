@@ -60,7 +60,7 @@ class EncoderDecoder(TwoSidedSpec):
         require(
             not (self.bridge.needs_layers and self.encoder.shortens),
             "bridge",
-            f"{self.bridge.kind!r} mixes layers of one length, which {self.encoder.kind!r} does not have",
+            f"{self.bridge.kind!r} needs layers of equal length, which {self.encoder.kind!r} does not have; use 'last'",
         )
 
     def build(self, init: Init) -> "EncoderDecoderModel":

@@ -126,7 +126,7 @@ class MaskedLMModel(Model):
         self.activate = ACTIVATIONS[task.activation]
         self.norm = task.norm.build(site.inside("norm"))
         if not encoder.width:
-            raise site.error("kind", "'masked_lm' predicts the tokens that it reads, and this input reads vectors")
+            raise site.error("kind", "'masked_lm' predicts the tokens that it reads, but this input reads vectors")
         try:
             task.head.check_table(spec.table, task.tied)
         except SpecError as error:

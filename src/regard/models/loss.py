@@ -55,6 +55,6 @@ def real_rows(
         keep = weights.nonzero().squeeze(-1)
         if keep.numel() < weights.numel():
             h, labels, weights = h[keep], labels[keep], weights[keep]
-        require_data(bool((labels >= 0).all()), "labels: a negative label has a weight; give it weight 0")
+        require_data(bool((labels >= 0).all()), "labels: a negative label has a weight above 0; set its weight to 0")
         return h, labels, weights
     return h, labels.masked_fill(weights == 0, 0), weights

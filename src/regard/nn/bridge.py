@@ -88,5 +88,5 @@ class TransparentModule(nn.Module):
     def kept(self, out: StackOut) -> Float[Tensor, "L B S D"]:
         """Return the outputs of all encoder layers, each after its norm."""
         if len(out.layers) != len(self.norms) or any(layer.shape != out.x.shape for layer in out.layers):
-            raise self.site.error("kind", "this encoder does not keep a stream of one length; use 'last'")
+            raise self.site.error("kind", "the layers of this encoder have different lengths; use 'last'")
         return torch.stack([norm(layer) for norm, layer in zip(self.norms, out.layers, strict=True)])

@@ -32,7 +32,7 @@ def check_rate(name: str, rate: float) -> None:
 
 def check_not_negative(name: str, value: float | int) -> None:
     """Refuse a number below 0."""
-    require(value >= 0, name, f"must not be negative, not {value}")
+    require(value >= 0, name, f"must be at least 0, not {value}")
 
 
 def check_above(name: str, value: float | int, bound: float | int) -> None:

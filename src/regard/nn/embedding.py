@@ -89,7 +89,7 @@ class Tokens(InputSpec):
     def check(self) -> None:
         name, added, width = "position_width", self.join == "add", self.position_width
         complete = self.position is not None and width is not None
-        require(added or complete, name, "concatenation needs a position and the number of channels it gets")
+        require(added or complete, name, "concatenation needs a position and its number of channels")
         require(not added or width is None, name, "an added position is as wide as the model; leave it out")
         check_not_negative("types", self.types)
         check_rate("word_dropout", self.word_dropout)

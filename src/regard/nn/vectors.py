@@ -79,4 +79,4 @@ class BySide(InputSpec):
         return self.source if side == "source" else self.target
 
     def build(self, site: Site) -> Input:
-        raise site.error("kind", "'by_side' needs a model with two sides; give this one the input itself")
+        raise site.error("kind", "'by_side' needs a model with source and target; use one of its inputs directly")

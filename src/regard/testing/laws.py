@@ -332,7 +332,7 @@ def records(subject: Subject) -> None:
     parts = {**PARTS, **subject.extra}
     record = to_record(subject.spec)
     if read(record, ModelSpec, "", parts) != subject.spec:
-        raise LawBroken("the model built from its record is another one")
+        raise LawBroken("the model built from the record differs from the original")
     tried: set[tuple[str, str]] = set()
     for path, value in leaves(subject.spec):
         holder, _, name = path.rpartition(".")

@@ -179,7 +179,7 @@ def saving(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
-        advice = "make room, the last checkpoint is intact, regard resume goes on"
+        advice = "free disk space, then continue from the last checkpoint with regard resume"
         raise SaveError(f"cannot save to {path}: {what}; {advice}") from None
 
 

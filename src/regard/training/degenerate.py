@@ -17,5 +17,5 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
         symptoms.append(f"{repeating:.0f} % {'' if symptoms else 'of the validation translations '}repeat themselves")
     if not symptoms:
         return []
-    what = "has not learned to stop" if unfinished > MANY else "writes loops"
+    what = "has not learned to stop" if unfinished > MANY else "generates loops"
     return [f"the model {what}: {' and '.join(symptoms)}; train longer (--time) or on more text"]

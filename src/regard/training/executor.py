@@ -426,8 +426,8 @@ class MemoryShortage:
         if saved is None:
             return f"{what}: {advice}"
         return (
-            f"{what}: {advice}; the checkpoint of step {saved} is intact: regard train --from {run} continues from its "
-            f"weights with another batch size, regard resume {run} with this one on a device with more memory"
+            f"{what}: {advice}; the checkpoint of step {saved} is intact: continue from its weights with regard train "
+            f"--from {run} and a smaller batch, or with regard resume {run} on a device with more memory"
         )
 
 

@@ -162,7 +162,7 @@ def test_show_reads_recipes(tmp_path: Path) -> None:
         (["show", "t5_base", "--set", "decoder..depth=3"], "decoder..depth: is not a path"),
         (["show", "transformer_tiny", "--set", "input.position.base=0"], "input.position.base: must be above 1"),
         (["show", "t5_base", "--set", "vocab=1000000000000000000"], "vocab: must lie between 1 and 2^31"),
-        (["show", "t5_base", "--set", "init=undrawn"], "init: 'undrawn' leaves weights unset"),
+        (["show", "t5_base", "--set", "init=undrawn"], "init: 'undrawn' leaves the weights uninitialised"),
         (["show", "gpt2_small", "--length", "2000"], "input.position.max_len: a sequence of 2000 tokens"),
         (["check", "rms_norm", "--law", "causalty"], "law: unknown law 'causalty'; did you mean 'causality'?"),
     ],

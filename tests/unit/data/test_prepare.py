@@ -223,7 +223,7 @@ def test_given_tokenizers_are_used_unchanged(tmp_path: Path) -> None:
     other = tsv(tmp_path / "b.tsv", [("quite other", "words")] * 3)
     second = prepare(spec_of(other, held_out=0), tmp_path / "b", 1, first.tokenizers, said.append)
     assert {n: t.sha256 for n, t in second.tokenizers.items()} == {n: t.sha256 for n, t in first.tokenizers.items()}
-    assert said == ["reading the text", "taking the tokenizer as it is", "encoding the text"]
+    assert said == ["reading the text", "using the given tokenizer", "encoding the text"]
     assert training(second) == [("quite other", "words")] * 3
 
 
@@ -365,7 +365,9 @@ def test_full_disk_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("regard.data.token_store.Writer.add", add)
-    with pytest.raises(DataError, match=r"cannot write the prepared data to .*: No space left on device; make room"):
+    with pytest.raises(
+        DataError, match=r"cannot write the prepared data to .*: No space left on device; free disk space"
+    ):
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(20))), tmp_path / "data", 1)
 
 

@@ -287,17 +287,20 @@ def test_only_as_many_as_there_are() -> None:
     [
         ({"beam_size": 0}, "beam_size: must be at least 1, not 0"),
         ({"n_best": 0}, "n_best: must be at least 1, not 0"),
-        ({"n_best": 6}, "n_best: 6 hypotheses cannot come out of 5 beams"),
+        ({"n_best": 6}, "n_best: 6 hypotheses need at least as many beams, not 5"),
         ({"groups": 2, "diversity": 1.0}, "groups: 2 groups do not divide 5 beams"),
         ({"groups": 5}, "diversity: must be above 0 with 5 groups"),
         ({"diversity": 0.5}, "diversity: has no effect with one group of beams"),
         ({"normalise": "none", "alpha": 0.5}, "alpha: has no effect with normalise='none'"),
-        ({"coverage": -0.1}, "coverage: must not be negative"),
+        ({"coverage": -0.1}, "coverage: must be at least 0"),
         ({"alpha": math.inf}, "alpha: needs a finite number"),
-        ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' has only powers"),
-        ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' has no groups"),
-        ({"stopping": "huggingface_never", "coverage": 0.1}, "coverage: 'huggingface_never' has no such penalty"),
-        ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' has no such penalty"),
+        ({"stopping": "ctranslate2", "normalise": "gnmt"}, "normalise: 'ctranslate2' divides only by a power"),
+        ({"stopping": "huggingface", "groups": 5, "diversity": 1.0}, "groups: 'huggingface' does not support groups"),
+        (
+            {"stopping": "huggingface_never", "coverage": 0.1},
+            "coverage: 'huggingface_never' does not support this penalty",
+        ),
+        ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' does not support this penalty"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

@@ -90,7 +90,7 @@ def test_a_row_with_all_tokens_banned_is_cut_without_eos() -> None:
     [
         ({"banned": ((),)}, "banned: a sequence has no ids"),
         ({"required": ((3,), ())}, "required: a sequence has no ids"),
-        ({"no_repeat": -1}, "no_repeat: must not be negative"),
+        ({"no_repeat": -1}, "no_repeat: must be at least 0"),
         ({"prefix": (3, 4, 5), "banned": ((4, 5),)}, r"prefix: \[3, 4, 5\] contains \[4, 5\], which is banned"),
         ({"required": ((3, 4),), "banned": ((4,),)}, r"required: \[3, 4\] contains \[4\], which is banned"),
         ({"required": ((3, 4, 3, 4),), "no_repeat": 2}, "required: .* repeats an n-gram, which no_repeat=2 bans"),
@@ -140,10 +140,10 @@ def test_a_derived_limit_leaves_room_for_the_rules() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Limits(min_len=-1), "min_len: must not be negative"),
+        (lambda: Limits(min_len=-1), "min_len: must be at least 0"),
         (lambda: Limits(max_len=0), "max_len: must be at least 1"),
         (lambda: Limits(5, 4), r"max_len: must be at least 1 and min_len \(5\), not 4"),
-        (lambda: SpecialTokens(1, -2, 0), "eos: must not be negative"),
+        (lambda: SpecialTokens(1, -2, 0), "eos: must be at least 0"),
     ],
 )
 def test_invalid_limits_and_special_tokens_are_refused(make: Any, message: str) -> None:

@@ -94,7 +94,7 @@ def test_states_that_cannot_drop_rows_report_it() -> None:
     rows = Rows(torch.zeros(4, dtype=torch.int64), 6)
     stuck = Decoding(rows, [(KVCache(rows), None), Stubborn(4)], 2)
     assert not stuck.droppable()
-    with pytest.raises(DataError, match=r"^sources: Stubborn cannot forget rows"):
+    with pytest.raises(DataError, match=r"^sources: Stubborn cannot drop rows"):
         stuck.keep(torch.tensor([1]))
     assert rows.lengths.shape == (4,)
     static = translator().start(sources(*ROWS), 4, static=True)

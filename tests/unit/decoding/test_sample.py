@@ -126,8 +126,8 @@ def test_prompts_of_unequal_length_have_the_room_they_have_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "temperature: must be above 0, not 0.0; for the likeliest tokens use one beam"),
-        ({"top_k": -1}, "top_k: must not be negative"),
+        ({"temperature": 0.0}, "temperature: must be above 0, not 0.0; for the most probable tokens, use beam size 1"),
+        ({"top_k": -1}, "top_k: must be at least 0"),
         ({"top_p": 0.0}, r"top_p: must lie in \(0, 1\]"),
         ({"min_p": 1.5}, r"min_p: must lie in \[0, 1\]"),
         ({"n_best": 0}, "n_best: must be at least 1"),

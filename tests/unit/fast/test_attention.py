@@ -273,7 +273,7 @@ class TestChoice:
 
     def test_flex_refuses_content_terms(self) -> None:
         call = kernels.Call(*heads(5, 5), view_of(Mask(), 5, 5, content=lambda q: q), 1.0, 0.0)
-        assert "flex takes no position terms that depend on the query" in (kernels.refusal("flex", call) or "")
+        assert "flex does not support position terms that depend on the query" in (kernels.refusal("flex", call) or "")
         assert kernels.refusal("sdpa", call) is None
 
 
@@ -319,16 +319,20 @@ CONTENT = Terms(content=lambda q: q)
         (on_cuda(Mask(causal=True)), "sdpa", None),  # nothing is packed: a flag will do
         (on_cuda(PACKED, T=kernels.SHORT), "sdpa", None),  # nor worth it
         (on_cuda(PACKED, dtype=torch.float32), "flex", "half precision, not cuda and torch.float32"),
-        (on_cuda(PACKED, terms=BIAS), "flex", "varlen takes no bias"),
-        (on_cuda(PACKED, terms=CONTENT), "sdpa", "varlen takes no bias"),
+        (on_cuda(PACKED, terms=BIAS), "flex", "varlen does not support a bias"),
+        (on_cuda(PACKED, terms=CONTENT), "sdpa", "varlen does not support a bias"),
         (on_cuda(PACKED, d_value=8), "flex", "needs d_k = d_v, a multiple of 8 up to 256, not 16 and 8"),
         (on_cuda(PACKED, d_key=12, d_value=12), "flex", "not 12 and 12"),
         (on_cuda(PACKED, d_key=264, d_value=264), "flex", "not 264 and 264"),
-        (on_cuda(replace(PACKED, strict=True)), "flex", "no strict or prefix mask"),
-        (on_cuda(replace(PACKED, prefix=torch.ones(2, 8, dtype=torch.bool))), "flex", "no strict or prefix mask"),
+        (on_cuda(replace(PACKED, strict=True)), "flex", "does not support strict, prefix or beam masks"),
+        (
+            on_cuda(replace(PACKED, prefix=torch.ones(2, 8, dtype=torch.bool))),
+            "flex",
+            "does not support strict, prefix or beam masks",
+        ),
         (on_cuda(replace(PACKED, start=3)), "flex", "not over a cache"),
         (on_cuda(PACKED, S=9), "flex", "not over a cache"),
-        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen takes windows only, not odd"),
+        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen supports only windows, not odd"),
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
@@ -437,11 +441,15 @@ ROWS = replace(PACKED, q_seg=SEG, k_seg=SEG)
         (on_cuda(ROWS, T=200, dtype=torch.float16), "sdpa", "bfloat16, not cuda and torch.float16"),
         (on_cuda(ROWS, T=128, rows=16_384), "sdpa", "at most 65,535 rows times heads, not 16384 * 4"),
         (on_cuda(ROWS, T=128, rows=16_383), "segments", None),
-        (on_cuda(ROWS, T=200, terms=BIAS), "sdpa", "segments takes no bias"),
+        (on_cuda(ROWS, T=200, terms=BIAS), "sdpa", "segments does not support a bias"),
         (on_cuda(ROWS, T=200, d_value=32), "sdpa", "needs d_k = d_v of 16, 32, 64 or 128, not 16 and 32"),
         (on_cuda(ROWS, T=200, d_key=24, d_value=24), "sdpa", "not 24 and 24"),
-        (on_cuda(replace(ROWS, strict=True), T=200), "sdpa", "no strict, prefix or sparse mask"),
-        (on_cuda(replace(ROWS, attention_pattern=Window(3)), T=200), "sdpa", "no strict, prefix or sparse mask"),
+        (on_cuda(replace(ROWS, strict=True), T=200), "sdpa", "does not support strict, prefix, sparse or beam masks"),
+        (
+            on_cuda(replace(ROWS, attention_pattern=Window(3)), T=200),
+            "sdpa",
+            "does not support strict, prefix, sparse or beam masks",
+        ),
         (on_cuda(ROWS, T=200, S=300), "sdpa", "not over a cache"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_model_that_fits_into_no_memory_is_one_sentence(d_hidden: int, device:
     if device == "meta" and d_hidden == 10**13:
         assert count(wide) > 10**13  # it can still be counted
         return
-    with pytest.raises(SpecError, match="a model of these sizes fits into no memory; make its widths"):
+    with pytest.raises(SpecError, match="a model of these sizes is too large for any memory; make its widths"):
         build(wide, device=device)
 
 
@@ -323,7 +323,7 @@ def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
     decoding = model.start(Batch(LONG, source=LONG), 8, beams=2)
     ids = torch.full((4, 1), 3)
     for wrong in (ids[:1], ids[:, :0], torch.full((6, 1), 3)):
-        with pytest.raises(DataError, match=r"^ids: this decoding reads 4 rows"):
+        with pytest.raises(DataError, match=r"^ids: this decoding session reads 4 rows"):
             model.advance(wrong, decoding)
     with pytest.raises((DataError, TypeCheckError), match="seg"):
         model.advance(ids, decoding, torch.ones(4, 2, dtype=torch.int64))

@@ -86,7 +86,7 @@ def test_a_source_is_needed_and_packed_decodings_are_refused() -> None:
     with pytest.raises(DataError, match="source: this model needs one"):
         model.log_probs(Batch(torch.tensor([[3, 4]])))
     packed = tiny.collate(tiny.encoder_decoder(), tiny.examples(tiny.encoder_decoder(), 2), packed=True)
-    with pytest.raises(DataError, match="packed: a decoding has one source per row"):
+    with pytest.raises(DataError, match="packed: a decoding session has one source per row"):
         model.start(packed, 4)
 
 

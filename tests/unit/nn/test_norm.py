@@ -183,7 +183,7 @@ def test_no_norm_changes_nothing(site: MakeSite) -> None:
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm, PartialRMSNorm, ScaleNorm])
 def test_a_negative_eps_is_refused(norm: Callable[..., Norm]) -> None:
-    with pytest.raises(SpecError, match=r"^eps: must not be negative, not -0\.1"):
+    with pytest.raises(SpecError, match=r"^eps: must be at least 0, not -0\.1"):
         norm(eps=-0.1)
 
 

@@ -84,7 +84,7 @@ def test_dropout_is_on_the_weights_and_in_training_only(site: MakeSite) -> None:
 def test_an_encoder_without_layers_of_one_length_is_refused(site: MakeSite) -> None:
     module, h = Transparent().build(4, 2, site(path="bridge")), streams(4)
     for x, layers in ((h[-1], ()), (h[-1], h[1:]), (torch.randn(2, 2, 12), h)):
-        with pytest.raises(SpecError, match="does not keep a stream of one length") as raised:
+        with pytest.raises(SpecError, match="the layers of this encoder have different lengths") as raised:
             module(StackOut(x, None, layers))
         assert raised.value.path == "bridge.kind"
 
@@ -188,7 +188,7 @@ def test_unsuitable_bases_are_refused(name: str) -> None:
     for base in ("gpt2_small", "bert_base"):
         with pytest.raises(SpecError, match="only an encoder-decoder has a bridge"):
             apply(name, preset(base))
-    with pytest.raises(SpecError, match="mixes layers of one length, which 'funnel' does not have"):
+    with pytest.raises(SpecError, match="needs layers of equal length, which 'funnel' does not have"):
         apply(name, apply("funnel", preset("narang_base")))
 
 

@@ -330,7 +330,9 @@ def test_a_full_disk_leaves_the_one_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "save_file", failing)
-        with pytest.raises(SaveError, match="the disk is full; make room, the last checkpoint is intact"):
+        with pytest.raises(
+            SaveError, match="the disk is full; free disk space, then continue from the last checkpoint"
+        ):
             saved(tmp_path, 20)
         calls[:] = [None] * (which - 1)
         with pytest.raises(SaveError, match="the disk is full"):

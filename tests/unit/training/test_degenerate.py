@@ -21,7 +21,7 @@ from regard.training.degenerate import warnings
             "has not learned to stop: 71 % of the validation translations reach the length limit without an end and "
             "62 % repeat themselves;",
         ),
-        (62, 3, "writes loops: 62 % of the validation translations repeat themselves;"),
+        (62, 3, "generates loops: 62 % of the validation translations repeat themselves;"),
         (3, 62, "has not learned to stop: 62 % of the validation translations reach the length limit without an end;"),
     ],
 )

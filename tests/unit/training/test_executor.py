@@ -400,8 +400,8 @@ def test_the_memory_error_names_batch_size_options_and_checkpoint() -> None:
     assert "--set train.accumulate=6" in said
     assert "runs/one" not in said
     said = shortage(tokens=4000).message(Path("runs/one"), 7)
-    assert "the checkpoint of step 7 is intact: regard train --from runs/one" in said
-    assert "regard resume runs/one with this one on a device with more memory" in said
+    assert "the checkpoint of step 7 is intact: continue from its weights with regard train --from runs/one" in said
+    assert "with regard resume runs/one on a device with more memory" in said
     assert "lower data.max_len, or choose a smaller model" in shortage(tokens=60, longest=60).message(
         Path("runs/one"), None
     )

@@ -100,7 +100,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, full: Callable[[], None]) -
     note_many(log)
     whole = path.read_bytes()
     full()
-    sentence = r"cannot save to .*log\.jsonl: File too large; make room, the last checkpoint is intact, regard resume"
+    sentence = (
+        r"cannot save to .*log\.jsonl: File too large; free disk space, then continue from the last checkpoint with"
+    )
     with pytest.raises(SaveError, match=sentence):
         note_many(log)
     with pytest.raises(SaveError, match=sentence):
@@ -116,7 +118,7 @@ def test_a_full_disk_is_one_sentence_with_tensorboard(
 ) -> None:
     board = TensorBoard(tmp_path / "tensorboard")
     full()
-    with pytest.raises(SaveError, match=r"cannot save to .*tensorboard: File too large; make room"):
+    with pytest.raises(SaveError, match=r"cannot save to .*tensorboard: File too large; free disk space"):
         note_many(board)
     assert "Traceback" not in capfd.readouterr().err
 

@@ -56,10 +56,10 @@ def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Pee
     peers = []
     for name in dict.fromkeys(names):
         if name not in known:
-            raise PeerError(f"--against: unknown peer {name!r}; {nearest(name, known)}")
+            raise PeerError(f"--against: unknown library {name!r}; {nearest(name, known)}")
         peer = known[name]
         if name not in able:
-            raise PeerError(f"--against: {peer.title} takes no part in {task}; use {' or '.join(able)}")
+            raise PeerError(f"--against: {peer.title} does not support {task}; use {' or '.join(able)}")
         if not peer.installed():
             raise PeerError(f"--against: {peer.title} is not installed; {peer.install}")
         peers.append(peer)

@@ -24,7 +24,7 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise PeerError(f"{name} does not import ({error}); name the other peers by --against") from error
+        raise PeerError(f"{name} cannot be imported ({error}); list the other libraries with --against") from error
 
 
 @dataclass(frozen=True)

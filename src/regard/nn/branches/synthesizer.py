@@ -215,8 +215,8 @@ class Synthesizer(BranchSpec):
             if shared is not None and made_for != heads and "heads" in shared.shaped_by:
                 raise site.error(
                     "heads",
-                    f"{heads} differs from the stack's {made_for}, for which its {shared.kind!r} position is made; "
-                    "give this attention a position of its own or the stack one for so many heads",
+                    f"is {heads}, but the stack's {shared.kind!r} position is for {made_for} heads; give this "
+                    f"attention its own position, or add one for {heads} heads to `positions` of the stack",
                 )
         own = site.inside("", heads=heads, d_head=d_head, d_value=d_head)
         return (SynthesizerModule if self.mix == "alone" else SynthesizerPlusModule)(self, own)

@@ -104,6 +104,6 @@ def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_head
         site.require(
             sizes[name] == stack[name],
             name,
-            f"{sizes[name]} differs from the stack's {stack[name]}, which its {shared.kind!r} position needs; "
-            "give this attention a position of its own or none to the stack",
+            f"is {sizes[name]}, but the stack's {shared.kind!r} position is for {stack[name]}; give this attention its "
+            "own position, or remove that of the stack",
         )

@@ -51,13 +51,13 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
         site.require(
             other.heads in users,
             f"positions[{i}].heads",
-            f"no attention of this stack takes a position for {other.heads} heads (heads: {heads}), so it would be "
+            f"no attention of this stack uses a position for {other.heads} heads (heads: {heads}), so it would be "
             "built and ignored; leave it out",
         )
     if position is not None and not users - {other.heads for other in positions}:
         why = "`positions` has one for all of them" if users else "each has a position of its own"
         raise site.error(
-            "position", f"no attention of this stack takes it ({why}), so it would be built and ignored; leave it out"
+            "position", f"no attention of this stack uses it ({why}), so it would be built and ignored; leave it out"
         )
 
 

@@ -312,9 +312,9 @@ def test_widths_by_default(site: MakeSite) -> None:
         (lambda: Switch(d_hidden=0), "d_hidden: must be at least 1, not 0"),
         (lambda: Switch(group=0), "group: must be at least 1, not 0"),
         (lambda: Switch(capacity=0.0), "capacity: must be above 0, not 0.0"),
-        (lambda: Switch(balance=-1.0), "balance: must not be negative, not -1.0"),
+        (lambda: Switch(balance=-1.0), "balance: must be at least 0, not -1.0"),
         (lambda: Switch(jitter=1.0), r"jitter: must lie in \[0, 1\), not 1.0"),
-        (lambda: MixtureOfExperts(threshold=-0.1), "threshold: must not be negative, not -0.1"),
+        (lambda: MixtureOfExperts(threshold=-0.1), "threshold: must be at least 0, not -0.1"),
     ],
 )
 def test_errors(wrong: Callable[[], Any], sentence: str) -> None:

@@ -151,10 +151,15 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
 @pytest.mark.parametrize(
     ("spec", "changes", "name", "words"),
     [
-        (SelfAttention(heads=6), {"position": T5Bias()}, "heads", "6 differs from the stack's 3, .* 't5_bias'"),
-        (SelfAttention(d_head=6), {"position": Rotary()}, "d_head", "6 differs from the stack's 4"),
-        (SelfAttention(d_value=6), {"position": Shaw()}, "d_value", "6 differs from the stack's 4"),
-        (SelfAttention(kv_heads=1), {"position": Injected()}, "kv_heads", "1 differs from the stack's 3"),
+        (SelfAttention(heads=6), {"position": T5Bias()}, "heads", "is 6, but the stack's 't5_bias' position is for 3"),
+        (SelfAttention(d_head=6), {"position": Rotary()}, "d_head", "is 6, but the stack's .* position is for 4"),
+        (SelfAttention(d_value=6), {"position": Shaw()}, "d_value", "is 6, but the stack's .* position is for 4"),
+        (
+            SelfAttention(kv_heads=1),
+            {"position": Injected()},
+            "kv_heads",
+            "is 1, but the stack's 'injected' position is for 3",
+        ),
         (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "needs as many key-value heads"),
         (SelfAttention(output=False, d_value=5), {}, "output", "d_model 12, not 3 x 5"),
     ],

@@ -318,7 +318,7 @@ def test_a_long_row_of_short_segments_is_not_long(site: MakeSite) -> None:
 @pytest.mark.parametrize(
     ("spec", "changes", "name", "words"),
     [
-        (Synthesizer(heads=2), {"position": T5Bias()}, "heads", "2 differs from the stack's 3, .* 't5_bias'"),
+        (Synthesizer(heads=2), {"position": T5Bias()}, "heads", "is 2, but the stack's 't5_bias' position is for 3"),
         (Synthesizer(), {"position": Rotary()}, "position", "can add a bias to its scores, but 'rotary' acts on"),
         (Synthesizer(), {"position": Shaw()}, "position", "'shaw' acts on queries and keys"),
         (Synthesizer(heads=2), {"positions": {2: Injected()}}, "position", "'injected' acts on queries and keys"),

@@ -215,7 +215,7 @@ def test_bases_unsuitable_for_a_funnel_are_refused() -> None:
         (r"^encoder\.depth: a funnel needs at least 2 layers", small(depth=1)),
         ("^encoder: must be a plain stack without shared layers for a funnel", small("block_sharing")),
         ("^encoder: must be a plain stack without shared layers for a funnel", small("universal")),
-        (r"^bridge: 'transparent' mixes layers", small("transparent")),
+        (r"^bridge: 'transparent' needs layers of equal length", small("transparent")),
         ("changes nothing", small("funnel")),
     ):
         with pytest.raises(SpecError, match=words):

@@ -171,7 +171,10 @@ def test_one_position_serves_all_layers(site: MakeSite) -> None:
 
 def test_a_shared_position_refuses_layers_of_other_sizes(site: MakeSite) -> None:
     spec = replace(attention_stack(position=Shaw()), pattern=(Block((FeedForward(), SelfAttention(d_head=6))),))
-    with pytest.raises(SpecError, match=r"^decoder\.pattern\[0\]\.branches\[1\]\.d_head: 6 differs from the stack's 4"):
+    with pytest.raises(
+        SpecError,
+        match=r"^decoder\.pattern\[0\]\.branches\[1\]\.d_head: is 6, but the stack's 'shaw' position is for 4",
+    ):
         spec.build(site(path="decoder"))
 
 
