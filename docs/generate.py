@@ -22,14 +22,14 @@ GLOSSES = {
     "Block": "branches with residual connections",
     "Branch": "sublayer of a block",
     "Cell": "recurrent cell",
-    "Start": "recurrent state before the text",
+    "Start": "initial state of a recurrent layer",
     "InitialState": "for a recurrent decoder",
     "AttentionScore": "in a recurrent decoder",
     "Scores": "attention scores of Synthesizers",
-    "Residual": "rule that joins branches",
+    "Residual": "how a branch is combined with its input",
     "Position": "position scheme in attention",
-    "AtHeads": "positions per number of heads",
-    "AttentionPattern": "which positions attention sees",
+    "AtHeads": "position scheme for another number of heads",
+    "AttentionPattern": "which keys a query attends to",
     "Bridge": "from encoder to decoder",
     "Head": "output layer and loss",
     "Linear": "projection layers",
@@ -49,7 +49,7 @@ def default(value: object) -> str:
 def catalogue() -> str:
     """Return the page as Markdown."""
     lines = [
-        "# Every part",
+        "# Catalogue of parts",
         "",
         "Generated from the code by `make docs`; do not edit.",
         "",

@@ -1,4 +1,4 @@
-"""Errors shown to the user. A message is one sentence that says what is wrong, where, and what to do."""
+"""Errors shown to the user. A message is one sentence: what is wrong, where, and what to do."""
 
 import errno
 import re
@@ -24,7 +24,7 @@ class SpecError(RegardError, ValueError):
 
 
 class DataError(RegardError, ValueError):
-    """Invalid data; the message says where the data are."""
+    """Invalid data; the message contains the location of the data."""
 
 
 class KernelError(RegardError, RuntimeError):

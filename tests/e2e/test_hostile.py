@@ -126,7 +126,7 @@ def test_a_later_step_without_memory_loses_nothing(
         patch.setattr(Eager, "run", fail)
         found = sentence("train", "--tsv", files["tsv"], "--out", str(out), *words, *TINY)
     assert "a batch of 100 tokens is too much; try --set data.batching.tokens=50" in found
-    assert f"the checkpoint of step 2 is intact: regard train --from {out}" in found
+    assert f"the checkpoint of step 2 is intact: continue from its weights with regard train --from {out}" in found
     assert regard("resume", str(out), "-q").returncode == 0
     assert (out / "weights-final.safetensors").exists()
 

@@ -74,7 +74,7 @@ def ablate(  # noqa: PLR0913  # the options of the command line
         match: `parameters` or `compute` scales the hidden widths of every modified model until it has as many
             parameters or operations as the base; `none` changes no width.
         metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
-        search_rates: Search the learning rate of every model first, with the same effort for each.
+        search_rates: First search for the best learning rate of every model, with the same effort for each.
         jobs: Number of simultaneous runs. If None, one per GPU, or without a GPU one per core up to 16.
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads per run.

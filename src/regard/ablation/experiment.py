@@ -182,7 +182,7 @@ class Experiment:
         return build_report(self, rates, complete)
 
     def rates(self) -> dict[str, float]:
-        """Search the best learning rate for every row, and return each as a factor of the base's learning rate."""
+        """Search for the best learning rate of every row, and return it as a factor of the base's learning rate."""
         with Runner(self.folder, self.machine) as runner:
             return self._searched(runner, self._budgeted(runner))[1]
 
@@ -201,7 +201,7 @@ class Experiment:
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
-        """Search learning rates; return whether the search is complete, and the best factor for each row."""
+        """Search for learning rates; return whether the search is complete, and the best factor for each row."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
         return self._train(runner, searches, "learning rates"), self._rates(searches)
 

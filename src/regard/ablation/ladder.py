@@ -90,7 +90,7 @@ def rates(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
-    """Search the learning rate of every model, and return the best factors for use as `Settings.rates` in a ladder."""
+    """Search for the best learning rate of every model, and return the factors for `Settings.rates` of a ladder."""
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         return experiment.rates()
 
@@ -120,7 +120,10 @@ def _open_ladder(
 
 
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
-    """Return the row of a model of the base's size, marked as left out if it does not apply and is not `named`."""
+    """Return the row of a model resized to the base's size.
+
+    A model that does not apply is marked as left out, or raises an error if it is `named`.
+    """
     assert base.model is not None
     try:
         model = apply(name, base.model) if name in LESS else family(name, base.model)
@@ -338,7 +341,10 @@ def _build_ladder(experiment: Experiment, report: Report) -> Ladder:
 
 
 def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interval], length: int) -> Rung:
-    """Return a model's table row. `scores` are for all texts, then for each bucket; path lengths have n = `length`."""
+    """Return a model's table row, with path lengths for `length` tokens.
+
+    `scores` has the scores for all texts, then those for each bucket.
+    """
     total: dict[str, Any] = asdict(scores[0]) if scores else {}
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
     return Rung(

@@ -130,7 +130,7 @@ def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -
 
 
 def unused(request: RecipeRequest) -> str:
-    """Return a sentence that lists the recipe's settings that an ablation does not use, or an empty string."""
+    """Return a sentence that lists those settings of the recipe that an ablation ignores, or an empty string."""
     train, defaults = request.train, (TrainSpec(), default_train(request.data.objective))
     names = [f"train.{name}" for name in FIXED if getattr(train, name) not in [getattr(d, name) for d in defaults]]
     names += ["train.seed"] * (train.seed != TrainSpec().seed and not request.data.split_by_source)

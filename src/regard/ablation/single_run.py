@@ -96,7 +96,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """Return the validation loss per step, and the training speed without validation and the first logged interval."""
+    """Return the validation loss per step, and the training speed, which excludes validation and the first interval."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]

@@ -25,8 +25,8 @@ def ablate(
         experiment_option(
             "--rows",
             metavar="ROWS",
-            help="Which variants: all, table (52 rows), a group such as activation, or names separated by commas. "
-            "Give your own as module:function.",
+            help="Variants to compare: all, table (52 rows), a group such as activation, or names separated by commas. "
+            "Name your own as module:function.",
         ),
     ] = "all",
     variants: Annotated[
@@ -48,8 +48,8 @@ def ablate(
     match: Annotated[
         str,
         experiment_option(
-            help="Adjust the hidden width of every variant so that its parameters or compute equal those of the "
-            "base model; none leaves it unchanged."
+            help="parameters or compute: adjust the hidden width of every variant until it has as many parameters or "
+            "FLOPs as the base model. none: keep the width."
         ),
     ] = "none",
     out: Annotated[

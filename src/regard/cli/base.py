@@ -41,11 +41,11 @@ Device = Annotated[str, compute_option(help="auto, cpu, cuda or mps.")]
 Quiet = Annotated[bool, print_option("--quiet", "-q", help="Print only errors.")]
 TrustCode = Annotated[
     bool,
-    compute_option("--trust-code", help="Allow parts named module:Class to be imported, also from the current folder."),
+    compute_option(
+        "--trust-code", help="Allow parts named module:Class to be imported, including from the current folder."
+    ),
 ]
-Plain = Annotated[
-    bool, compute_option("--plain", help="Use the readable form of the model, without fused kernels. It is slower.")
-]
+Plain = Annotated[bool, compute_option("--plain", help="Use the plain PyTorch modules without fused kernels; slower.")]
 RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
 Quantize = Annotated[
     str | None,

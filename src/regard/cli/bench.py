@@ -25,8 +25,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Libraries, separated by commas: hf, ctranslate2, joeynmt, fairseq, xtransformers, torch. "
-            "Default: all that are installed.",
+            help="Libraries to compare with, separated by commas: hf, ctranslate2, joeynmt, fairseq, xtransformers, "
+            "torch. Default: all that are installed.",
         ),
     ] = None,
     rounds: Annotated[

@@ -23,15 +23,15 @@ def check(
 ) -> None:
     """Test a part in tiny models, and report for each law whether the part keeps or breaks it.
 
-    The exit code is 1 if a law is broken. MODULE is imported, also from the
-    current folder, so check only code that you trust.
+    The exit code is 1 if a law is broken. MODULE may be in the current folder. It is
+    imported, so check only code that you trust.
 
     \b
     causality   no output depends on a later token
     padding     padding changes neither outputs nor loss
     packing     outputs of packed sequences equal those of separate rows
     steps       decoding step by step equals one parallel pass
-    ragged      prompts of unequal length continue correctly
+    ragged      decoding is correct for prompts of unequal length
     beams       the score of a beam equals that of its tokens in one pass
     batch       the output of a row does not depend on the other rows
     positions   order matters if and only if a part depends on it
@@ -39,10 +39,10 @@ def check(
     records     a model saved as JSON loads as the same model; wrong keys fail
     parameters  every parameter gets a gradient; counts are exact
     storage     no tensor is stored twice; saving and loading are exact
-    kernels     every attention kernel equals the reference, or refuses
-    fast        the fast form of a model equals the readable one
+    kernels     every attention kernel equals the reference, or rejects the input
+    fast        the fast form of a model gives the same results as the plain one
     compile     torch.compile traces the loss as one graph with an equal value
-    build       other depths, widths and heads work, or the error names a field
+    build       other depths, widths and heads work, or an error names the field
     """  # noqa: D301  # click wants the character itself
     from regard.testing import LAWS
     from regard.testing import check as try_laws

@@ -53,7 +53,8 @@ def translate(
 ) -> None:
     """Translate a file or standard input, line by line.
 
-    With --n-best N, there are N lines of output for every line. By default, the search of the recipe (decode) is used.
+    With --n-best N, N lines are printed for every input line. By default, the search settings are those of the recipe
+    (decode).
     An input that is longer than the training texts is truncated, with a warning.
     """
     from regard.runs.decode import text_decoder
@@ -176,7 +177,7 @@ def classify(
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the class of each line of a file or standard input."""
+    """Print the predicted class of each line of a file or standard input."""
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
     loaded.check_command("classify")
@@ -206,7 +207,7 @@ def score(
 ) -> None:
     """Print the log-probability of each line: of a target given its source, of a text, or of an output.
 
-    A text is scored as the tokenizer splits it, including the end-of-text token. An output (--outputs) is scored with
+    A text is split by the tokenizer, and its end-of-text token is also scored. An output (--outputs) is scored with
     the tokens that were generated. A language model trained on one stream of text scores each line as if it followed a
     line feed.
     """
@@ -248,7 +249,7 @@ class Evaluation:
     """The options of `evaluate`, as in `regard.runs.options.EvaluationOptions`."""
 
     source: Annotated[str | None, typer.Option(metavar="FILE", help="Test text to translate.")] = None
-    reference: Annotated[str | None, typer.Option(metavar="FILE", help="The human translation of the source.")] = None
+    reference: Annotated[str | None, typer.Option(metavar="FILE", help="Reference translation of the source.")] = None
     tsv: Annotated[str | None, typer.Option(metavar="FILE", help="Tab-separated source and reference.")] = None
     text: Annotated[str | None, typer.Option(metavar="FILE", help="Test text for a language model.")] = None
     labelled: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled test text for a classifier.")] = None
@@ -270,7 +271,9 @@ class Evaluation:
     stride: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Stride of a language model's windows in tokens. Default: half a window."
+            min=1,
+            metavar="N",
+            help="For a language model: tokens between the starts of windows. Default: half a window.",
         ),
     ] = None
     batch_size: BatchSize = None

@@ -31,7 +31,7 @@ def ladder(
         experiment_option(
             "--rungs",
             metavar="RUNGS",
-            help="Which models of the ladder: all, or names separated by commas. The full Transformer is always "
+            help="Models of the ladder to compare: all, or names separated by commas. The full Transformer is always "
             "included.",
         ),
     ] = "all",

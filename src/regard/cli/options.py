@@ -132,7 +132,7 @@ class Runs:
         str | None,
         experiment_option(
             metavar="NAME",
-            help="A metric in addition to the loss, such as bleu, chrf, exact_match, rougeL or (ablate) perplexity.",
+            help="A metric in addition to the loss, such as bleu, chrf, exact_match or rougeL.",
         ),
     ] = None
     search_rates: Annotated[

@@ -38,9 +38,9 @@ def variants(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("row", "name", "group", "parameters", "what it is"):
+    for heading in ("row", "name", "group", "parameters", "description"):
         right = heading in ("row", "parameters")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "what it is")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "description")
     for row in rows:
         count = f"{row['parameters']:,}" if row["parameters"] is not None else "-"
         number = "" if row["row"] is None else str(row["row"])

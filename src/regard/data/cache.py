@@ -1,8 +1,9 @@
 """The cache of prepared data: a run that needs the same data again links to them instead of tokenizing the text.
 
-An entry is a folder whose name is the SHA-256 of everything that the content depends on. A rename creates the entry, so
-it is complete or absent. The files of an entry are verified against their checksums on every use. The cache folder may
-hold other files, so this module deletes only files with names that it assigns, and never follows links.
+An entry is a folder whose name is the SHA-256 of everything that the content depends on. It is
+created by an atomic rename, so it is either complete or absent. The files of an entry are verified against their
+checksums on every use. The cache folder may contain other files, so this module deletes only files with names that it
+assigns, and never follows links.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
 def compile_folder() -> Path | None:
     """Create and return torch.compile's cache folder.
 
-    Return None if the folder cannot be created, or if it holds files but not the marker of regard.
+    Return None if the folder cannot be created, or if it contains files but not the marker file of regard.
     """
     folder = cache_folder() / COMPILED
     with suppress(OSError):
@@ -216,7 +217,7 @@ class Cache:
                     remove(path)
 
     def clear(self) -> None:
-        """Remove everything that regard stored in the cache. Runs keep their data as links or copies of their own."""
+        """Remove everything that regard stored in the cache. Runs keep their own links to the data, or copies."""
         for path in _members(self.data, ENTRY):
             if (path / MANIFEST).is_file():
                 self.drop(path.name)

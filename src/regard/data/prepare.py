@@ -242,7 +242,7 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
 def _description(
     spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a description of everything but file contents that prepared data depend on, and the names of the files."""
+    """Return a description of all that the prepared data depend on except file contents, and the names of the files."""
     corpora = (*spec.train, *spec.valid)
     files = [file for corpus in corpora for file in corpus.files()]
     records = [(to_record(corpus), ("weight", *corpus.paths)) for corpus in corpora]

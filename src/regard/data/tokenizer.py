@@ -108,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Return the tokenizer that is stored in `text`, the output of `to_json`. Error messages call it `name`."""
+        """Return the tokenizer stored in `text`, the output of `to_json`. `name` is its name in error messages."""
         document = _parse(text, name)
         note = document["model"].pop("regard", None)
         if note is None:

@@ -1,4 +1,4 @@
-"""Encode a corpus word by word with a cache. A corpus has about a hundred times fewer distinct words than words.
+"""Encode a corpus word by word with a cache. A corpus has about one distinct word for every hundred words.
 
 A byte-level BPE never merges across a space or a line feed. The ids of a text are therefore the concatenated ids of its
 words, where a word includes the space before it.

@@ -180,7 +180,7 @@ class Source:
                 self.end()
 
     def extended(self, candidate: Candidate) -> Partial:
-        """Return the live hypothesis that a candidate creates: a beam with one more token."""
+        """Return the live hypothesis of a candidate, which is a beam extended by one token."""
         _, token, log_prob, total = candidate
         text = self.live[candidate.beam]
         progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, token)

@@ -57,7 +57,7 @@ class Candidates:
         return torch.full_like(last, NEVER) if self.eos_banned else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
-        """Return the k best continuations without eos for every source of k beams.
+        """Return the k best continuations without eos for every source, where k is the number of beams of a source.
 
         `log_probs` is overwritten with NEVER at eos and at the ids in `never`.
         """

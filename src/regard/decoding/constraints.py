@@ -34,9 +34,10 @@ class BoundConstraint:
 class TokenConstraints:
     """The constraints on the output of one row. They do not apply to a prompt.
 
-    A prefix is forced token by token, so its probability counts. An output may contain the beginning of a banned
-    sequence, but not the complete sequence. `no_repeat=n` allows every n-gram once, but n-grams in the prefix may
-    repeat. Required sequences may overlap. At every step, each constraint in `others` returns banned and forced tokens.
+    A prefix is forced token by token, so its probability counts towards the score. An output may contain the beginning
+    of a banned sequence, but not the complete sequence. `no_repeat=n` allows every n-gram once, but n-grams in the
+    prefix may repeat. Required sequences may overlap. At every step, each constraint in `others` returns banned and
+    forced tokens.
     """
 
     prefix: Ids = ()

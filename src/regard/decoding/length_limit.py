@@ -1,4 +1,4 @@
-"""Length limits for outputs: the longest training target, and a line above the (source, target) lengths of training."""
+"""Length limits for outputs, from the longest training target and a line above the (source, target) lengths."""
 
 import math
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ WIDTHS = (64, 96, 100, 128)  # block widths; with a divisor of the vocabulary si
 
 
 class Candidate(NamedTuple):
-    """A beam with one more token."""
+    """A candidate of a search step: a beam extended by one token."""
 
     beam: int
     token: int

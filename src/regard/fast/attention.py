@@ -231,7 +231,7 @@ def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -
 
 
 def is_causal_only(view: View) -> bool:
-    """Return whether a causal mask is enough, which also hides padding on the right from real queries."""
+    """Return whether a causal mask is enough. It also hides padding on the right from real queries."""
     mask = view.mask
     aligned = mask.start == 0 and mask.q_pos is None and mask.k_pos is None and view.T == view.S
     irregular = mask.strict or mask.packed or mask.prefix is not None or mask.attention_pattern is not None

@@ -25,7 +25,7 @@ class BeamAncestry:
     (c, b) of its source and never overwritten. `at[row, c]` is the beam whose slot contains the row's token in column
     c, or `beams` if the row has no token there.
 
-    In a static decoding run every source counts its own columns, so that sources may start at different steps.
+    In a static decoding run, columns are counted for each source, so that sources may start at different steps.
     """
 
     def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
@@ -103,17 +103,17 @@ class BeamAncestry:
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
 
     def reorder(self, parent: Int[Tensor, " B"], reach: int) -> None:
-        """Let row i continue row parent[i]."""
+        """Reorder the ancestry so that row i continues row parent[i]."""
         live = self.at[:, :reach]
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """Reset `rows`, which contain all beams of some sources."""
+        """Reset the rows in `rows`, which must contain all beams of their sources."""
         self.at.index_fill_(0, rows, self.beams)
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Retain only `rows`, in the given order. They must contain all beams of some sources."""
+        """Retain only `rows`, in the given order. They must contain all beams of their sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:
@@ -226,7 +226,7 @@ class BeamCache(Rewritten):
     """Keys and values of self-attention that the beams of a source share. Beam b writes column c to slot c * beams + b.
 
     Keys and values are never moved, because the ancestry of a beam lists the slots that it may attend to. In a static
-    decoding run, where every source counts its own columns, the key and the value in a slot are adjacent in memory, so
+    decoding run, where columns are counted for each source, the key and the value in a slot are adjacent in memory, so
     that both are written at once.
     """
 

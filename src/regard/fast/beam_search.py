@@ -90,7 +90,7 @@ class CapturedDecoder:
         return len(self.first_step) - len(self.busy)
 
     def put(self, fresh: Decodings, of: Sequence[int], requests: Sequence[Request], numbers: Sequence[int]) -> None:
-        """Start the sources from `fresh` at the indices `of`. The caller identifies the sources by `numbers`."""
+        """Start the search for the sources `of` in `fresh`, which the caller identifies by `numbers`."""
         free = [slot for slot in range(len(self.first_step)) if slot not in self.busy][: len(numbers)]
         at = torch.tensor(free, device=self.device)
         sources = torch.tensor(of, device=self.device)

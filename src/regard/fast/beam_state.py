@@ -62,7 +62,7 @@ class Request:
 class BeamState:
     """The state of a search with `slots` slots, each for the live beams and best finished outputs of one source.
 
-    A step makes some dozen calls on tensors with one number per beam, and on a GPU each call takes as long as a call on
+    A step makes dozens of calls on tensors with one number per beam, and on a GPU each call takes as long as a call on
     large tensors. So constants are computed beforehand, values that move together are stored together, and results are
     written in place.
     """

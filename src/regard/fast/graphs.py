@@ -1,4 +1,4 @@
-"""CUDA graphs: a test whether a step can be captured, and the capture.
+"""CUDA graphs: test whether a step can be captured, and capture it.
 
 A capture fails if an operation waits for the device, and then leaves the allocator and the random number generators in
 an invalid state. So a step first runs in a mode that reports operations that wait, and is only captured if it has none.

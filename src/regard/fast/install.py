@@ -53,7 +53,7 @@ from regard.nn.vocab.tables import EmbeddingsModule
 
 
 class Replacement(NamedTuple):
-    """A module class and its fast replacement. Both have equal parameters: converting a module sets its `__class__`."""
+    """A module class and its fast replacement, which has the same parameters: conversion only sets `__class__`."""
 
     plain: type[nn.Module]
     fast: type[nn.Module]

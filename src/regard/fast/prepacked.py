@@ -67,7 +67,7 @@ class PrepackedWeight:
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
-        """Return x W' + b, from the fastest order. Every projection in a step calls this method, so it must be fast."""
+        """Return x W' + b, with the fastest memory order. Every projection in a step calls this, so it must be fast."""
         if _address(weight) != self.address or (self.frozen and _version(weight) != self.version):
             self._begin(weight)
         rows = x.numel() // self.inputs

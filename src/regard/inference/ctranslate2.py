@@ -65,7 +65,7 @@ class CTranslate2(Engine):
     ) -> None:
         """Load the export in `folder`, with weights of the type `stored`.
 
-        `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the greatest length
+        `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the maximum length
         of a source or an output.
         """
         self.ends, self.room = ends, room

@@ -77,12 +77,12 @@ class Trained:
 
     @property
     def positions(self) -> int:
-        """The default greatest length of a source or an output."""
+        """The default maximum length of a source or an output."""
         return max(ROOM, 2 * (self.max_len + 1) + 20)
 
     @property
     def room(self) -> int:
-        """The greatest length of a source or an output of the exported model."""
+        """The maximum length of a source or an output of the exported model."""
         spec: Any = self.model.spec
         if isinstance(spec.input.position, Learned):
             return spec.input.position.max_len
@@ -90,7 +90,7 @@ class Trained:
         return self.positions if spec.decoder.position is None else ENDLESS
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Return the vocabularies of source and target, with a word for each row of the embedding tables."""
+        """Return the vocabularies of source and target, with a token string for each row of the embedding tables."""
         spec: Any = self.model.spec
         sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
         return tuple(
@@ -164,8 +164,9 @@ def export(
 ) -> Exported:
     """Write a model for CTranslate2 into the folder `out`, and return the finished export.
 
-    An existing folder is replaced only if `own`, for a folder that this package manages, or if `force` and the folder
-    contains an export. If the check of the exported model fails, an error is raised and nothing is written.
+    An existing folder is replaced only in two cases: if `own` is true, which means that regard manages the folder, or
+    if `force` is true and the folder contains an export. If the exported model fails its check, an error is raised and
+    nothing is written.
     """
     stored = named(quantize)
     version = library().__version__

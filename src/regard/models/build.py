@@ -86,7 +86,8 @@ def site_of(
 ) -> Site:
     """Return the site of the encoder or decoder, from which the stack derives the site of each layer.
 
-    A family without heads has one, and a family without attention or activation dropout has none.
+    In a family without heads, the number of heads is 1. In a family without attention or activation dropout, the rate
+    of this dropout is 0.
     """
     heads = getattr(spec, "heads", 1)
     d_head = getattr(spec, "d_head", None) or spec.d_model // heads

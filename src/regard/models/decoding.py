@@ -66,7 +66,7 @@ class Decoding:
         return self.rows.view(T, self.prefix)
 
     def cross_view(self, T: int) -> View | None:
-        """Return the view for T new tokens per beam, which attend to the memory. Equal T give the same view."""
+        """Return the view for T new tokens per beam, which attend to the memory. The view is cached for this T."""
         if self.cross is not None and T * self.beams != self.cross.T:
             self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross

@@ -42,7 +42,7 @@ Pooling = Literal["first", "mean", "last", "ends", "max", "mean_max"]
 
 
 class Task(Spec):
-    """The task slot: the specs for what an encoder-only model predicts."""
+    """The task slot: the specs of what an encoder-only model predicts, such as masked tokens or classes."""
 
     __slots__ = ()
 

@@ -112,7 +112,7 @@ class Droppable(State, Protocol):
     """Interface: a state that can drop rows before the decoding session ends."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
-        """Keep only the rows listed in `rows`, in the listed order: the beams of the sources in `sources`."""
+        """Keep only the rows in `rows`, in this order. They are the beams of the sources in `sources`."""
         ...
 
 

@@ -74,7 +74,8 @@ class Tokens(InputSpec):
     `join="concat"` appends the position vector instead (CS 182, choice 1), as the last `position_width` channels.
 
     Word dropout (Iyyer et al. 2015): in training, each E[id] is set to 0 with probability `word_dropout`; the others
-    are not rescaled. Position and type stay. Differs from the paper: a mean over tokens includes dropped tokens.
+    are not rescaled, and position and type vectors are kept. Differs from the paper: a mean over tokens includes
+    dropped tokens.
     """
 
     kind = "tokens"

@@ -86,8 +86,8 @@ class FixupInit(Init):
     """Zhang et al. 2019: W_o = W_down = 0. The scale of other weights depends on the number of branches L.
 
     Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))). W_up: He
-    uniform times L^-1/2 (m = 2). A gate is not scaled, because its product with W_up is. `others` initialises
-    embedding tables and heads.
+    uniform times L^-1/2 (m = 2). A gate is not scaled, because it is multiplied by the output of W_up, which is
+    scaled. `others` initialises embedding tables and heads.
 
     Differs from Narang et al. 2021, who left out cross-attention by mistake.
     """

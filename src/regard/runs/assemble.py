@@ -89,7 +89,7 @@ def keep_compiled_code() -> None:
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights; rows that they lack, as those of new classes, are taken from `initial`."""
+    """Return the weights; rows that they lack, such as those of new classes, are taken from `initial`."""
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]

@@ -48,7 +48,7 @@ class PositionTerms(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """The position scheme of a stack for attentions with `heads` heads instead of the model's number of heads."""
+    """A position scheme for attention layers with `heads` heads, if this is not the model's number of heads."""
 
     kind = "at_heads"
     heads: int

@@ -113,7 +113,7 @@ class ALiBiModule(PositionTerms):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the slopes m_1, ..., m_H of H = `heads` heads."""
+    """Return the slopes m_1, ..., m_H, where H is `heads`."""
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]
