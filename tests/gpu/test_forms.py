@@ -45,18 +45,27 @@ def batches(spec: ModelSpec) -> Iterator[Batch]:
         yield tiny.collate(spec, tiny.examples(spec, 4), packed=True, device="cuda")
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(None, 1e-3), (torch.bfloat16, 0.1)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_and_gradients_are_those_of_the_readable_form(
-    family: str, dtype: torch.dtype | None, within: float
-) -> None:
+def test_outputs_and_gradients_are_those_of_the_readable_form(family: str) -> None:
     plain, quick = forms(family)
     for batch in batches(FAMILIES[family]):
         with suppress(DataError, SpecError):  # a model that takes no packed rows says so in its loss
-            expected = gradients(plain, batch, dtype)
-            for mine, its in zip(gradients(quick, batch, dtype), expected, strict=True):
+            expected = gradients(plain, batch, None)
+            for mine, its in zip(gradients(quick, batch, None), expected, strict=True):
                 assert mine.shape == its.shape
-                assert (mine - its).norm() <= within * its.norm() + 1e-4
+                assert (mine - its).norm() <= 1e-3 * its.norm() + 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_rounding_errors_are_of_the_size_of_those_in_the_readable_form(family: str) -> None:
+    plain, quick = forms(family)
+    for batch in batches(FAMILIES[family]):
+        with suppress(DataError, SpecError):
+            exact = gradients(plain, batch, None)
+            rounded, mine = (gradients(model, batch, torch.bfloat16) for model in (plain, quick))
+            for expected, its, own in zip(exact, rounded, mine, strict=True):
+                error = (its - expected).norm()
+                assert (own - expected).norm() <= 3 * error + 0.2 * expected.norm() + 1e-4
 
 
 @pytest.mark.parametrize("static", [False, True])

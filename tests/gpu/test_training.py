@@ -113,7 +113,7 @@ def test_a_captured_step_is_an_eager_step(
         [e for e in notes if e["event"] == "step"], [e for e in others if e["event"] == "step"], strict=True
     ):
         assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
-        assert mine["rate"] == its["rate"]
+        assert mine["learning_rate"] == its["learning_rate"]
     close(weights(captured), weights(eager))
 
 
