@@ -35,6 +35,7 @@ REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sour
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # widths of decoders; sources of similar length share one
+LAUNCH_BOUND = 32_768  # number of tokens up to which an encoder takes longer to launch its kernels than to run them
 HOST = "the beams are searched by the host, step by step: "
 
 _log = logging.getLogger("regard.decoding")
@@ -46,6 +47,10 @@ def log_once(sentence: str) -> None:
     if sentence not in _logged:
         _logged.add(sentence)
         _log.info(sentence)
+
+
+def _log_refusal(why: str) -> None:
+    log_once(f"a part of the search cannot be captured as a CUDA graph and is launched call by call: {why}")
 
 
 def refusal(job: Job, spec: "Beam") -> str | None:
@@ -64,7 +69,7 @@ def refusal(job: Job, spec: "Beam") -> str | None:
 
 
 class CapturedDecoder:
-    """A static decoding run, the state of its search, and CUDA graphs of a decoding step, one per cache window.
+    """A static decoding run, the state of its search, and CUDA graphs: of a decoding step per window, and of encoding.
 
     It has no reference to a model, so that it can be cached for the next batch without keeping the model alive.
     """
@@ -79,15 +84,28 @@ class CapturedDecoder:
         self.last_step = [0] * slots  # the step after which the source in each slot is certainly done
         self.busy: dict[int, int] = {}  # the number of the source in every occupied slot
         self.steps = 0
-        self.warmed: set[int] = set()  # windows in which a step has run
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.pool: Any = None
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.windows: dict[int, graphs.Graphed[None]] = {}
+        self.sources: Batch | None = None  # the input of the encoder's graph
+        # The memory pool of the encoder is not shared, because its output is read after further steps.
+        self.encoder: graphs.Graphed[Decodings] = graphs.Graphed(self.stream, None, _log_refusal, first=True)
 
     @property
     def free(self) -> int:
         """The number of slots without a source."""
         return len(self.first_step) - len(self.busy)
+
+    def start(self, models: Ensemble, sources: Batch) -> Decodings:
+        """Return a decoding run for `sources`, which has not read any token. The next call may overwrite it."""
+        if self.sources is None:
+            self.sources = sources.copy_to(self.device)
+        if sources.target.numel() > LAUNCH_BOUND or not self.sources.alike(sources):
+            return models.start(sources, self.room, self.config.beams, static=True)
+        self.sources.fill(sources)
+        same = self.sources
+        return self.encoder(lambda: models.start(same, self.room, self.config.beams, static=True))
 
     def put(self, fresh: Decodings, of: Sequence[int], requests: Sequence[Request], numbers: Sequence[int]) -> None:
         """Start the search for the sources `of` in `fresh`, which the caller identifies by `numbers`."""
@@ -113,44 +131,9 @@ class CapturedDecoder:
         for member in self.decodings.members:
             member.rows.window = window
         self.steps += 1
-        if self.stream is None or self.steps == 1:  # the first step creates constants, which waits for the device
-            self._step(models)
-        elif window in self.graphs:
-            self.graphs[window].replay()
-        elif window not in self.warmed:
-            self._warm_up(models, window)
-        else:
-            self._capture(models, window)
-
-    def _warm_up(self, models: Ensemble, window: int) -> None:
-        """Run the first step in a window without capture, and check that no operation in it waits for the device."""
-        assert self.stream is not None
-        self.warmed.add(window)
-        here = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
-            _, waits = graphs.watched(lambda: self._step(models))
-        here.wait_stream(self.stream)
-        if waits is not None:
-            self._stop_capturing(waits)
-
-    def _capture(self, models: Ensemble, window: int) -> None:
-        assert self.stream is not None
-        try:
-            graph = graphs.capture(lambda: self._step(models), self.stream, self.pool)
-        except RuntimeError as error:
-            self._stop_capturing(str(error))
-            torch.cuda.synchronize(self.device)
-            self._step(models)
-            return
-        self.pool = self.pool or graph.pool()
-        self.graphs[window] = graph
-        graph.replay()
-
-    def _stop_capturing(self, why: str) -> None:
-        self.stream = None
-        lines = why.splitlines() or ["no reason given"]
-        log_once(f"a step of the search cannot be captured, and every call of it is made anew: {lines[0][:200]}")
+        if window not in self.windows:
+            self.windows[window] = graphs.Graphed(self.stream, self.pool, _log_refusal, first=self.steps == 1)
+        self.windows[window](lambda: self._step(models))
 
     def _step(self, models: Ensemble) -> None:
         """Read the last token of every beam, choose the next tokens and reorder the beams."""
@@ -198,17 +181,16 @@ class RequestQueue:
         """The number of sources in the queue."""
         return len(self.requests) - self.next
 
-    def start(self, first: int) -> Decodings:
-        """Start a decoding run for the batch whose first source has the number `first`."""
+    def sources(self, first: int) -> Batch:
+        """Return the batch whose first source has the number `first`."""
         requests = self.requests[first : first + self.batch]
         ids, seg = pad([request.ids for request in requests], self.width)
-        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-        return self.models.start(batch, self.room, self.config.beams, static=True)
+        return Batch(ids, source=ids, source_seg=seg).to(self.device)
 
     def enter(self, decoder: CapturedDecoder) -> None:
         """Start as many sources of one batch as the decoder has free slots."""
         if self.fresh is None or self.next >= self.first + self.batch:
-            self.first, self.fresh = self.next, self.start(self.next)
+            self.first, self.fresh = self.next, decoder.start(self.models, self.sources(self.next))
         end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)
         numbers = range(self.next, end)
         decoder.put(self.fresh, [n - self.first for n in numbers], self.requests[self.next : end], numbers)
@@ -225,7 +207,8 @@ def release() -> None:
 
 def is_captured(model: object) -> bool:
     """Return whether a cached decoder for `model` runs its step as a CUDA graph."""
-    return any(decoder.graphs for decoder in _decoders.get(model, {}).values())
+    windows = (step for decoder in _decoders.get(model, {}).values() for step in decoder.windows.values())
+    return any(step.graph is not None for step in windows)
 
 
 def decoder_for(queue: RequestQueue) -> CapturedDecoder:
@@ -237,7 +220,7 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
     key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, forced())
     decoder = kept.pop(key, None)
     if decoder is None:
-        decodings = queue.start(0)
+        decodings = queue.models.start(queue.sources(0), queue.room, queue.config.beams, static=True)
         if not refillable(decodings.members):
             raise NotOnDeviceError("a state cannot take in another source")
         decoder = CapturedDecoder(queue.config, decodings, queue.batch, queue.room)

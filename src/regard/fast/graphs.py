@@ -1,4 +1,4 @@
-"""CUDA graphs: test whether a step can be captured, and capture it.
+"""CUDA graphs: test whether a step can be captured, capture it, and replay it.
 
 A capture fails if an operation waits for the device, and then leaves the allocator and the random number generators in
 an invalid state. So a step first runs in a mode that reports operations that wait, and is only captured if it has none.
@@ -7,7 +7,7 @@ an invalid state. So a step first runs in a mode that reports operations that wa
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -52,3 +52,63 @@ def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = N
         if collecting:
             gc.enable()
     return graph
+
+
+class Graphed(Generic[Result]):
+    """Calls of one function of fixed shapes. The first ones test and capture it, the others replay the CUDA graph.
+
+    Each call takes the function, so that this object has no reference to a model. On a CPU, the function simply runs.
+    """
+
+    def __init__(
+        self, stream: torch.cuda.Stream | None, pool: Any, refused: Callable[[str], None], first: bool = False
+    ) -> None:
+        """Prepare for calls on `stream` (None: never capture), with graph memory from `pool`.
+
+        `refused` is called with the reason if the function cannot be captured. If `first`, the first call is not
+        tested, because it creates constants, which waits for the device.
+        """
+        self.stream, self.pool, self.refused, self.first = stream, pool, refused, first
+        self.tested = False
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Any = None
+
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.stream is None or self.first:
+            self.first, self.result = False, function()
+        elif self.tested:
+            self._capture(function, self.stream)
+        else:
+            self._test(function, self.stream)
+        return self.result
+
+    def _test(self, function: Callable[[], Result], stream: torch.cuda.Stream) -> None:
+        self.tested = True
+        here = torch.cuda.current_stream(stream.device)
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            self.result, waits = watched(function)
+        here.wait_stream(stream)
+        if waits is not None:
+            self._refuse(waits)
+
+    def _capture(self, function: Callable[[], Result], stream: torch.cuda.Stream) -> None:
+        def step() -> None:
+            self.result = function()
+
+        try:
+            graph = capture(step, stream, self.pool)
+        except RuntimeError as error:
+            self._refuse(str(error))
+            torch.cuda.synchronize(stream.device)
+            step()
+            return
+        graph.replay()
+        self.graph = graph
+
+    def _refuse(self, why: str) -> None:
+        self.stream = None
+        lines = why.splitlines() or ["no reason given"]
+        self.refused(lines[0][:200])

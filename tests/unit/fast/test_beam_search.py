@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -212,10 +212,10 @@ def test_a_decoder_is_kept_for_the_next_batch_of_its_shape() -> None:
         assert decoder(asked(model, rows), spec) is not made[0]
     assert decoder(asked(model, rows), spec) is made[0]
     assert not device.is_captured(model)
-    made[0].graphs[32] = cast(Any, "a graph")
+    made[0].windows[32].graph = cast(Any, "a graph")
     assert device.is_captured(model)
     assert not device.is_captured(translator(VOCAB))
-    made[0].graphs.clear()
+    made[0].windows[32].graph = None
     for parameter in model.parameters():
         parameter.data = parameter.data.clone() + 0.01
     assert decoder(asked(model, rows), spec) is not made[0]
@@ -406,59 +406,72 @@ def test_requests_are_the_rows_of_the_job() -> None:
 
 
 class Graph:
-    """Stands for a captured step where there is no GPU: what was asked for is done when it is replayed."""
+    """Replaces a captured step where there is no GPU: a replay runs the function."""
 
     def __init__(self, step: Callable[[], object]) -> None:
-        self.step = step
-
-    def pool(self) -> str:
-        return "pool"
-
-    def replay(self) -> None:
-        self.step()
+        self.replay = step
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, waits: str | None = None) -> list[str]:
-    """Machines as they run on a GPU; what they did to get a step."""
-    did: list[str] = []
+    """Let decoders run as on a GPU, and return the list of events: tests and captures of steps and of encoders."""
+    events: list[str] = []
 
-    def begun(self: device.CapturedDecoder, *given: Any) -> None:
-        begin(self, *given)
-        self.stream = SimpleNamespace(wait_stream=lambda _: None)  # type: ignore[reportAttributeAccessIssue]
+    def initialize(self: device.CapturedDecoder, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.pool = cast(Any, "pool")
+        self.stream = self.encoder.stream = Mock(spec=torch.cuda.Stream, device=CPU)
 
     def watched(step: Callable[[], object]) -> tuple[object, str | None]:
-        did.append("watched")
-        return step(), waits
+        result = step()
+        events.append("tested" if result is None else "encoder tested")
+        return result, waits
 
     def capture(step: Callable[[], object], _stream: Any, pool: Any) -> Graph:
-        did.append(f"captured into {pool}")
+        events.append(f"captured into {pool}" if pool else "encoder captured")
         return Graph(step)
 
-    begin = device.CapturedDecoder.__init__
-    monkeypatch.setattr(device.CapturedDecoder, "__init__", begun)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    original = device.CapturedDecoder.__init__
+    monkeypatch.setattr(device.CapturedDecoder, "__init__", initialize)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Mock(spec=torch.cuda.Stream))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(device.graphs, "watched", watched)
     monkeypatch.setattr(device.graphs, "capture", capture)
-    return did
+    return events
 
 
 def test_every_window_is_tested_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    did = captured(monkeypatch)
+    events = captured(monkeypatch)
     monkeypatch.setattr(device, "WINDOW", 5)
     model = translator(VOCAB, eos=-2.0)
     compare(model, ROWS, Beam(3, 2), limits=Limits(max_len=14))
-    once = ["watched", "captured into None", "watched", "captured into pool", "watched", "captured into pool"]
-    assert did == once
+    steps = ["tested", "captured into pool"] * 3
+    assert events == steps
     compare(model, random_rows(9, VOCAB, seed=8), Beam(3, 2), limits=Limits(max_len=14))  # the same decoder
-    assert did == once
+    assert [event for event in events if "encoder" not in event] == steps
+
+
+def test_the_encoder_is_tested_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = captured(monkeypatch)
+    model = translator(VOCAB, eos=2.0)
+    for seed in range(5):
+        compare(model, random_rows(9, VOCAB, seed=seed), Beam(3, 2))
+    assert [event for event in events if "encoder" in event] == ["encoder tested", "encoder captured"]
+
+
+def test_the_encoder_of_a_large_batch_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = captured(monkeypatch)
+    monkeypatch.setattr(device, "LAUNCH_BOUND", 9 * 16 - 1)  # a source of up to 16 tokens is 16 wide
+    model = translator(VOCAB, eos=2.0)
+    for seed in range(4):
+        compare(model, random_rows(9, VOCAB, seed=seed), Beam(3, 2))
+    assert not any("encoder" in event for event in events)
 
 
 def test_a_step_that_waits_for_the_device_is_never_captured(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "regard.decoding")
-    did = captured(monkeypatch, waits="it asks the host")
+    events = captured(monkeypatch, waits="it waits for the host")
     compare(translator(VOCAB), ROWS, Beam(3, 2))
-    assert did == ["watched"]
-    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["it asks the host"]
+    assert events == ["tested"]
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["it waits for the host"]
