@@ -63,9 +63,10 @@ def test_bfloat16_rounding_errors_are_of_the_size_of_those_in_the_readable_form(
         with suppress(DataError, SpecError):
             exact = gradients(plain, batch, None)
             rounded, mine = (gradients(model, batch, torch.bfloat16) for model in (plain, quick))
-            for expected, its, own in zip(exact, rounded, mine, strict=True):
-                error = (its - expected).norm()
-                assert (own - expected).norm() <= 3 * error + 0.2 * expected.norm() + 1e-4
+            # All gradients together: a single bias depends on which side of 0 a rounded activation lies.
+            expected, its, own = (torch.cat([each.flatten().cpu() for each in form]) for form in (exact, rounded, mine))
+            error = (its - expected).norm()
+            assert (own - expected).norm() <= 3 * error + 0.2 * expected.norm() + 1e-4
 
 
 @pytest.mark.parametrize("static", [False, True])

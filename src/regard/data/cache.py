@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import platformdirs
-
 from regard.errors import SpecError
 from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, temporary
 
@@ -50,6 +48,8 @@ def cache_folder() -> Path:
         return Path(folder).expanduser().absolute()
     if sys.platform == "darwin" and (former := Path("~/Library/Caches/regard").expanduser()).is_dir():
         return former  # platformdirs prefers XDG_CACHE_HOME, which earlier versions ignored on macOS
+    import platformdirs  # not needed where REGARD_CACHE is set
+
     return platformdirs.user_cache_path("regard", appauthor=False, opinion=False).absolute()
 
 
