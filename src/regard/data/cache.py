@@ -48,7 +48,7 @@ def cache_folder() -> Path:
         return Path(folder).expanduser().absolute()
     if sys.platform == "darwin" and (former := Path("~/Library/Caches/regard").expanduser()).is_dir():
         return former  # platformdirs prefers XDG_CACHE_HOME, which earlier versions ignored on macOS
-    import platformdirs  # not needed where REGARD_CACHE is set
+    import platformdirs  # noqa: PLC0415  # not needed where REGARD_CACHE is set
 
     return platformdirs.user_cache_path("regard", appauthor=False, opinion=False).absolute()
 
