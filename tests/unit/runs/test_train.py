@@ -102,13 +102,16 @@ def test_fine_tuning_starts_from_the_weights_of_its_parent(text: Path, tmp_path:
 
 
 def test_the_first_signal_is_recorded_and_the_second_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with _signals() as caught:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert caught == ["interrupted"]
-        with pytest.raises(KeyboardInterrupt):
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        with _signals() as caught:
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            assert caught == ["interrupted"]
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, inherited)
 
 
 def test_a_stop_inside_the_warm_up_is_reported() -> None:
