@@ -20,7 +20,7 @@ from regard.fast import beam_search
 from regard.inference.text import Output, Texts, classify
 from regard.models.base import Classifier, Generator, Model
 from regard.training.degenerate import REPEATING, UNFINISHED
-from regard.training.selection import ERROR
+from regard.training.ranking import ERROR
 from regard.training.spec import TrainSpec
 
 Values = dict[str, float]

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.nn.label_smoothing import label_smoothed
 from regard.nn.vocab.adaptive import AdaptiveSoftmaxModule
 from regard.nn.vocab.base import CrossEntropyHead, Scored
 from regard.nn.vocab.mixture import MixtureOfSoftmaxesModule
@@ -75,7 +76,7 @@ class CrossEntropy(torch.autograd.Function):
             total = exponentials.sum(-1)
             log_z = total.log() + top.squeeze(-1)
             nll = log_z - label_logit
-            loss = nll if mean is None else (1 - label_smoothing) * nll + label_smoothing * (log_z - mean)
+            loss = nll if mean is None else label_smoothed(nll, mean - log_z, label_smoothing)
             if z:
                 loss = loss + z * log_z.square()
             objective, nll_sum = objective + (weight * loss).sum(), nll_sum + (weight * nll).sum()
@@ -221,7 +222,7 @@ class MixtureEntropy(torch.autograd.Function):
             label_joint = joint.gather(-1, label).squeeze(-1)
             nll = -label_joint.logsumexp(-1, keepdim=True)
             log_p = joint.logsumexp(1, keepdim=True) if label_smoothing else None
-            loss = nll if log_p is None else (1 - label_smoothing) * nll - label_smoothing * log_p.mean(-1)
+            loss = nll if log_p is None else label_smoothed(nll, log_p.mean(-1), label_smoothing)
             objective, nll_sum = objective + (weight * loss).sum(), nll_sum + (weight * nll).sum()
             if d_r is None or d_matrix is None or d_prior is None:
                 continue

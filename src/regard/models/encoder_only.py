@@ -26,6 +26,7 @@ from regard.nn.core import Site
 from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec
+from regard.nn.label_smoothing import label_smoothed
 from regard.nn.linear import Dense, Linear
 from regard.nn.mask import Context, View
 from regard.nn.norm import LayerNorm, Norm
@@ -310,7 +311,7 @@ class SentenceClassifierModel(Classifier):
         log_probs = widen(self.scores(batch, losses)).log_softmax(-1)
         nll = F.nll_loss(log_probs, batch.labels, reduction="sum")
         s = self.label_smoothing if self.training else 0.0
-        total = (1 - s) * nll - s * log_probs.mean(-1).sum() if s else nll
+        total = label_smoothed(nll, log_probs.mean(-1).sum(), s)
         return classified(total, nll, nll.new_full((), float(batch.labels.shape[0])), losses)
 
 

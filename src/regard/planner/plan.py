@@ -1,9 +1,6 @@
 """Choose the settings that a recipe leaves open, from the text, the device and the time, each with a reason.
 
-Two limits decide the size of a model: the text (at most `TEXT` parameters per token) and the time, in which training
-must process at least `SEEN` tokens per parameter. The planner takes the largest candidate within both limits, so a
-longer text or more time never gives a smaller model. The numbers come from the experiments in
-docs/decisions/014-planner.md.
+The numbers come from the experiments in docs/decisions/014-planner.md.
 """
 
 import math
@@ -14,21 +11,18 @@ from typing import Any
 from regard.data.batching import Batching
 from regard.data.objectives import Objective
 from regard.data.prepare import Survey
-from regard.errors import SpecError
 from regard.models.base import ModelSpec
-from regard.planner.model_size import LONG, Candidate, candidates, dropped, for_length, of_ngrams
-from regard.planner.speed import Hardware, Lengths, muon_share
+from regard.planner.candidates import LONG, Candidate, candidates, dropped, for_length, of_ngrams
+from regard.planner.model_size import ROOM, TRAINING, bytes_needed, largest, possible
+from regard.planner.speed import Hardware, muon_share
+from regard.planner.text import Text, described
 from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.spec import TrainSpec
 
-TEXT = 5.5  # maximum number of parameters in the blocks per token of the text
-SEEN = 8.0  # minimum number of training tokens per parameter in the blocks
 DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run if no time is given
 MOST_STEPS = 200_000
 MANY = 30_000  # number of short texts from which a classifier has more dropout
 SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # minimum number of tokens per batch
-TRAINING = 0.85  # share of the time for steps; the rest is for reading, validation and saving
-ROOM = 0.6  # share of the memory that a plan uses
 GENTLE = 0.1  # factor of the usual learning rate for weights that are already trained
 TUNING_PASSES = 5.0  # passes through the text in fine-tuning; up to 20 for a text of only a few batches
 TUNING_STEPS = 100
@@ -60,33 +54,6 @@ class Given:
     attention: bool = False  # True: a model that the planner chooses must be a Transformer
 
 
-@dataclass(frozen=True)
-class Text:
-    """The sizes of a training text."""
-
-    total: int  # number of tokens, source and target together
-    labels: int  # number of tokens that are predicted, or that a classifier reads
-    records: int
-    lengths: Lengths  # mean tokens of a source and a target
-
-    @property
-    def epoch(self) -> int:
-        """Number of tokens in one pass, counting source or target, whichever is longer."""
-        return max(1, max(self.lengths) * self.records)
-
-
-def described(objective: Objective, survey: Survey, batching: Batching) -> Text:
-    """Return the sizes of the surveyed text. Continuous text is divided into windows."""
-    columns = {name: survey.ids[name] for name in objective.measured}
-    if objective.stream:
-        window, tokens = getattr(batching, "length", 256), columns["target"]
-        return Text(tokens, tokens, max(1, round(tokens / window)), (0, window))
-    records = max(1, survey.kept)
-    means = {name: max(1, round(count / records)) for name, count in columns.items()}
-    lengths = (means.get("source", means.get("text", 0)), means.get("target", 0))
-    return Text(sum(columns.values()), columns[objective.measured[-1]], records, lengths)
-
-
 def plan(  # noqa: PLR0913  # the inputs of a plan
     objective: Objective,
     survey: Survey,
@@ -116,8 +83,8 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
         unmeasured = train.steps is not None and train.time is None
         speed = None if unmeasured else hardware.speed(finished(given.model), text.lengths)
     else:
-        known = _possible(candidates(objective), finished, given.attention)
-        candidate, speed = _largest(known, text, time, hardware, train, finished)
+        known = possible(candidates(objective), finished, given.attention)
+        candidate, speed = largest(known, text, time, hardware, train, finished)
         whole, names = finished(candidate.spec), ("d_model", "heads", "encoder", "decoder")
         unchanged = all(getattr(whole, name, None) == getattr(candidate.spec, name, None) for name in names)
         edited = "" if unchanged else ", changed as given"
@@ -172,68 +139,6 @@ class Budgeted:
         """Number of target tokens in training, limited by the time and the number of useful passes through the text."""
         most = _most_passes(self.candidate, self.text, self.trained) * self.text.labels
         return most if self.speed is None else min(most, self.speed * self.time * TRAINING)
-
-
-def _largest(
-    known: list[Candidate],
-    text: Text,
-    time: float,
-    hardware: Hardware,
-    train: TrainSpec,
-    finished: Callable[[ModelSpec], ModelSpec],
-) -> tuple[Candidate, float | None]:
-    """Return the largest model that the text and the time allow, and its speed. Larger models are not measured."""
-    best = known[0]
-    if train.steps is not None and train.time is None:  # the user has chosen the steps, so time is no limit
-        fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
-        return (fitting[-1] if fitting else best), None
-    speed = hardware.speed(finished(best.spec), text.lengths)
-    for candidate in known[1:]:
-        if candidate.blocks > TEXT * text.total or not _fits(candidate, hardware):
-            break
-        # A larger model is slower, so do not measure it if it would be too slow at the speed of the previous one.
-        if _seen(text, speed * time) < SEEN * candidate.blocks:
-            break
-        candidate_speed = hardware.speed(finished(candidate.spec), text.lengths)
-        if _seen(text, candidate_speed * time) < SEEN * candidate.blocks:
-            break
-        best, speed = candidate, candidate_speed
-    return best, speed
-
-
-def _possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
-    """Return the candidates that accept the user's modifications; raise SpecError if there are none.
-
-    These are all n-gram convolutions or, with `attention` or if no convolution is accepted, all Transformers.
-    """
-    accepted, errors = list[Candidate](), list[SpecError]()
-    for candidate in known:
-        try:
-            finished(candidate.spec)
-            accepted.append(candidate)
-        except SpecError as error:
-            errors.append(error)
-    if not accepted:
-        raise errors[0]
-    ngrams = [] if attention else [candidate for candidate in accepted if of_ngrams(candidate.spec)]
-    return ngrams or [candidate for candidate in accepted if not of_ngrams(candidate.spec)]
-
-
-def _seen(text: Text, labels: float) -> float:
-    """Return the number of source and target tokens that training processes; `labels` is the limit set by the time."""
-    return TRAINING * labels * text.total / max(1, text.labels)
-
-
-def _fits(candidate: Candidate, hardware: Hardware) -> bool:
-    """Return whether a model, its gradients, its optimizer state and a small batch fit into the memory."""
-    return bytes_needed(candidate, 1024) <= ROOM * hardware.memory
-
-
-def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> float:
-    """Return the bytes that a training step needs: weights, gradients, AdamW's moments, activations and output."""
-    weights = 16.0 * (candidate.blocks + vocab * candidate.width)
-    depth = max(1, round(candidate.blocks / (12 * candidate.width**2)))
-    return weights + tokens * (4.0 * 40 * depth * candidate.width + 12.0 * vocab)
 
 
 def _batches(

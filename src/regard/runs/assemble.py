@@ -28,7 +28,7 @@ from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import TrainedModel, load_weights
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.console import Sample
-from regard.training.selection import Criterion, Metrics
+from regard.training.ranking import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
 SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # for the sample output shown at validation

@@ -45,7 +45,7 @@ from regard.training.checkpoint import (
     weights_digest,
 )
 from regard.training.progress import Progress, newest_best
-from regard.training.selection import Metrics
+from regard.training.ranking import Metrics
 
 COMMANDS = {"sequence_to_sequence": "translate", "language_model": "generate", "classifier": "classify"}
 

@@ -7,7 +7,7 @@ from typing import Any
 from regard.data.loader import Place
 from regard.errors import DataError
 from regard.training.checkpoint import Checkpoint, RunFolder
-from regard.training.selection import Metrics
+from regard.training.ranking import Metrics
 from regard.training.spec import TrainSpec
 
 ADDED_LATER = {"reached", "clock", "validation", "steps"}  # fields that older checkpoints lack

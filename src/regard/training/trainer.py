@@ -25,6 +25,7 @@ from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.budget import Budget
 from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
+from regard.training.early_stopping import improvements, should_stop
 from regard.training.executor import (
     Eager,
     MemoryShortage,
@@ -36,8 +37,8 @@ from regard.training.executor import (
 )
 from regard.training.mfu import peak, utilisation
 from regard.training.progress import Progress
+from regard.training.ranking import LOSS, Criterion, Metrics, order
 from regard.training.schedule import Schedule
-from regard.training.selection import LOSS, Criterion, Metrics, improvements, order
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
@@ -249,7 +250,7 @@ class Trainer:
 
     def exhausted(self) -> bool:
         """Return whether to stop early, after `patience` validations without improvement."""
-        return bool(self.spec.patience) and self.progress.stale >= (self.spec.patience or 0)
+        return should_stop(self.progress.stale, self.spec.patience)
 
     def step(self) -> None:
         """Update the weights by the gradient of the mean loss over all labels of `accumulate` batches."""

@@ -10,7 +10,7 @@ from regard.data.objectives import Classification
 from regard.data.prepare import Survey
 from regard.models.build import count
 from regard.nn.branches.ngram_convolution import NGramConvolution
-from regard.planner.model_size import candidates, of_ngrams
+from regard.planner.candidates import candidates, of_ngrams
 from regard.planner.speed import nominal
 from regard.presets import preset
 from regard.recipe.recipe import default_train

@@ -11,9 +11,10 @@ from regard.data.objectives import Classification, LanguageModelling, Objective,
 from regard.data.prepare import Survey
 from regard.models.base import ModelSpec
 from regard.models.build import build, count
-from regard.planner.model_size import Candidate, candidates, of_ngrams
-from regard.planner.plan import ROOM, bytes_needed, described
+from regard.planner.candidates import Candidate, candidates, of_ngrams
+from regard.planner.model_size import ROOM, bytes_needed
 from regard.planner.speed import Hardware, muon_share, nominal
+from regard.planner.text import described
 from regard.presets import preset
 from regard.recipe.recipe import default_train
 from regard.training.budget import SPACING

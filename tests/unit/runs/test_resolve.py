@@ -13,7 +13,7 @@ from regard.data.text import Labelled
 from regard.data.tokenizer import BPE
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
-from regard.planner.model_size import of_ngrams
+from regard.planner.candidates import of_ngrams
 from regard.recipe.recipe import Recipe
 from regard.runs.request import request_from_options
 from regard.runs.resolve import _window_length, labels_after, resolve, tokenizer_files

@@ -29,8 +29,8 @@ from regard.training.executor import StepResult
 from regard.training.log import Log
 from regard.training.optim import AdamW
 from regard.training.progress import Progress, newest_best
+from regard.training.ranking import ERROR, Criterion, Metrics
 from regard.training.schedule import Constant, InverseSqrt
-from regard.training.selection import ERROR, Criterion, Metrics
 from regard.training.spec import TrainSpec
 from regard.training.trainer import (
     DivergedError,

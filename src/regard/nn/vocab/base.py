@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.core import Site
+from regard.nn.label_smoothing import label_smoothed
 from regard.nn.precision import widen
 from regard.nn.vocab.tables import Table, TableSpec
 from regard.tree import Spec
@@ -71,14 +72,15 @@ class CrossEntropyHead(Head):
     ) -> Scored:
         """Return the weighted sum of the cross-entropy of softmax(r M' + b) over N tokens.
 
-        In training, the objective includes label smoothing, as in torch, and z_loss * (log Z)^2 for each token.
+        In training, the objective includes label smoothing and z_loss * (log Z)^2 for each token.
         """
         logits = widen(r @ matrix.T)
         if bias is not None:
             logits = logits + bias
-        loss = nll = F.cross_entropy(logits, labels, reduction="none")
+        log_probs = logits.log_softmax(-1)
+        loss = nll = F.nll_loss(log_probs, labels, reduction="none")
         if self.training:
-            loss = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
+            loss = label_smoothed(nll, log_probs.mean(-1), self.label_smoothing)
             loss = loss + self.z_loss * logits.logsumexp(-1).square()
         weights = weights.type_as(logits)
         return Scored((weights * loss).sum(), (weights * nll).sum().detach())

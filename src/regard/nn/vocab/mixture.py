@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.nn.checks import MOST_HEADS, check_count, check_rate
 from regard.nn.core import Site
+from regard.nn.label_smoothing import label_smoothed
 from regard.nn.precision import widen
 from regard.nn.vocab.base import Head, HeadSpec, Scored
 from regard.nn.vocab.tables import Table
@@ -62,6 +63,6 @@ class MixtureOfSoftmaxesModule(Head):
         log_p = self.log_probs(h, table)
         loss = nll = F.nll_loss(log_p, labels, reduction="none")
         if self.training:
-            loss = (1 - self.label_smoothing) * nll - self.label_smoothing * log_p.mean(-1)
+            loss = label_smoothed(nll, log_p.mean(-1), self.label_smoothing)
         weights = weights.type_as(log_p)
         return Scored((weights * loss).sum(), (weights * nll).sum().detach())

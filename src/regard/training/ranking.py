@@ -1,4 +1,4 @@
-"""Rank checkpoints by their validation scores, and detect whether training still improves."""
+"""Rank checkpoints by their validation scores."""
 
 import math
 from collections.abc import Mapping
@@ -24,34 +24,23 @@ LOSS = Criterion("loss", False)
 
 
 def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics) -> list[int]:
-    """Return the validated steps, best first; `reached` has the best values so far (see `improvements`).
+    """Return the validated steps, best first; `reached` has the best values so far (see `early_stopping.improvements`).
 
     A metric of a few hundred decoded sentences is noisy, and all steps tie while no output is right. The loss has
     neither problem. So steps whose score is within the noise of the best score are ranked by their loss (the rule of
     one standard error, Breiman et al. 1984), and all other steps by their score. Of two steps with equal scores, the
     one with the lower loss comes first, then the earlier one.
     """
-    bound = _cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
+    bound = cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
 
     def key(step: int) -> tuple[float, float, float, int]:
-        cost, loss = _cost(scores[step], criterion), _cost(scores[step], LOSS)
-        return (-math.inf if cost <= bound else cost), loss, cost, step
+        score, loss = cost(scores[step], criterion), cost(scores[step], LOSS)
+        return (-math.inf if score <= bound else score), loss, score, step
 
     return sorted(scores, key=key)
 
 
-def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Metrics:
-    """Return the criterion and the loss, each only if better than in `reached`; the criterion with its standard error.
-
-    Either improvement is progress: a model whose loss falls still learns, even if none of its outputs is right yet.
-    """
-    better = [each.name for each in (criterion, LOSS) if _cost(metrics, each) < _cost(reached, each)]
-    if criterion.name in better and ERROR in metrics:
-        better.append(ERROR)
-    return {name: metrics[name] for name in better}
-
-
-def _cost(metrics: Metrics, criterion: Criterion) -> float:
+def cost(metrics: Metrics, criterion: Criterion) -> float:
     """Return the value of a metric as a cost to minimise; infinite if it is missing or NaN."""
     value = metrics.get(criterion.name, math.nan)
     return math.inf if math.isnan(value) else -value if criterion.higher_is_better else value

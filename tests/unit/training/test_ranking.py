@@ -1,11 +1,12 @@
-"""Which checkpoint is best, and whether training still makes progress."""
+"""Which checkpoint is best."""
 
 import math
 from typing import Any
 
 import pytest
 
-from regard.training.selection import ERROR, LOSS, Criterion, Metrics, improvements, order
+from regard.training.early_stopping import improvements
+from regard.training.ranking import ERROR, LOSS, Criterion, Metrics, order
 
 BLEU = Criterion("bleu", True)
 
@@ -49,21 +50,6 @@ def test_a_falling_loss_cannot_carry_the_choice_further_down_than_the_noise() ->
         best = order(scores, BLEU, reached)[0]
         scores = {kept: scores[kept] for kept in {best, step}}
     assert best == 2  # 29.4 is within 1.0 of 30, all later ones are not
-
-
-@pytest.mark.parametrize(
-    ("reached", "found", "better"),
-    [
-        ({}, metrics(0, 5), {"bleu", "loss", ERROR}),
-        (metrics(0, 5), metrics(0, 4), {"loss"}),
-        (metrics(0, 5), metrics(1, 6), {"bleu", ERROR}),
-        (metrics(3, 5), metrics(3, 5), set()),
-        (metrics(3, 5), metrics(math.nan, math.nan), set()),
-        (metrics(3, 5), metrics(2, 6), set()),
-    ],
-)
-def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, found: Metrics, better: set[str]) -> None:
-    assert set(improvements(reached, found, BLEU)) == better
 
 
 @pytest.mark.parametrize("bad", [{"bleu": math.nan}, {"loss": math.nan}, {}])
