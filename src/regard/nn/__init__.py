@@ -1,1 +1,1 @@
-"""The parts of a Transformer, each chosen by a spec."""
+"""The modules of a Transformer, each built by a spec (a frozen dataclass)."""

@@ -1,4 +1,4 @@
-"""Activation functions, keyed by name. To add one, extend `Activation` and `ACTIVATIONS`."""
+"""Activation functions, keyed by name. To add a function, extend `Activation` and `ACTIVATIONS`."""
 
 from collections.abc import Callable
 from typing import Literal

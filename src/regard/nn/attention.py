@@ -31,12 +31,12 @@ def attend(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scale * q k' + bias, over visible keys) v, with dropout on the attention weights."""
+    """Return softmax(scale * q k' + bias) v, softmax over visible keys, with dropout on the attention weights."""
     return mix(scores(q, k, view, scale), v, view, dropout=dropout)
 
 
 def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
-    """Return scale * (q k' + content term), before bias and mask."""
+    """Return the scores scale * (q k' + query-dependent position scores), before position bias and mask."""
     raw = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2)
     if view.terms is not None and view.terms.content is not None:
         raw = raw + view.terms.content(q)
@@ -46,7 +46,7 @@ def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H
 def mix(
     scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scores + bias, over visible keys) v, with dropout on the attention weights."""
+    """Return softmax(scores + bias) v, softmax over visible keys, with dropout on the attention weights."""
     weights = F.dropout(softmax(scores, view), dropout)
     context = weights.to(v.dtype) @ repeat_heads(v, scores.shape[1])
     if view.terms is not None and view.terms.context is not None:
@@ -55,14 +55,14 @@ def mix(
 
 
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
-    """Return the softmax over visible keys, in at least float32. A query without visible keys has zero weights."""
+    """Return the softmax of scores + bias over visible keys, in at least float32, or zeros if no key is visible."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if view.terms is not None and view.terms.bias is not None:
         wide = wide + view.terms.bias.to(wide.dtype)
-    shown = visible(view)
-    if shown is None:
+    mask = visible(view)
+    if mask is None:
         return wide.softmax(-1)
-    wide = wide.masked_fill(~shown, -torch.inf)
+    wide = wide.masked_fill(~mask, -torch.inf)
     top = wide.amax(-1, keepdim=True)
     weights = (wide - top.masked_fill(top == -torch.inf, 0.0)).exp()
     total = weights.sum(-1, keepdim=True)
@@ -75,17 +75,17 @@ def active(rate: float, training: bool) -> float:
 
 
 def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H S K"]:
-    """Return the key-value heads, each repeated for all query heads that share it."""
+    """Repeat each key-value head for all query heads that share it (grouped-query attention)."""
     return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], 1)
 
 
 def visible(view: View) -> Tensor | None:
-    """Return the visibility of every (query, key) pair, (b, 1, t, S), or None if nothing is hidden."""
+    """Return the mask as a tensor (b, 1, t, S), True where visible, or None if all keys are visible."""
     return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 
 def cached(cache: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """Return cache[key], computed by `make` if missing. The layers of a stack share the cache of a view."""
+    """Return cache[key]. If the key is missing, store the result of `make()` first."""
     if key not in cache:
         cache[key] = make()
     return cache[key]

@@ -1,4 +1,4 @@
-"""Helpers for multi-head attention: head sizes, scale, output projection, traced weights, and beams."""
+"""Helpers for multi-head attention: head sizes, score scale, output projection, recorded weights, batches of beams."""
 
 import math
 from typing import Literal, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ Scale = float | Literal["sqrt", "none"]
 
 @runtime_checkable
 class Heads(Protocol):
-    """Interface: the head sizes in an attention spec. A size that is None is taken from the site."""
+    """Interface of attention specs: numbers and widths of heads. A size of None means the default of the model."""
 
     @property
     def heads(self) -> int | None: ...
@@ -30,7 +30,7 @@ class Heads(Protocol):
 
 
 def check_sizes(spec: Heads) -> None:
-    """Refuse a number of heads or a head width that is below 1 or too large."""
+    """Raise a `SpecError` if a number of heads or a head width is below 1 or too large."""
     for name, most in (
         ("heads", MOST_HEADS),
         ("kv_heads", MOST_HEADS),
@@ -41,7 +41,7 @@ def check_sizes(spec: Heads) -> None:
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
-    """Return the site with the head sizes of `spec`, and the number of key-value heads."""
+    """Return (site, kv_heads): model sizes with the head sizes of `spec`, and the number of key-value heads."""
     heads = spec.heads or site.heads
     d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
     d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
@@ -62,7 +62,7 @@ def _divide(site: Site, heads: int) -> int:
 
 
 def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
-    """Return the projection W_o, or the identity if the output is the concatenation of the heads."""
+    """Return the output projection W_o or, if not `projected`, the identity: the output is the concatenated heads."""
     H, V = site.heads, site.d_value
     if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
@@ -75,22 +75,22 @@ def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Modu
 
 
 def beams_together(q: Float[Tensor, "B H T K"], beams: int) -> Float[Tensor, "b H N K"]:
-    """Return q with all beams of a source in one batch row, so that the keys of the source need not be copied."""
+    """Move the queries of all beams of a source into one batch row, so that the beams share the keys of the source."""
     return q if beams == 1 else q.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
 
 
 def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor, "B H T W"]:
-    """Return y with one batch row per beam; the inverse of `beams_together`."""
+    """Move the outputs of each beam into a batch row of its own: the inverse of `beams_together`."""
     return y if beams == 1 else y.unflatten(2, (beams, T)).transpose(1, 2).flatten(0, 1)
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """Return the factor that multiplies the scores: 1 / sqrt(d_head), 1, or `scale` if that is a number."""
+    """Return the factor of the scores: 1 / sqrt(d_head) for "sqrt", 1 for "none"; a number is returned as it is."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 
 
 def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
-    """Return the weights that `attend` applies; they are computed a second time, for a trace."""
+    """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace."""
     with torch.no_grad():
         return softmax(scores(q, k, view, scale), view)

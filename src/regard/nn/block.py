@@ -1,4 +1,4 @@
-"""Block: a sequence of residual branches."""
+"""Block (Transformer layer): a sequence of sublayers with residual connections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class Block(Spec):
-    """A sequence of branches, with one residual rule for all branches or one per branch."""
+    """A Transformer layer: a sequence of branches (sublayers), with one residual rule for all or one for each."""
 
     kind = "block"
     branches: tuple[BranchSpec, ...]
@@ -30,7 +30,7 @@ class Block(Spec):
         require(rules == branches, "residual", f"{rules} rules for {branches} branches; give one each")
 
     def rules(self) -> tuple[Residual, ...]:
-        """Return one residual rule per branch."""
+        """Return one residual rule (such as pre-norm) per branch."""
         return self.residual if isinstance(self.residual, tuple) else (self.residual,) * len(self.branches)
 
     def build(self, site: Site) -> "BlockModule":
@@ -42,7 +42,7 @@ class Block(Spec):
 
 
 def state_at(states: Sequence[Any] | None, call: int) -> Any:
-    """Return the decoding state for one call of a block or branch, or None outside decoding."""
+    """Return the decoding state with index `call`, or None outside decoding (`states` is None)."""
     return None if states is None else states[call]
 
 
@@ -57,5 +57,5 @@ class BlockModule(nn.Module):
         return x
 
     def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
-        """Return the states of the branches for one call of the block, at the start of a decoding session."""
+        """Return new decoding states for one application of the block, one per branch."""
         return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]

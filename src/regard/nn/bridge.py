@@ -1,4 +1,4 @@
-"""The bridge slot: the specs that compute the memory of the decoder from the layers of the encoder."""
+"""Bridges, which compute what the decoder attends to (the memory) from the layers of the encoder."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from regard.tree import Spec
 
 
 class Bridge(Spec):
-    """The bridge slot: the specs that map the output of the encoder to the memory of the decoder."""
+    """Abstract base class of bridges: specs of modules that compute what the decoder attends to (the memory)."""
 
     __slots__ = ()
     needs_layers: ClassVar[bool] = False  # whether the encoder must return the hidden states between its blocks
 
     @abstractmethod
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
-        """Return a module that maps `StackOut` to `Memory`.
+        """Build a module that maps the encoder output (`StackOut`) to the memory of the decoder (`Memory`).
 
-        `layers` is the number of hidden states that the encoder returns, `calls` the number of decoder blocks.
+        `layers` is the number of encoder layers whose outputs are available, `calls` the number of decoder blocks.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Last(Bridge):
-    """A bridge that gives the last encoder layer to every decoder block."""
+    """Every decoder block attends to the output of the last encoder layer."""
 
     kind = "last"
 
@@ -49,8 +49,8 @@ class LastModule(nn.Module):
 class Transparent(Bridge):
     """Bapna et al. 2018: decoder block j attends to z_j = sum_i softmax_i(W_ij) h_i, a learned mixture of all layers.
 
-    h_0 is the input of the first encoder block, h_i the output of block i, and h_N is taken after the final norm, if
-    there is one. Dropout applies to W.
+    h_0 is the input of the first encoder block, and h_i the output of block i. If the encoder ends with a norm, the
+    last h_i is the output of this norm. Dropout applies to W.
     """
 
     kind = "transparent"
@@ -62,7 +62,7 @@ class Transparent(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class TransparentNormed(Bridge):
-    """`transparent` with a norm on each layer before the mixture, because pre-norm hidden states grow with depth."""
+    """`Transparent`, but each layer is normalised before the mixture: pre-norm hidden states grow with depth."""
 
     kind = "transparent_normed"
     needs_layers = True
@@ -86,7 +86,7 @@ class TransparentModule(nn.Module):
         return Memory(torch.einsum("lj,lbsd->jbsd", shares.to(kept.dtype), kept).unbind(0), out.seg)
 
     def kept(self, out: StackOut) -> Float[Tensor, "L B S D"]:
-        """Return the outputs of all encoder layers, each after its norm."""
+        """Return the hidden states of all encoder layers, each normalised by a norm of its own."""
         if len(out.layers) != len(self.norms) or any(layer.shape != out.x.shape for layer in out.layers):
-            raise self.site.error("kind", "the layers of this encoder have different lengths; use 'last'")
+            raise self.site.error("kind", "the layers of this encoder have different lengths; use the bridge 'last'")
         return torch.stack([norm(layer) for norm, layer in zip(self.norms, out.layers, strict=True)])

@@ -1,4 +1,4 @@
-"""Decoding states: what branches cache between the steps of a decoding session, separately for each block call."""
+"""Decoding states, such as key-value caches: what layers store between the steps of a decoding session."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,25 +13,25 @@ from regard.nn.mask import Mask, View
 
 @dataclass(slots=True)
 class Rows:
-    """The number of tokens read so far in each row of a decoding session, shared by all decoding states.
+    """Lengths of the batch rows in a decoding session (tokens read so far), shared by the caches of all layers.
 
-    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. A `static` session always
-    attends to the first `window` positions, so that every step has the same shapes and can be captured as a CUDA graph.
+    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. In a `static` session, the
+    keys are always the first `window` positions, so that all steps have the same shapes, as a CUDA graph requires.
     """
 
     lengths: Int[Tensor, " B"]
     max_len: int
-    beams: int = 1  # rows per source
+    beams: int = 1  # batch rows per source
     bound: int = 0
     uniform: bool = True  # whether the length of every row is `bound`
     static: bool = False
-    window: int | None = None  # number of key positions in a static session; None: max_len
-    counted: bool = False  # whether a search owns and updates `lengths`
-    real: Int[Tensor, " B"] | None = None  # number of new tokens that are not padding; None: all
+    window: int | None = None  # number of keys in a static session; None: max_len
+    counted: bool = False  # whether the search updates `lengths`, so that `advance` does not
+    real: Int[Tensor, " B"] | None = None  # number of new tokens per row that are not padding; None: all
 
     @staticmethod
     def start(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> "Rows":
-        """Return rows of length 0, `beams` per source."""
+        """Return the `Rows` of a new session: `beams` batch rows of length 0 for each source."""
         for name, number in (("beams", beams), ("max_len", max_len)):
             if number < 1:
                 raise SpecError(name, f"must be at least 1, not {number}")
@@ -39,7 +39,7 @@ class Rows:
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
-        """Check that T more tokens fit. `counts` is the number of real tokens among them in each row (None: T)."""
+        """Check that T more tokens fit. Store `counts`: how many of them are real in each batch row (None: T)."""
         if self.bound + T > self.max_len:
             raise SpecError(
                 "max_len", f"{self.bound} + {T} tokens are more than this session's maximum of {self.max_len}"
@@ -47,18 +47,18 @@ class Rows:
         self.real = counts
 
     def reach(self, T: int) -> int:
-        """Return the number of key positions to attend to after T more tokens."""
+        """Return the number of keys that attention reads when T more tokens are appended."""
         return (self.window or self.max_len) if self.static else self.bound + T
 
     def positions(self, T: int) -> Int[Tensor, "B T"]:
-        """Return the positions of the next T tokens of each row."""
+        """Return the positions of the next T tokens of each batch row."""
         first = self.lengths[:, None]
         return first if T == 1 else first + torch.arange(T, device=self.lengths.device)
 
     def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
-        """Return the causal mask of the next T tokens.
+        """Return the causal mask of the next T tokens, which are the queries.
 
-        `prefix` is the number of leading tokens in each row that every token may attend to (None: 0).
+        `prefix` is the length of the prefix in each batch row of a prefix LM: all tokens may attend to the prefix.
         """
         S = self.reach(T)
         shared = None
@@ -69,11 +69,11 @@ class Rows:
         return Mask(causal=True, q_pos=self.positions(T), prefix=shared)
 
     def view(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> View:
-        """Return the view of the next T tokens, with the mask from `mask`."""
+        """Return the `View` (mask and sizes for attention) of the next T tokens. `prefix` is as in `mask`."""
         return View(self.mask(T, prefix), T, self.reach(T), self.lengths.device)
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Add T to the lengths, or `counts`, the number of real tokens in each row, if that is given."""
+        """Add `counts` (real tokens per batch row; None: T) to the lengths. Do nothing if the search updates them."""
         if self.counted:
             return
         self.lengths += T if counts is None else counts
@@ -81,59 +81,59 @@ class Rows:
         self.uniform = self.uniform and counts is None
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Make row i a continuation of row parent[i]."""
+        """Replace the content of each batch row i by that of row parent[i], as beam search requires."""
         if not self.counted:
             self.lengths.copy_(self.lengths.index_select(0, parent))
 
     def restart(self, rows: Int[Tensor, " n"]) -> None:
-        """Set the lengths of `rows` to 0. New cache entries overwrite the old ones before these become visible."""
+        """Set the lengths of the batch rows `rows` to 0. Old cache entries are hidden until new ones overwrite them."""
         self.lengths.index_fill_(0, rows, 0)
 
     def follow(self, read: Int[Tensor, "b k"]) -> None:
-        """Use `read` as the lengths of a static session. The search that owns `read` updates it at each step."""
+        """Use the tensor `read` as the lengths of a static session. The search updates this tensor at each step."""
         self.counted, self.lengths = True, read.view(-1)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Keep only the rows listed in `rows`, in the listed order."""
+        """Keep only the batch rows with the indices `rows`, in this order."""
         self.lengths = self.lengths.index_select(0, rows)
 
 
 @runtime_checkable
 class State(Protocol):
-    """Interface: the state of a branch between the steps of a decoding session."""
+    """Interface of decoding states: what a layer stores between the steps of a decoding session."""
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Make row i a continuation of row parent[i]."""
+        """Replace the content of each batch row i by that of row parent[i], as beam search requires."""
         ...
 
 
 @runtime_checkable
 class Droppable(State, Protocol):
-    """Interface: a state that can drop rows before the decoding session ends."""
+    """Interface of decoding states that can drop batch rows before the decoding session ends."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
-        """Keep only the rows in `rows`, in this order. They are the beams of the sources in `sources`."""
+        """Keep only the batch rows with the indices `rows`: the beams of the sources with the indices `sources`."""
         ...
 
 
 @runtime_checkable
 class Refillable(State, Protocol):
-    """Interface: a state whose sources can be replaced during a decoding session (continuous batching)."""
+    """Interface of decoding states in which sources can be replaced during a session (continuous batching)."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace source at[i] by source of[i] of `fresh`, the state of the same branch in a new session."""
+        """Overwrite source at[i] with source of[i] from `fresh`, the state of the same layer in a new session."""
         ...
 
 
 class Rewritten:
-    """A cache that is empty before the first step. When a source is replaced, `Rows` hides its old entries."""
+    """Base class of caches that start empty. When a source is replaced, the lengths in `Rows` hide old entries."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Do nothing: the new rows have length 0 in `Rows`, so no old entry is visible."""
+        """Do nothing: the new batch rows have length 0 in `Rows`, so no old entry is visible."""
 
 
 class KVCache(Rewritten):
-    """Key-value cache of self-attention. New entries are written in place, at the current end of each row."""
+    """Key-value cache of self-attention. New entries are written in place, at the end of each batch row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -167,7 +167,7 @@ class KVCache(Rewritten):
             cache[:, :, :live] = cache[:, :, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move the rows listed in `rows` to the front of the storage, and drop all others."""
+        """Move the batch rows with the indices `rows` to the front of the cache, and drop all other rows."""
         if self.keys is None or self.values is None:
             return
         n, live = rows.shape[0], self.rows.reach(0)
@@ -177,14 +177,14 @@ class KVCache(Rewritten):
 
 
 class ActivationCache(Rewritten):
-    """All inputs of a convolution so far. New inputs are written in place, at the current end of each row."""
+    """All inputs of a convolution so far. New inputs are written in place, at the end of each batch row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.x: Tensor | None = None
 
     def append(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
-        """Store new inputs, and return all inputs so far. Entries beyond the length of a row are undefined."""
+        """Store new inputs, and return all inputs so far. Entries beyond the length of a batch row are undefined."""
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.rows.max_len, x.shape[2])
         T = x.shape[1]
@@ -201,7 +201,7 @@ class ActivationCache(Rewritten):
             self.x[:, :live] = self.x[:, :live].index_select(0, parent)
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move the rows listed in `rows` to the front of the storage, and drop all others."""
+        """Move the batch rows with the indices `rows` to the front of the cache, and drop all other rows."""
         if self.x is not None:
             n, live = rows.shape[0], self.rows.reach(0)
             self.x[:n, :live] = self.x[:, :live].index_select(0, rows)
@@ -211,7 +211,7 @@ class ActivationCache(Rewritten):
 class ConvolutionCache(Rewritten):
     """Ring buffer of the last `size` = (kernel size - 1) * dilation inputs of a causal convolution.
 
-    The input at position p is stored at index p mod size. Rows may have different lengths.
+    The input at position p is stored at index p mod size. Batch rows may have different lengths.
     """
 
     def __init__(self, rows: Rows, size: int, dilation: int) -> None:
@@ -219,9 +219,9 @@ class ConvolutionCache(Rewritten):
         self.x: Tensor | None = None  # (B, size, D)
 
     def unfold(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-        """Return the window that ends at each new input, oldest input first, with zeros before the start of a row.
+        """Return the convolution window that ends at each new input: oldest input first, zeros before the first token.
 
-        In each row, store only the first `counts` new inputs (None: all): padding must not overwrite real inputs.
+        In each batch row, store only the first `counts` new inputs (None: all): padding must not overwrite real inputs.
         """
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])
@@ -236,7 +236,7 @@ class ConvolutionCache(Rewritten):
         return window[:, None]
 
     def _unfold_ragged(self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 W"]:
-        """Return the window of one new input per row, for rows of different lengths, without a device sync."""
+        """Return the window of one new input per batch row, without a device sync. Rows may have different lengths."""
         row, first = torch.arange(x.shape[0], device=x.device)[:, None], self.rows.lengths[:, None]
         back = torch.arange(self.size, 0, -self.dilation, device=x.device)
         past = ring[row, (first - back) % self.size].masked_fill((first < back)[:, :, None], 0.0)
@@ -247,7 +247,7 @@ class ConvolutionCache(Rewritten):
     def _unfold_many(
         self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the windows of T new inputs, and refill the ring buffer up to the last real input of each row."""
+        """Return the windows of T new inputs, and store the last real inputs of each batch row in the ring buffer."""
         T = x.shape[1]
         row, place = torch.arange(x.shape[0], device=x.device)[:, None], torch.arange(self.size, device=x.device)
         first = self.rows.lengths[:, None]
@@ -262,14 +262,14 @@ class ConvolutionCache(Rewritten):
             self.x.copy_(self.x.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only the rows listed in `rows`."""
+        """Keep only the batch rows with the indices `rows`."""
         if self.x is not None:
             self.x = self.x.index_select(0, rows)
 
 
 @dataclass(slots=True)
 class StaticKV:
-    """Keys and values of a memory, shared by the beams of a source."""
+    """Keys and values of cross-attention, computed once from the encoder output and shared by the beams of a source."""
 
     keys: Float[Tensor, "b G S K"]
     values: Float[Tensor, "b G S V"]
@@ -278,24 +278,24 @@ class StaticKV:
         """Do nothing: a beam and its parent have the same source."""
 
     def put(self, fresh: "StaticKV", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace source at[i] by source of[i] of `fresh`."""
+        """Overwrite source at[i] with source of[i] from `fresh`."""
         self.keys.index_copy_(0, at, fresh.keys.index_select(0, of))
         self.values.index_copy_(0, at, fresh.values.index_select(0, of))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only the sources listed in `sources`."""
+        """Keep only the sources with the indices `sources`."""
         self.keys, self.values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
 
 
 class RecurrentState:
-    """The hidden state of a recurrence: one vector per row, or two for an LSTM (h and c)."""
+    """The hidden state of a recurrent layer: one vector per batch row, or two for an LSTM (h and c)."""
 
     def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
         self.rows = rows
         self.parts = tuple(part.clone() for part in parts)
 
     def write(self, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
-        """Replace the state in place, except in rows whose new tokens are all padding."""
+        """Overwrite the state with `parts`, except in batch rows whose new tokens are all padding."""
         real = self.rows.real
         for old, new in zip(self.parts, parts, strict=True):
             old.copy_(new if real is None else torch.where(real[:, None] > 0, new, old))
@@ -305,11 +305,11 @@ class RecurrentState:
             part.copy_(part.index_select(0, parent))
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Keep only the rows listed in `rows`."""
+        """Keep only the batch rows with the indices `rows`."""
         self.parts = tuple(part.index_select(0, rows) for part in self.parts)
 
     def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Replace all beams of source at[i] by the beams of source of[i] of `fresh`."""
+        """Overwrite all beams of source at[i] with those of source of[i] from `fresh`."""
         beams = (-1, self.rows.beams)
         for own, new in zip(self.parts, fresh.parts, strict=True):
             own.unflatten(0, beams).index_copy_(0, at, new.unflatten(0, beams).index_select(0, of))

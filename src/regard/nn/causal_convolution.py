@@ -1,4 +1,4 @@
-"""Convolutions over tokens, causal in a decoder, computed for a whole sequence or step by step."""
+"""Convolutions over tokens (causal in a decoder), for whole sequences or one decoding step at a time."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,19 +15,19 @@ from regard.nn.mask import View
 
 
 class KernelExtent(NamedTuple):
-    """The inputs that the output at position t depends on: t - left, t - left + dilation, ..., t + right."""
+    """The inputs that a convolution reads for position t: those at t - left, t - left + dilation, ..., t + right."""
 
     left: int
     right: int
     dilation: int = 1
 
     def offsets(self) -> range:
-        """Return the offsets of the filter taps from the leftmost tap."""
+        """Return the offset of each filter tap from the leftmost tap, in tokens."""
         return range(0, self.left + self.right + 1, self.dilation)
 
 
 def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExtent:
-    """Return the extent of a kernel, which ends at t in a causal stack and is centred on t otherwise.
+    """Return the extent of a kernel: it ends at position t in a causal stack, and is centred on t otherwise.
 
     A centred kernel of even size has its additional tap on the right.
     """
@@ -39,7 +39,7 @@ def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExte
 def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
     """Return the receptive field of stacked convolutions, given as pairs (kernel size, dilation).
 
-    It is 1 + sum_l (k_l - 1) * d_l, which is 1 + L (k - 1) for L layers without dilation.
+    With kernel sizes k_l and dilations d_l, it is 1 + sum_l (k_l - 1) * d_l.
     """
     return 1 + sum((kernel_size - 1) * dilation for kernel_size, dilation in layers)
 
@@ -49,7 +49,7 @@ def pad_stream(
 ) -> Float[Tensor, "B N D"]:
     """Return x padded with zeros at both ends, for a convolution with T outputs. Padding tokens become zeros.
 
-    In decoding, the left end holds earlier inputs from `cache`, and x is stored in `cache`.
+    In decoding, the inputs on the left come from `cache` instead, and x is stored in `cache`.
     """
     if cache is not None:
         past = cache.append(x)
@@ -57,14 +57,14 @@ def pad_stream(
         at = first + torch.arange(-extent.left, x.shape[1], device=x.device)
         row = torch.arange(x.shape[0], device=x.device)[:, None]
         return past[row, at.clamp(min=0)].masked_fill((at < 0)[:, :, None], 0.0)
-    # Padding tokens are at the end of a row, so a causal convolution of real tokens never reads them.
+    # Padding tokens are at the end of a batch row, so a causal convolution of real tokens never reads them.
     if extent.right and view.mask.k_seg is not None:
         x = x.masked_fill((view.mask.k_seg == 0)[:, :, None], 0.0)
     return F.pad(x, (0, 0, extent.left, extent.right))
 
 
 def other_segments(extent: KernelExtent, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
-    """Return, per filter tap, the positions where the tap covers another segment of a packed row (None: not packed)."""
+    """Return a mask per filter tap: positions where it reads another text of a packed batch row (None: not packed)."""
     if not view.mask.packed:
         return None
     return cached(view.shared, ("other_segments", extent), lambda: _other_segments(extent, view))
@@ -81,7 +81,7 @@ def _other_segments(extent: KernelExtent, view: View) -> tuple[Tensor, ...]:
 def windows(stream: Float[Tensor, "B N D"], extent: KernelExtent, view: View) -> Float[Tensor, "B T W"]:
     """Return the inputs under the K filter taps of every position, concatenated to W = K * D channels.
 
-    Inputs from other segments of a packed row are zeros.
+    Inputs from other texts (segments) of a packed batch row are zeros.
     """
     taps = [stream[:, i : i + view.T] for i in extent.offsets()]
     others = other_segments(extent, view)
@@ -97,10 +97,10 @@ def unfold(
     cache: ConvolutionCache | None = None,
     counts: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T W"]:
-    """Return the windows of x (im2col). A convolution is a linear projection of the windows.
+    """Return the windows of x (im2col). A convolution is a linear projection of these windows.
 
-    In decoding, earlier inputs come from `cache`, which also stores the first `counts` new inputs of each row
-    (None: all).
+    In decoding, earlier inputs come from `cache`, which also stores the first `counts` new inputs of each batch
+    row (None: all).
     """
     if cache is not None:
         return cache.unfold(x, counts)

@@ -4,7 +4,7 @@ import math
 
 from regard.errors import SpecError
 
-# Upper limits: a size with extra digits by mistake is refused; otherwise, building the model would never end.
+# Upper limits, so that a mistyped size raises an error instead of building a huge model.
 MOST_BLOCKS = 4096  # per stack; DeepNet has 1,000
 MOST_HEADS = 4096
 MOST_TAPS = 2**16 - 1  # per convolution
@@ -19,22 +19,22 @@ def require(condition: bool, name: str, message: str) -> None:
 
 
 def check_count(name: str, count: int | None, most: float | int = math.inf, least: int = 1) -> None:
-    """Refuse a number of parts or channels outside [least, most]. A `count` of None is accepted."""
+    """Raise a `SpecError` about the field `name` if `count` is outside [least, most]. None is accepted."""
     if count is not None:
         require(count >= least, name, f"must be at least {least}, not {count}")
         require(count <= most, name, f"must be at most {most:,}, not {count:,}")
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Refuse a dropout probability or a fraction outside [0, 1)."""
+    """Raise a `SpecError` about the field `name` if `rate`, a probability or fraction, is outside [0, 1)."""
     require(0.0 <= rate < 1.0, name, f"must lie in [0, 1), not {rate}")
 
 
 def check_not_negative(name: str, value: float | int) -> None:
-    """Refuse a number below 0."""
+    """Raise a `SpecError` about the field `name` if `value` is below 0."""
     require(value >= 0, name, f"must be at least 0, not {value}")
 
 
 def check_above(name: str, value: float | int, bound: float | int) -> None:
-    """Refuse a number that is not above `bound`."""
+    """Raise a `SpecError` about the field `name` if `value` is not above `bound`."""
     require(value > bound, name, f"must be above {bound:g}, not {value}")

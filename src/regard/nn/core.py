@@ -1,4 +1,4 @@
-"""Classes that all parts use: `Site` (where a part is built) and `Branch` (the interface of a branch)."""
+"""Classes shared by all modules: `Site` (model sizes and position of a layer), `Branch` (base class of sublayers)."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ PROJECTIONS = ("query", "key", "value", "attend_out", "up", "gate", "down")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a part is built: the sizes set by the model, the path in the spec, and the factories for weights."""
+    """What a spec needs to build its module: model sizes, index of the layer, path in the spec, weight factories."""
 
     d_model: int
     heads: int
@@ -45,36 +45,36 @@ class Site:
     activation_dropout: float
     linear_: "Linear"
     init_: "Init"
-    sees_ahead: bool = False  # whether tokens of a prefix attend to the whole prefix, in a causal stack
+    sees_ahead: bool = False  # whether prefix tokens attend to the whole prefix (prefix LM)
     position: "Position | None" = None  # position scheme shared by the layers of the stack
-    positions: Mapping[int, "Position"] = field(default_factory=dict)  # schemes keyed by number of heads
+    positions: Mapping[int, "Position"] = field(default_factory=dict)  # position schemes by number of heads
     nested: bool = False  # whether an outer branch projects the attention heads
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":
-        """Return the site of the part at `path` within this part."""
+        """Return a copy of this site for a submodule: `path` extends the path, `changes` replace other fields."""
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
-        """Return a `SpecError` about the field `name` of the part built here."""
+        """Return a `SpecError` about the field `name` of the spec at the path of this site."""
         return SpecError(join(self.path, name), message)
 
     def require(self, condition: bool, name: str, message: str) -> None:
-        """Raise a `SpecError` about the field `name` of the part built here, unless `condition` is true."""
+        """Raise a `SpecError` about the field `name` of the spec at the path of this site unless `condition` holds."""
         if not condition:
             raise self.error(name, message)
 
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
-        """Return a projection from d_in to the concatenation of `widths`. Each part is initialised by role.
+        """Return a linear layer from d_in to sum(widths) channels, with separately initialised weights for each role.
 
-        All projections are built here, so one field of the spec changes the linear map (Fixup, LoRA) or the init.
+        All projections are built here, so one field of the model spec replaces the linear layer (Fixup, LoRA) or init.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights
         return projection
 
     def parameter(self, *shape: int, role: Role) -> nn.Parameter:
-        """Return a weight of this shape, initialised by role."""
+        """Return a parameter of this shape, initialised according to its role (query, embedding, ...)."""
         weight = torch.empty(*shape)
         self.init_.draw(weight, role, self)
         made = nn.Parameter(weight)
@@ -88,23 +88,23 @@ def build_optional(spec: Any, site: Site, *sizes: int) -> Any:
 
 
 class Branch(nn.Module):
-    """Abstract: a module that maps the hidden states (B, T, D) to an output of the same shape."""
+    """Abstract base class of sublayers (attention, feed-forward, ...), which map (B, T, D) to the same shape."""
 
     __call__: Callable[..., Tensor]
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
-        """Return the output of the branch. A residual rule combines it with x."""
+        """Return the output of the branch, without the residual connection."""
 
     def start(self, rows: Rows, ctx: Context) -> State | tuple[Any, ...] | None:  # noqa: ARG002
-        """Return the state for one call at the start of a decoding session, or None for a branch without state."""
+        """Return a new decoding state, such as an empty key-value cache, or None if the branch needs no state."""
         return None
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """Interface: a part that counts events in training, such as tokens that exceed the capacity of an expert."""
+    """Interface of modules that count events in training, such as tokens beyond the capacity of an expert."""
 
     def report(self) -> dict[str, Tensor]:
-        """Return the counts, keyed by name, and reset them. Counts with the same name are summed over all parts."""
+        """Return the counts, keyed by name, and reset them. Counts with the same name are summed over all modules."""
         ...

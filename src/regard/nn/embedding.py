@@ -1,4 +1,4 @@
-"""Token embeddings plus position vectors, which map token ids to the first hidden states."""
+"""The input layer for token ids: token embeddings plus position vectors."""
 
 import math
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from regard.nn.vocab.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Sinusoidal(Additive):
-    """Vaswani et al. 2017: sin(pos * w_k), cos(pos * w_k) with w_k = base^(-2k / d), k = 0 .. d/2 - 1.
+    """Vaswani et al. 2017: sin(pos * w_k), cos(pos * w_k) with w_k = base^(-2k / d), k = 0 .. d/2 - 1 and width d.
 
-    Three conventions are in use. `start=1` counts k from 1, as in COMP7607 and CS 224n. `denominator="span"`
-    divides by d/2 - 1 so that the last frequency is exactly 1 / base (tensor2tensor, fairseq). `layout="halves"` puts
-    all sines before all cosines (Hugging Face Marian) instead of interleaving them.
+    Other conventions: `start=1` counts k from 1 (COMP7607, CS 224n). `denominator="span"` divides k by d/2 - 1 instead
+    of d/2, so that the last frequency is exactly 1 / base (tensor2tensor, fairseq). `layout="halves"` puts all sines
+    before all cosines (Hugging Face Marian) instead of interleaving them.
     """
 
     kind = "sinusoidal"
@@ -40,13 +40,13 @@ class Sinusoidal(Additive):
         return SinusoidalModule(self, width)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Float[Tensor, " k"]:
-        """Return w_k in float64. In float32, the product of a large position and a rounded frequency is inexact."""
+        """Return the frequencies w_k in float64. In float32, products of large positions and w_k would be inexact."""
         k = torch.arange(self.start, self.start + width // 2, dtype=torch.float64, device=device)
         steps = {"width": width / 2, "span": max(width / 2 - 1, 1)}[self.denominator]
         return torch.exp(-math.log(self.base) * k / steps)
 
     def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
-        """Return the vectors of positions 0 .. length - 1."""
+        """Return the position vectors of positions 0 .. length - 1, one per row."""
         places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
         angles = places[:, None] * self.frequencies(width, device)
         return torch.stack((angles.sin(), angles.cos()), {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
@@ -69,13 +69,13 @@ class SinusoidalModule(AdditiveTable):
 
 @dataclass(frozen=True, slots=True)
 class Tokens(InputSpec):
-    """Token embeddings: drop(norm(scale * E[id] + P[position] + types)).
+    """Token embeddings: dropout(norm(scale * E[id] + P[position] + token type embedding)).
 
-    `join="concat"` appends the position vector instead (CS 182, choice 1), as the last `position_width` channels.
+    `join="concat"` appends P[position] as the last `position_width` channels instead of adding it (CS 182, choice 1).
 
-    Word dropout (Iyyer et al. 2015): in training, each E[id] is set to 0 with probability `word_dropout`; the others
-    are not rescaled, and position and type vectors are kept. Differs from the paper: a mean over tokens includes
-    dropped tokens.
+    Word dropout (Iyyer et al. 2015): in training, each E[id] is set to 0 with probability `word_dropout`. The other
+    embeddings are not rescaled, and position and type vectors are kept. Differs from the paper: a mean over tokens
+    includes dropped tokens.
     """
 
     kind = "tokens"
@@ -90,7 +90,7 @@ class Tokens(InputSpec):
     def check(self) -> None:
         name, added, width = "position_width", self.join == "add", self.position_width
         complete = self.position is not None and width is not None
-        require(added or complete, name, "concatenation needs a position and its number of channels")
+        require(added or complete, name, 'join="concat" needs a position and the number of its channels')
         require(not added or width is None, name, "an added position is as wide as the model; leave it out")
         check_not_negative("types", self.types)
         check_rate("word_dropout", self.word_dropout)
@@ -136,12 +136,12 @@ class TokensModule(Input):
         if self.position is not None:
             place = self.position(positions, bound).to(x.dtype)
             x = torch.cat((x, place.expand(x.shape[0], -1, -1)), -1) if self.appended else x + place
-        if self.types is not None:  # if the batch has no types, all are 0
+        if self.types is not None:  # without types in the batch, all tokens have type 0
             x = x + (self.types[0] if types is None else nn.functional.embedding(types, self.types))
         elif types is not None:
             raise self.site.error("types", "this input does not distinguish token types; drop them from the batch")
         return self.dropout(self.normalised(x))
 
     def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the norm of the sum of all embeddings."""
+        """Return norm(x), where x is the sum of all embeddings."""
         return self.norm(x)

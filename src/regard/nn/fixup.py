@@ -1,4 +1,4 @@
-"""Fixup: deep models without norms, from a residual rule, a linear spec and an init to be used together."""
+"""Fixup: deep models without norms. `Fixup`, `FixupLinear` and `FixupInit` are to be used together."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class Fixup(Residual):
-    """x + s f(x + t), with learned scalars s and t, initially 1 and 0. Zhang et al. 2019.
+    """x + s f(x + t) for a branch f, with learned scalars s and t, initially 1 and 0. Zhang et al. 2019.
 
-    An encoder ends with (x + t) s, a decoder with x + t. With `FixupLinear` and `FixupInit`, branches are initially 0.
+    The final output is (x + t) s in an encoder and x + t in a decoder. With `FixupLinear` and `FixupInit`, the outputs
+    of all branches are initially 0.
     """
 
     kind = "fixup"
@@ -56,9 +57,9 @@ class FixupEnd(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupLinear(Linear):
-    """Feed-forward projections without biases, and (x + u) W_down' with a learned scalar u, initially 0.
+    """Feed-forward projections x W_up' and (x + u) W_down' without biases, with a learned scalar u, initially 0.
 
-    A `bias` set in a feed-forward branch adds biases there. All other projections are as in `Dense`.
+    They have biases only in a branch whose own `bias` is true. All other projections are as in `Dense`.
     """
 
     kind = "fixup_linear"
@@ -83,13 +84,13 @@ class ShiftedProjection(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupInit(Init):
-    """Zhang et al. 2019: W_o = W_down = 0. The scale of other weights depends on the number of branches L.
+    """Zhang et al. 2019: W_o and W_down are 0. The scale of other weights depends on the number L of branches.
 
-    Queries, keys and values: Glorot uniform times L^-1/6 (a branch of m = 4 matrices: L^(-1 / (2 m - 2))). W_up: He
-    uniform times L^-1/2 (m = 2). A gate is not scaled, because it is multiplied by the output of W_up, which is
-    scaled. `others` initialises embedding tables and heads.
+    In a branch with m weight matrices, the factor is L^(-1 / (2 m - 2)). W_q, W_k and W_v have Glorot uniform weights
+    times L^-1/6 (m = 4), and W_up has He uniform weights times L^-1/2 (m = 2). W_gate is not scaled, because its output
+    is multiplied by the output of W_up, which is scaled. `others` initialises embedding tables and heads.
 
-    Differs from Narang et al. 2021, who left out cross-attention by mistake.
+    Differs from Narang et al. 2021, where cross-attention is by mistake not initialised to 0.
     """
 
     kind = "fixup_init"

@@ -1,4 +1,4 @@
-"""The init slot: the specs that initialise a weight according to its role."""
+"""Weight initialisation: specs that initialise each weight according to its role (query, embedding, ...)."""
 
 import math
 from abc import abstractmethod
@@ -13,13 +13,13 @@ from regard.tree import Spec
 
 
 class Init(Spec):
-    """The init slot: the specs that initialise weights."""
+    """Abstract base class of specs that initialise weights."""
 
     __slots__ = ()
 
     @abstractmethod
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
-        """Initialise `weight` in place: a projection (out, in), or a table (rows, width) of embeddings or positions."""
+        """Initialise `weight` in place: a projection (out, in), or an embedding table (number of vectors, width)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Normal(Init):
 class GPT2Init(Init):
     """Radford et al. 2019: N(0, std^2), with a smaller std for the last projection of a branch and for positions.
 
-    The last projection of a branch has std / sqrt(2 * depth), so that the variance of the sum over 2 * depth branches
-    does not grow with depth. Position embeddings have std / 2.
+    The last projection of a branch has std / sqrt(2 * depth), so that the variance of the sum over the 2 * depth
+    branches of a stack does not grow with depth. Position embeddings have std / 2.
     """
 
     kind = "gpt2_init"
@@ -79,8 +79,8 @@ class GPT2Init(Init):
 class T5Init(Init):
     """Raffel et al. 2020: normal weights. Queries include the factor 1/sqrt(d_head), which T5's attention omits.
 
-    The standard deviations are (d * d_head)^-1/2 for queries, d_in^-1/2 for other projections, 1 for embedding tables
-    and d^-1/2 for relative biases.
+    The standard deviations are (d_model * d_head)^-1/2 for queries, d_in^-1/2 for other projections with d_in inputs, 1
+    for embedding tables and d_model^-1/2 for relative biases.
     """
 
     kind = "t5_init"
@@ -101,7 +101,8 @@ class T5Init(Init):
 class FanIn(Init):
     """`T5Init` for attention that divides scores by sqrt(d_head).
 
-    The standard deviations are d_in^-1/2 for projections, 1 for embedding tables and d^-1/2 for relative biases.
+    The standard deviations are d_in^-1/2 for projections with d_in inputs, 1 for embedding tables and d_model^-1/2 for
+    relative biases.
     """
 
     kind = "fan_in"
@@ -117,7 +118,7 @@ class DeepNormInit(Init):
     """Wang et al. 2022: Glorot normal, with gain beta for value, output and feed-forward projections.
 
     beta = (8 N)^-1/4 in a single stack of N blocks. With N encoder and M decoder blocks, beta is
-    0.87 (N^4 M)^-1/16 in the encoder and (12 M)^-1/4 in the decoder. Intended for the residual rule `DeepNorm`.
+    0.87 (N^4 M)^-1/16 in the encoder and (12 M)^-1/4 in the decoder. To be used with the residual rule `DeepNorm`.
     """
 
     kind = "deep_norm_init"
@@ -172,7 +173,7 @@ class Uniform(Init):
 class Uninitialized(Init):
     """No initialisation, for a model whose weights are loaded right after it is built."""
 
-    kind = "undrawn"
+    kind = "uninitialized"
 
     def draw(self, weight: Tensor, role: Role, site: Site) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The input slot: the specs that map token ids or vectors to the first hidden states."""
+"""Base classes of input layers, which map token ids or vectors to the hidden states before the first block."""
 
 from abc import abstractmethod
 from typing import Literal
@@ -12,7 +12,7 @@ from regard.tree import Spec
 
 
 class InputSpec(Spec):
-    """The input slot: the specs that map the token ids or vectors of a stack to the first hidden states."""
+    """Abstract base class of specs for input layers, which map token ids or vectors to hidden states."""
 
     __slots__ = ()
 
@@ -27,20 +27,20 @@ class InputSpec(Spec):
         return 0
 
     def of(self, side: Literal["source", "target"]) -> "InputSpec":  # noqa: ARG002
-        """Return the input for the source or the target. By default both have the same."""
+        """Return the input spec for the source or the target; by default, the same for both."""
         return self
 
     def table_width(self, d_model: int) -> int:
-        """Return the width of the token embeddings. It is not called for an input that reads vectors."""
+        """Return the width of the token embeddings. This method is not called if the input reads vectors."""
         return d_model
 
     @abstractmethod
     def build(self, site: Site) -> "Input":
-        """Build the module for this site."""
+        """Build the input layer with the sizes and weight factories of `site`."""
 
 
 class Input(nn.Module):
-    """Abstract: the module built by an `InputSpec`."""
+    """Abstract base class of input layers. They are built by an `InputSpec`."""
 
     @abstractmethod
     def forward(
@@ -51,4 +51,4 @@ class Input(nn.Module):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the first hidden states. All `positions` are below `bound`. `types` are the token types, if any."""
+        """Return the hidden states of `values` (token ids or vectors). All `positions` are less than `bound`."""

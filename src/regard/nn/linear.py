@@ -1,4 +1,4 @@
-"""The linear slot: the specs that build every projection of a model."""
+"""Linear layers: the base class of specs that build all projections of a model, and the default."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from regard.tree import Spec
 
 
 class Linear(Spec):
-    """The linear slot: the specs that build projections."""
+    """Abstract base class of specs that build the linear layers (projections) of a model."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, d_in: int, widths: Mapping[Role, int], bias: bool | None, site: Site) -> nn.Module:
-        """Return a linear map from d_in to sum(widths) channels. `bias` overrides the spec's default, unless None."""
+        """Build a linear layer from d_in to sum(widths) channels. A `bias` of None means the default of the spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(Linear):
-    """y = x W' + b. Weights are initialised by role, biases with zero."""
+    """y = x W' + b. Weights are initialised according to their role (query, up, ...), biases with zero."""
 
     kind = "dense"
     bias: bool = True
@@ -39,7 +39,7 @@ class Dense(Linear):
 
 
 class Projection(nn.Linear):
-    """torch's linear layer without its initialisation, because the init spec initialises the weights afterwards."""
+    """`nn.Linear` without initialisation, because the init spec initialises the weights afterwards."""
 
     def reset_parameters(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Mask: the keys that each query may attend to. View and Context pass it to the branches."""
+"""Attention masks (`Mask`), and the classes that pass masks to the layers (`View` and `Context`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A description of the visible (query, key) pairs. Attention converts it to a tensor once per stack.
+    """Attention mask: conditions on segment seg (0: padding) and position pos under which query i attends to key j.
 
     visible(i, j) = seg_i == seg_j != 0
                     and (not causal or prefix_j or pos_j <= pos_i)        (pos_j < pos_i when strict)
@@ -29,21 +29,21 @@ class Mask:
     start: int = 0  # position of the first query if q_pos is None
     q_pos: Int[Tensor, "#b T"] | None = None  # None: start, start + 1, ...
     k_pos: Int[Tensor, "#b S"] | None = None  # None: 0, 1, ...
-    q_seg: Int[Tensor, "B T"] | None = None  # segment of each token, 0 for padding; None: no padding
+    q_seg: Int[Tensor, "B T"] | None = None  # segment (text) of each token, 0: padding; None: no padding
     k_seg: Int[Tensor, "B S"] | None = None
-    packed: bool = False  # False: a row is one segment followed by padding
-    prefix: Bool[Tensor, "B S"] | None = None  # keys visible to their whole segment, in a prefix LM
+    packed: bool = False  # whether batch rows may have several segments; False: one segment, then padding
+    prefix: Bool[Tensor, "B S"] | None = None  # keys of the prefix in a prefix LM, visible to their whole segment
     attention_pattern: AttentionPattern | None = None
-    segments: int = 1  # maximum number of segments in a row
+    segments: int = 1  # maximum number of segments in a batch row
     longest: int | None = None  # maximum number of tokens in a segment; None: the length of a row
 
     def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
-        """Return the visibility of every pair (None: nothing is hidden). Axes on which it is constant have size 1."""
+        """Return the mask as a tensor (True: visible), or None if all keys are visible. Constant axes have size 1."""
         conditions = self.conditions(T, S, device)
         return reduce(torch.logical_and, conditions)[:, None] if conditions else None
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
-        """Return those conditions in the docstring of `Mask` that may hide a key from a query."""
+        """Return the conditions of the mask as boolean tensors, except those that hide no key."""
         conditions: list[Tensor] = []
         if self.packed:
             assert self.q_seg is not None
@@ -63,29 +63,29 @@ class Mask:
         return conditions
 
     def order_hides_padding(self) -> bool:
-        """Return whether causality alone hides the padding at the end of a row from its real tokens."""
+        """Return whether causality suffices to hide the padding at the end of each batch row from real tokens."""
         return self.causal and self.k_pos is None and self.prefix is None
 
     def follows_all(self, S: int) -> bool:
-        """Return whether no query precedes any of the S keys, as in a decoding step."""
+        """Return whether the causal condition hides none of the S keys from any query, as in a decoding step."""
         return not self.strict and self.q_pos is None and self.k_pos is None and self.start >= S - 1
 
     def bound(self, S: int) -> int:
-        """Return an upper bound of all positions, known on the host."""
+        """Return an upper bound of all positions, without a device sync."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
-        """Return the positions of the queries and of the keys."""
+        """Return (q, k): the positions of the T queries and of the S keys."""
         return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 
     def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
-        """Return the positions of the queries."""
+        """Return the positions of the T queries."""
         return torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The mask and position terms for T queries and S keys, and cached tensors, shared by the layers of a stack."""
+    """Attention mask and position terms for T queries and S keys, with a cache; shared by the layers of a stack."""
 
     mask: Mask
     T: int
@@ -94,14 +94,14 @@ class View:
     terms: Terms | None = None
     lowered: dict[Any, Any] = field(default_factory=dict)  # cache of tensors computed from mask and terms
     shared: dict[Any, Any] = field(default_factory=dict)  # cache of tensors computed from the mask alone
-    by_heads: Mapping[int, "View"] = field(default_factory=dict)  # for attentions with another number of heads
+    by_heads: Mapping[int, "View"] = field(default_factory=dict)  # for attention layers with other numbers of heads
 
     def with_terms(self, terms: Terms | None) -> "View":
-        """Return this view with other position terms."""
+        """Return a copy of this view with `terms` as its position terms."""
         return replace(self, terms=terms, lowered={}, by_heads={})
 
     def with_mask(self, **changes: Any) -> "View":
-        """Return this view with `changes` to the mask. The result is cached for other layers with the same changes."""
+        """Return a copy of this view with a changed mask. The copy is cached for other layers with the same changes."""
         if all(getattr(self.mask, name) == value for name, value in changes.items()):
             return self
         key = ("mask", *changes.items())
@@ -111,32 +111,32 @@ class View:
         return self.lowered[key]
 
     def with_positions(self, position: Callable[["View"], Terms] | None, by_heads: Any = None) -> "View":
-        """Return this view with the terms of `position`. `by_heads` maps other numbers of heads to position schemes."""
+        """Return a copy with the position terms of `position`. `by_heads` has schemes for other numbers of heads."""
         view = self if position is None else self.with_terms(position(self))
         others = {int(heads): self.with_terms(other(self)) for heads, other in (by_heads or {}).items()}
         return replace(view, by_heads=others) if others else view
 
     def shift(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
-        """Return x plus the position offset, if there is one."""
+        """Add the position offset to x, if the position scheme has one."""
         return x if self.terms is None or self.terms.offset is None else x + self.terms.offset
 
     def rotate(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-        """Apply the rotary position scheme to x, if there is one."""
+        """Rotate x by its positions, if the position scheme is rotary."""
         return x if self.terms is None or self.terms.rotation is None else self.terms.rotation(x)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything that a branch may read besides its input x. It is built once per stack."""
+    """Inputs of all layers of a stack besides the hidden states: masks, encoder output, lists for losses and traces."""
 
-    own: View
-    cross: View | None = None
-    memory: Memory | None = None
+    own: View  # for self-attention
+    cross: View | None = None  # for cross-attention
+    memory: Memory | None = None  # encoder output
     losses: list[Tensor] | None = None  # auxiliary losses: a list in training, otherwise None
     trace: Trace | None = None  # records attention weights; None: no recording
 
     def block(self, call: int) -> "Context":
-        """Return the context of one block call. It differs from `self` only if each block has its own memory."""
+        """Return the context of the block at depth `call`: `self`, unless each block has its own encoder output."""
         if self.memory is None or len(self.memory.x) == 1:
             return self
         return replace(self, memory=replace(self.memory, x=(self.memory.x[call],)))

@@ -10,5 +10,5 @@ from torch import Tensor
 class Memory:
     """The encoder output that a decoder attends to."""
 
-    x: tuple[Float[Tensor, "b S D"], ...]  # one tensor for all decoder blocks, or one per block
-    seg: Int[Tensor, "b S"] | None = None  # segment of each token, 0 for padding; None: no padding
+    x: tuple[Float[Tensor, "b S D"], ...]  # one tensor for all decoder blocks, or one for each block
+    seg: Int[Tensor, "b S"] | None = None  # segment (text) of each token, 0: padding; None: no padding

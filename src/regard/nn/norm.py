@@ -1,4 +1,4 @@
-"""The norm slot, and layer normalisation."""
+"""Norms: the base class, layer normalisation, and no norm."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from regard.tree import Spec
 
 
 class Norm(Spec):
-    """The norm slot: the specs that normalise the last axis."""
+    """Abstract base class of specs for norms, which normalise the last axis."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        """Build the module for vectors of `width` channels (None: d_model)."""
+        """Build the norm for vectors of `width` channels (None: d_model)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Norm):
     """Ba et al. 2016: (x - mean) / sqrt(var + eps) * g + b, with the population variance.
 
-    USC 467 has `gain="scalar"`, COMP7607 has `eps=0`, and CS 224n has `gain="none", root="outside"`.
+    Lectures: USC 467 has `gain="scalar"`, COMP7607 `eps=0`, and CS 224n `gain="none", root="outside"`.
     """
 
     kind = "layer_norm"
     gain: Literal["vector", "scalar", "none"] = "vector"
     bias: bool = True  # same shape as the gain; no bias if there is no gain
     eps: float = 1e-5
-    root: Literal["inside", "outside"] = "inside"  # whether eps is inside or outside the root
+    root: Literal["inside", "outside"] = "inside"  # whether eps is inside or outside the square root
 
     def check(self) -> None:
         check_not_negative("eps", self.eps)

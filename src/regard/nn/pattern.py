@@ -1,4 +1,4 @@
-"""Attention patterns, which hide keys from a query in addition to causality and segments."""
+"""Attention patterns, such as a sliding window, which restrict attention further than causality and padding."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from regard.tree import Spec
 
 
 class AttentionPattern(Spec):
-    """The pattern slot: the specs that select the keys of a query by position."""
+    """Abstract base class of attention patterns: specs that select, by position, the keys each query attends to."""
 
     __slots__ = ()
     may_hide_all: ClassVar[bool] = True  # whether a query may have no visible key, not even itself
 
     @property
     def reach(self) -> int | None:
-        """The largest distance to an earlier key that a query attends to, apart from the `first` keys (None: any)."""
+        """Largest distance to an earlier key that a query attends to, apart from the `first` keys (None: no limit)."""
         return None
 
     @property
     def first(self) -> int:
-        """The number of keys at the start of a sequence that all later queries may attend to, besides `reach`."""
+        """Number of keys at the start of a sequence that queries may attend to even at distances above `reach`."""
         return 0
 
     @abstractmethod
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
-        """Return whether the query at position q attends to the key at position k. `q` and `k` broadcast."""
+        """Return whether queries at positions q attend to keys at positions k. The shapes of q and k are broadcast."""
 
 
 @dataclass(frozen=True, slots=True)

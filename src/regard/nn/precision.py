@@ -15,5 +15,5 @@ def widen(x: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that disables autocast, for values in which rounding errors matter."""
+    """Return a context manager that disables autocast, for computations in which rounding errors matter."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""Recurrent layers: cells, their initial states, and a layer that runs them over a sequence."""
+"""Recurrent layers: cells (Elman, GRU, LSTM), initial states, and a layer that applies a cell to a sequence."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Direction = Literal["forwards", "backwards", "both"]
 
 
 class Cell(Spec):
-    """The cell slot: the specs of the cell of a recurrent layer."""
+    """Abstract base class of specs for the cell of a recurrent layer, such as a GRU."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class Cell(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Elman(Cell):
-    """Elman 1990: h_t = phi(W_x x_t + W_h h_(t-1) + b)."""
+    """Elman 1990: h_t = phi(W_x x_t + W_h h_(t-1) + b), with the activation phi."""
 
     kind = "elman"
     activation: Literal["tanh", "relu"] = "tanh"
@@ -71,7 +71,7 @@ class LSTM(Cell):
 
 
 class CellModule(nn.Module):
-    """Abstract: a cell, which `step` runs on one token and `forward` on a whole sequence."""
+    """Abstract base class of recurrent cells: `step` processes one token, `forward` a whole sequence."""
 
     parts: ClassVar[int] = 1  # number of vectors in a state; the first is h, the output
 
@@ -88,10 +88,10 @@ class CellModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Return h after every token, and the state after the last token of each row.
+        """Return (h, state): h after every token, and the state after the last real token of each batch row.
 
-        `lengths` is the number of real tokens in each row (None: T). The computation has the precision of the weights
-        even under autocast, because rounding errors in the state accumulate.
+        `lengths` is the number of real tokens in each batch row (None: T). The computation has the precision of the
+        weights even under autocast, because rounding errors in the state accumulate.
         """
         dtype, precise = x.dtype, next(self.parameters()).dtype
         with full_precision(x.device):
@@ -134,7 +134,7 @@ class LSTMModule(CellModule):
             with torch.no_grad():
                 bias[d_hidden : 2 * d_hidden] = forget_bias
         elif forget_bias:
-            raise site.error("forget_bias", "the model's linear slot has no biases; set it to 0")
+            raise site.error("forget_bias", "the model's linear layers have no biases; set it to 0")
 
     def step(self, x: Float[Tensor, "B I"], state: State) -> State:
         h, c = state
@@ -144,7 +144,7 @@ class LSTMModule(CellModule):
 
 
 class Start(Spec):
-    """The start slot: the specs of the initial state of a recurrence."""
+    """Abstract base class of specs for the initial state of a recurrent layer."""
 
     __slots__ = ()
 
@@ -174,11 +174,11 @@ class LearnedStart(Start):
 
 
 class StartModule(nn.Module):
-    """Abstract: a module that returns an initial state, built by a `Start`."""
+    """Abstract base class of modules that return an initial state. They are built by a `Start`."""
 
     @abstractmethod
     def forward(self, rows: int, like: Tensor) -> State:
-        """Return the initial state of `rows` rows, with the dtype and device of `like`."""
+        """Return the initial state for a batch of `rows` rows, with the dtype and device of `like`."""
 
 
 class ZeroStartModule(StartModule):
@@ -214,13 +214,13 @@ class Layer(nn.Module):
         self.starts = nn.ModuleList([start.build(self.parts, d_hidden, site.inside("start")) for _ in self.directions])
 
     def initial_state(self, rows: int, direction: int = 0) -> State:
-        """Return the initial state of one direction, for `rows` rows."""
+        """Return the initial state of one direction for a batch of `rows` rows."""
         return self.starts[direction](rows, next(self.cells[direction].parameters()))
 
     def forward(
         self, x: Float[Tensor, "B T I"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T W"], State]:
-        """Return the hidden state after every token and the last state, with both directions concatenated."""
+        """Return (h, state): h after every token, and the last state. The directions are concatenated."""
         outputs, last = [], []
         for i, direction in enumerate(self.directions):
             turn = reverse if direction == "backwards" else unchanged
@@ -232,11 +232,11 @@ class Layer(nn.Module):
         return torch.cat(outputs, -1), tuple(torch.cat(part, -1) for part in zip(*last, strict=True))
 
     def start(self, rows: Rows) -> RecurrentState:
-        """Return the state at the start of a decoding session."""
+        """Return the initial decoding state for all batch rows of a new decoding session."""
         return RecurrentState(rows, self.initial_state(rows.lengths.shape[0]))
 
     def advance(self, x: Float[Tensor, "B T I"], hidden: RecurrentState) -> Float[Tensor, "B T W"]:
-        """Return the hidden state after every new token of a decoding session, and store the last state."""
+        """Return h after every new token of a decoding session, and store the last state in `hidden`."""
         y, last = self.cells[0](x, hidden.parts, hidden.rows.real if x.shape[1] > 1 else None)
         hidden.write(last)
         return y
@@ -248,7 +248,7 @@ def unchanged(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> F
 
 
 def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-    """Return x with the real tokens of every row reversed and padding still at the end."""
+    """Return x with the real tokens of every batch row reversed and padding still at the end."""
     if lengths is None:
         return x.flip(1)
     place = torch.arange(x.shape[1], device=x.device)
@@ -258,7 +258,7 @@ def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Flo
 
 
 def real_lengths(mask: Mask) -> Int[Tensor, " B"] | None:
-    """Return the number of real tokens in each row, or None without padding. Refuse packed rows."""
+    """Return the number of real tokens in each batch row (None: no padding). Packed rows raise a `DataError`."""
     if mask.packed:
         raise DataError("packed: a recurrence would carry its state from one text of a row into the next; pad instead")
     return None if mask.k_seg is None else (mask.k_seg != 0).sum(1)

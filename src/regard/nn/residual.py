@@ -1,4 +1,4 @@
-"""The residual slot: rules that combine the output of a branch with its input (post-norm, pre-norm, ...)."""
+"""Residual rules, which combine a branch f with a residual connection and a norm (post-norm, pre-norm, ...)."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from regard.tree import Spec
 
 
 class Residual(Spec):
-    """The residual slot: the specs that wrap a branch f into a residual branch, such as x + f(norm(x))."""
+    """Abstract base class of residual rules, which turn a branch f into a residual branch, such as x + f(norm(x))."""
 
     __slots__ = ()
 
     @abstractmethod
     def wrap(self, branch: Branch, site: Site) -> Branch:
-        """Return `branch` wrapped into a residual branch."""
+        """Return a module that applies `branch` with a residual connection."""
 
     def end(self, site: Site) -> nn.Module:  # noqa: ARG002
         """Return the module after the last block: a final norm, or the identity."""
@@ -29,7 +29,7 @@ class Residual(Spec):
 
 
 class ResidualBranch(Branch):
-    """Abstract: a wrapper of a branch, with a norm and dropout. The decoding state is that of the branch."""
+    """Abstract base class of modules that apply a branch with a norm, dropout and a residual connection."""
 
     def __init__(self, branch: Branch, norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class PreNormModule(ResidualBranch):
 
 @dataclass(frozen=True, slots=True)
 class PostNorm(Residual):
-    """norm(x + f(x)), as in Vaswani et al. 2017 and the lectures."""
+    """norm(x + f(x)), as in Vaswani et al. 2017."""
 
     kind = "post_norm"
     norm: Norm = LayerNorm()

@@ -17,7 +17,7 @@ from regard.nn.residual import Residual, ResidualBranch
 class ReZero(Residual):
     """x + alpha f(norm(x)), with a learned scalar alpha per branch, initially 0. Bachlechner et al. 2021.
 
-    An untrained stack without norms returns its input. If branches have a norm, the stack ends with a norm too.
+    Before training, a stack without norms is the identity. If branches have norms, the stack also ends with a norm.
     """
 
     kind = "rezero"

@@ -1,4 +1,4 @@
-"""RMS normalisation, over all channels or a part of them."""
+"""RMS normalisation, by the mean square of all channels or of some of them."""
 
 import math
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class RMSNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class PartialRMSNorm(Norm):
-    """Zhang & Sennrich 2019, pRMSNorm: RMSNorm with the mean square of the first ceil(fraction * D) channels.
+    """Zhang & Sennrich 2019, pRMSNorm: RMSNorm with the mean square of the first ceil(fraction * D) of D channels.
 
-    Narang et al. 2021 used this norm, with 6.75 % of the channels, for the table row "RMS Norm".
+    The row "RMS Norm" in the table of Narang et al. 2021 is this norm, with 6.75 % of the channels.
     """
 
     kind = "partial_rms_norm"

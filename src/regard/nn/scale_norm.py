@@ -15,7 +15,7 @@ from regard.nn.norm import Norm
 
 @dataclass(frozen=True, slots=True)
 class ScaleNorm(Norm):
-    """Nguyen & Salazar 2019: g * x / max(|x|, eps), with one learned scalar g, initially sqrt(D)."""
+    """Nguyen & Salazar 2019: g * x / max(|x|, eps), with a learned scalar g, initially sqrt(D) for D channels."""
 
     kind = "scale_norm"
     eps: float = 1e-5

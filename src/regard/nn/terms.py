@@ -1,4 +1,4 @@
-"""Terms: the contribution of a position scheme to attention."""
+"""Position terms: what a position scheme adds to attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The contribution of a position scheme to attention. Fields that the scheme does not use are None."""
+    """What a position scheme adds to attention. Fields that the scheme does not use are None."""
 
     rotation: Callable[[Tensor], Tensor] | None = None  # applied to queries and keys (B, H, T, K)
     offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values

@@ -1,4 +1,4 @@
-"""Vector inputs, and different inputs for source and target."""
+"""Input layers for vectors, and different input layers for source and target."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from regard.nn.vocab.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Vectors(InputSpec):
-    """A sequence of vectors, such as audio frames, image patches or measurements: drop(norm(W x + b + P[position])).
+    """A sequence of vectors, such as audio frames, image patches or measurements: dropout(norm(W x + b + P[position])).
 
     The batch holds floats of shape (B, T, `channels`) instead of token ids, so the input needs no vocabulary table.
     """
@@ -39,7 +39,7 @@ class Vectors(InputSpec):
 
 
 class VectorsModule(Input):
-    """The module built by `Vectors`."""
+    """The input layer built by `Vectors`."""
 
     def __init__(self, spec: Vectors, site: Site) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Branches: the functions in a block that the residual connections wrap."""
+"""Branches: the sublayers of a block, such as attention and feed-forward."""

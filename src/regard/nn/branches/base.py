@@ -1,4 +1,4 @@
-"""The branch slot: the specs for the residual branches of a block."""
+"""Base class of branches: the sublayers of a block, such as attention and feed-forward."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -8,13 +8,13 @@ from regard.tree import Spec
 
 
 class BranchSpec(Spec):
-    """The branch slot: the specs that build a residual branch."""
+    """Abstract base class of specs for branches: the sublayers of a block, such as attention and feed-forward."""
 
     __slots__ = ()
-    attends: ClassVar[bool] = False  # whether the stack's position scheme and attention pattern apply to it
-    packs: ClassVar[bool] = True  # whether it keeps the segments of packed rows apart
+    attends: ClassVar[bool] = False  # whether the stack's position scheme and attention pattern apply
+    packs: ClassVar[bool] = True  # whether it keeps the texts of a packed batch row apart
     ordered: ClassVar[bool] = False  # whether token order matters without a position scheme, as in a convolution
 
     @abstractmethod
     def build(self, site: Site) -> Branch:
-        """Return the branch, built at `site`."""
+        """Build the branch with the sizes and weight factories of `site`."""

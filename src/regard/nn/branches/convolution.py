@@ -18,11 +18,11 @@ from regard.nn.precision import widen
 
 @dataclass(frozen=True, slots=True)
 class LightConv(BranchSpec):
-    """Lightweight convolution of Narang et al. 2021, with one filter per channel that is the same at every position.
+    """Lightweight convolution of Narang et al. 2021: depthwise, with filters normalised by softmax.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c, followed by two projections,
-    (y W_p + p) W_o + o. The filter is centred on t, or ends at t in a causal stack. `SharedLightConv` is the form of
-    Wu et al. 2019, who introduced this convolution.
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c; the output is (y W_p + p) W_o + o.
+    Each channel has a filter k, which is the same at every position t. Filters are centred on t, or end at t in a
+    causal stack. `SharedLightConv` is the original convolution of Wu et al. 2019.
     """
 
     kind = "light_conv"
@@ -41,9 +41,10 @@ class LightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class DynamicConv(BranchSpec):
-    """Dynamic convolution of Narang et al. 2021: `LightConv` with a filter predicted per channel and position.
+    """Dynamic convolution of Narang et al. 2021: `LightConv` with filters predicted for each channel and position.
 
-    k_t = g_t W_k + b_k, with W_k from d to `width` * d. `SharedDynamicConv` is the form of Wu et al. 2019.
+    The filters at position t are k_t = g_t W_k + b_k, where W_k maps d_model to `width` * d_model channels.
+    `SharedDynamicConv` is the original convolution of Wu et al. 2019.
     """
 
     kind = "dynamic_conv"
@@ -61,17 +62,17 @@ class DynamicConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedLightConv(BranchSpec):
-    """LightConv of Wu et al. 2019: the d / heads channels of a head share one filter, the same at every position.
+    """Lightweight convolution of Wu et al. 2019: depthwise, with one filter for the d_model / heads channels of a head.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i), and the output
-    y W_o + o. DropConnect zeroes filter weights with the attention dropout probability.
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i) with the filter k_h of head h; the output
+    is y W_o + o. DropConnect zeroes filter weights with the attention dropout probability.
     """
 
     kind = "shared_light_conv"
     ordered = True
     width: int = 7
     heads: int | None = None  # None: as in the model
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: the default of the model's linear layers
 
     def check(self) -> None:
         _check_width(self.width)
@@ -84,13 +85,13 @@ class SharedLightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedDynamicConv(BranchSpec):
-    """DynamicConv of Wu et al. 2019: `SharedLightConv` with filters predicted at each position, k_t = g_t W_k."""
+    """Dynamic convolution of Wu et al. 2019: `SharedLightConv` with filters g_t W_k, predicted at each position t."""
 
     kind = "shared_dynamic_conv"
     ordered = True
     width: int = 7
     heads: int | None = None  # None: as in the model
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: the default of the model's linear layers
 
     def check(self) -> None:
         _check_width(self.width)
@@ -167,7 +168,7 @@ class PredictedFilters(nn.Module):
 
 
 class TwoProjections(nn.Module):
-    """The bias c and pointwise projection W_p of the convolution, then the output projection W_o: (y + c) W_p W_o."""
+    """Bias c, pointwise projection W_p and output projection W_o after a convolution: ((y + c) W_p + p) W_o + o."""
 
     def __init__(self, bias: bool, site: Site) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Cross-attention."""
+"""Cross-attention: attention of a decoder to the encoder output."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,9 @@ from regard.nn.norm import NoNorm, Norm
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention(BranchSpec):
-    """Attention to the encoder's output (the memory), with queries from x and keys and values from the memory.
+    """Cross-attention: queries are projected from x, keys and values from the encoder output.
 
-    No position scheme applies to it. In decoding, keys and values are computed once.
+    It uses no position scheme. In decoding, keys and values are computed once per source.
     """
 
     kind = "cross_attention"
@@ -84,7 +84,7 @@ class CrossAttentionModule(Branch):
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
-        """Return the keys and values, projected from the memory."""
+        """Return (k, v): the keys and values projected from the encoder output."""
         assert ctx.memory is not None
         k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
         return self.key_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)

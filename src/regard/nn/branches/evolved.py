@@ -21,7 +21,7 @@ class GatedLinear(BranchSpec):
     """Gated linear unit (x W + b) * sigmoid(x V + c), with d_model output channels. Dauphin et al. 2017."""
 
     kind = "gated_linear"
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: the default of the model's linear layers
 
     def build(self, site: Site) -> Branch:
         return GatedLinearModule(self.bias, site)
@@ -38,17 +38,17 @@ class GatedLinearModule(Branch):
 
 @dataclass(frozen=True, slots=True)
 class EvolvedEncoderConv(BranchSpec):
-    """The convolutions of an Evolved Transformer encoder block. Zero channels pad the narrower outputs.
+    """The convolutions of an Evolved Transformer encoder block.
 
-    h = norm(relu(x W) + [relu(conv_3(x)), 0]), with W from d to 4 d channels and the convolution from d to d / 2;
-    y = [separable_9(h), 0], from 4 d channels to d / 2. A separable convolution is a depthwise convolution followed by
-    a pointwise projection, both with biases.
+    h = norm(relu(x W) + [relu(conv_3(x)), 0]), y = [separable_9(h), 0]. Indices are kernel sizes, and [a, 0] pads a
+    with zero channels. For d = d_model, x W has 4 d channels, and both convolutions have d / 2 output channels. A
+    separable convolution is a depthwise convolution followed by a pointwise projection, both with biases.
     """
 
     kind = "evolved_encoder_conv"
     ordered = True
     norm: Norm = LayerNorm()
-    bias: bool | None = False  # of W and the plain convolution; None: as in the model's linear slot
+    bias: bool | None = False  # of W and conv_3; None: the default of the model's linear layers
 
     def build(self, site: Site) -> Branch:
         return EvolvedEncoderConvModule(self, site)
@@ -56,10 +56,10 @@ class EvolvedEncoderConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class EvolvedDecoderConv(BranchSpec):
-    """The convolutions of an Evolved Transformer decoder block. Zero channels pad the narrower output.
+    """The convolutions of an Evolved Transformer decoder block.
 
-    h = norm(relu(separable_11(x)) + [separable_7(x), 0]), where the convolutions map d channels to 2 d and to d / 2;
-    y = separable_7(h), from 2 d channels to d.
+    h = norm(relu(separable_11(x)) + [separable_7(x), 0]), y = separable_7(h). Indices are kernel sizes, and [a, 0] pads
+    a with zero channels. For d = d_model, the convolutions have 2 d, d / 2 and d output channels.
     """
 
     kind = "evolved_decoder_conv"
@@ -76,7 +76,7 @@ def _half(site: Site) -> int:
 
 
 class TwoConvolutions(Branch):
-    """Abstract: a branch of two convolutions in sequence. The decode state holds the past inputs of both."""
+    """Abstract base class of branches with two convolutions in sequence. Decoding caches the past inputs of each."""
 
     def start(self, rows: Rows, ctx: Context) -> tuple[ActivationCache, ActivationCache]:  # noqa: ARG002
         return ActivationCache(rows), ActivationCache(rows)
@@ -130,7 +130,7 @@ class EvolvedDecoderConvModule(TwoConvolutions):
 
 
 def _within(stream: Float[Tensor, "B N D"], wide: KernelExtent, narrow: KernelExtent) -> Float[Tensor, "B n D"]:
-    """Return a stream that is padded for the kernel `wide`, cropped to the padding that the kernel `narrow` needs."""
+    """Crop a sequence that is padded for the kernel `wide` to the padding that the kernel `narrow` needs."""
     return stream[:, wide.left - narrow.left : stream.shape[1] - (wide.right - narrow.right)]
 
 

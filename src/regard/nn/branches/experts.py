@@ -1,4 +1,4 @@
-"""Mixtures of experts: many feed-forward layers, of which each token uses one or two."""
+"""Mixtures of experts: each token is processed by one or two of many feed-forward networks."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from regard.nn.precision import full_precision, widen
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts(BranchSpec):
-    """Mixture of experts of Shazeer et al. 2017, in the form of Lepikhin et al. 2021.
+    """Mixture of experts of Shazeer et al. 2017, as in Lepikhin et al. 2021: two experts process each token.
 
     y = g_1 expert_1(x) + g_2 expert_2(x) with the two most probable experts of p = softmax(x G), computed in float32;
-    g_i = p_i / (p_1 + p_2) and expert_e(x) = phi(x U_e) V_e.
+    g_i = p_i / (p_1 + p_2) and expert_e(x) = phi(x U_e) V_e, with the activation phi.
 
-    In training, the second expert is used with probability min(1, g_2 / threshold). An expert processes at most
-    max(4, group * capacity / experts) tokens of each group: first choices come before second choices, and earlier
-    tokens before later ones. The output of an expert for a token beyond this capacity is 0. In training, the output for
-    a token therefore depends on the other tokens of the group, including later ones. Evaluation uses both experts and
-    drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so gradient accumulation
-    differs from one large batch.
+    In training, the second expert is used with probability min(1, g_2 / threshold). The tokens of a batch are divided
+    into groups. An expert processes at most max(4, group * capacity / experts) tokens of each group: first choices come
+    before second choices, and earlier tokens before later ones. The output of an expert for a token beyond this
+    capacity is 0. In training, the output for a token therefore depends on the other tokens of the group, including
+    later ones. Evaluation uses both experts and drops no token. Padding is not routed. Capacity and balance loss are
+    computed per batch, so gradient accumulation differs from one large batch.
     """
 
     kind = "mixture_of_experts"
@@ -37,9 +37,9 @@ class MixtureOfExperts(BranchSpec):
     d_hidden: int | None = None  # None: 2 * d_model, so that two experts cost as much as one feed-forward layer
     activation: Activation = "relu"
     capacity: float = 1.25  # total capacity of all experts, as a multiple of the tokens in a group
-    group: int = 1024  # largest number of tokens that share a capacity
+    group: int = 1024  # largest number of tokens in a group
     threshold: float = 0.2
-    balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of first choices, P: mean probability
+    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e; f: share of first choices, P: mean p
 
     def check(self) -> None:
         _check(self, 2)
@@ -53,10 +53,11 @@ class MixtureOfExperts(BranchSpec):
 class Switch(BranchSpec):
     """Switch layer of Fedus et al. 2022: y = p_e expert_e(x) with the most probable expert e.
 
-    p = softmax(x G) is computed in float32. In training, the router reads x times U(1 - jitter, 1 + jitter), and an
-    expert processes at most max(4, group * capacity / experts) tokens of each group, earlier tokens first. The output
-    for a token beyond this capacity is 0. Evaluation drops no token. Padding is not routed. Capacity and balance loss
-    are computed per batch, so gradient accumulation differs from one large batch.
+    The router computes p = softmax(x G) in float32. In training, its input x is multiplied by U(1 - jitter, 1 + jitter)
+    noise. The tokens of a batch are divided into groups, and an expert processes at most max(4, group * capacity /
+    experts) tokens of each group, earlier tokens first. The output for a token beyond this capacity is 0. Evaluation
+    drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so gradient accumulation
+    differs from one large batch.
     """
 
     kind = "switch"
@@ -64,9 +65,9 @@ class Switch(BranchSpec):
     d_hidden: int | None = None  # None: 4 * d_model
     activation: Activation = "relu"
     capacity: float = 1.25  # total capacity of all experts, as a multiple of the tokens in a group
-    group: int = 1024  # largest number of tokens that share a capacity
+    group: int = 1024  # largest number of tokens in a group
     jitter: float = 0.01
-    balance: float = 0.01  # weight of experts * sum_e f_e P_e; f: share of choices, P: mean probability
+    balance: float = 0.01  # weight of the loss experts * sum_e f_e P_e; f: share of choices, P: mean p
 
     def check(self) -> None:
         _check(self, 1)
@@ -85,25 +86,25 @@ def _check(spec: MixtureOfExperts | Switch, used: int) -> None:
 
 
 class Routing(NamedTuple):
-    """The output of the router: K chosen experts for each of N tokens, the most probable expert first."""
+    """The output of the router: K of E experts chosen for each of N tokens, the most probable expert first."""
 
     expert: Tensor  # (N, K)
-    gate: Tensor  # (N, K)
+    gate: Tensor  # (N, K): weight of the expert's output
     sent: Tensor  # (N, K): False for padding and for unused second choices
     probability: Tensor  # (N, E)
 
 
 class Slots(NamedTuple):
-    """The slot of each choice in an array of `rows` rows and `width` columns. Each row is computed by one expert."""
+    """The place of each (token, expert) pair in an array of `rows` x `width` tokens. One expert processes each row."""
 
-    at: Tensor  # (N, K); rows * width for a dropped choice
+    at: Tensor  # (N, K): flat index in the array; rows * width for a dropped pair
     width: int
     rows: int
-    owner: Tensor | None  # (rows,): the expert that computes a row; None: expert e computes row e
+    owner: Tensor | None  # (rows,): the expert that processes each row; None: expert e processes row e
 
 
 class Experts(Branch):
-    """Abstract: a router and E experts. The weights of the experts have the shape (E, out, in)."""
+    """Abstract base class of mixtures of experts: a router, and E experts with weights of shape (E, out, in)."""
 
     used: ClassVar[int]  # number of experts per token
 
@@ -122,7 +123,7 @@ class Experts(Branch):
 
     @abstractmethod
     def choose(self, x: Float[Tensor, "N D"], real: Bool[Tensor, " N"]) -> Routing:
-        """Return the experts chosen for each token, and the gates of these experts."""
+        """Choose the experts of each token and their gates (weights of their outputs). `real` is False for padding."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         tokens, seg = x.flatten(0, 1), ctx.own.mask.q_seg
@@ -144,14 +145,14 @@ class Experts(Branch):
             return (widen(x) @ widen(self.router).T).softmax(-1)
 
     def report(self) -> dict[str, Tensor]:
-        """Return how many choices, pairs of a token and an expert, were dropped and routed since the last call."""
+        """Return the numbers of (token, expert) pairs dropped and routed since the last report, and reset them."""
         counts = {"dropped_tokens": self.dropped.clone(), "routed_tokens": self.routed.clone()}
         self.dropped.zero_()
         self.routed.zero_()
         return counts
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs spent on empty slots when `tokens` tokens are evaluated: an artefact of the array layout."""
+        """Return the FLOPs spent on unfilled places in the arrays of the experts when `tokens` tokens are evaluated."""
         (E, hidden, D), K = self.up.shape, self.used
         width, rows = _laid_out(tokens * K, E)
         return (rows * width - tokens * K) * 4 * D * hidden
@@ -162,10 +163,10 @@ class Experts(Branch):
         self.dropped += choice.sent.sum() - routed
 
     def _run(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
-        """Return the output of each chosen expert for its token, or 0 for a dropped choice."""
+        """Return the outputs of the K chosen experts for each of N tokens, with 0 for dropped (token, expert) pairs."""
         N, K = places.at.shape
         at = places.at.flatten()
-        # The last, additional slot is for dropped choices.
+        # One more place, at the end, is for dropped pairs.
         inputs = x.new_zeros(places.rows * places.width + 1, x.shape[1])
         inputs = inputs.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
         up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
@@ -186,7 +187,7 @@ class MixtureOfExpertsModule(Experts):
         best, expert = probability.topk(self.used, -1)
         gate = best / (best.sum(-1, keepdim=True) + 1e-9)
         second = real
-        # Narang et al. sample in evaluation too, so that their output is not a function of the input.
+        # Narang et al. sample the second expert in evaluation too, so that their output is not a function of the input.
         if self.training:
             second = real & (torch.rand_like(gate[:, 1]) * self.threshold < gate[:, 1])
         return Routing(expert, gate, torch.stack((real, second), 1), probability)
@@ -214,19 +215,19 @@ def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """Return the smallest number of groups of at most `most` tokens, and the size of every group but the last."""
+    """Return (groups, size): the smallest number of groups of at most `most` tokens, and the size of full groups."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
 
 def _grouped(x: Tensor, groups: int, size: int) -> Tensor:
-    """Return `x` of shape (N, ...) as (groups, size, ...), padded with zeros."""
+    """Reshape x from (N, ...) to (groups, size, ...), padded with zeros."""
     missing = groups * size - x.shape[0]
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (groups, size))
 
 
 def _limited(choice: Routing, capacity: float, most: int) -> Slots:
-    """Return slots for the choices within the capacity per expert and group, and drop the other choices."""
+    """Place the (token, expert) pairs within the capacity of each expert and group, and drop the other pairs."""
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     G, S = _groups(N, most)
     C = min(S, max(4, int(S * capacity / E)))
@@ -240,18 +241,18 @@ def _limited(choice: Routing, capacity: float, most: int) -> Slots:
 
 
 def _laid_out(choices: int, experts: int) -> tuple[int, int]:
-    """Return (width, rows) of an array with enough slots for any distribution of the choices.
+    """Return (width, rows) of an array that holds `choices` tokens, however they are distributed over the experts.
 
-    The width is the mean number of choices per expert, so that at most 2 * `experts` rows are needed.
+    The width is the mean number of tokens per expert, so that at most 2 * `experts` rows are needed.
     """
     width = -(-choices // experts)
     return width, min(choices, choices // width + experts)
 
 
 def _unlimited(choice: Routing) -> Slots:
-    """Return a slot for every choice, in an array whose shape depends only on the number of choices.
+    """Place all (token, expert) pairs in an array whose shape depends only on their number; drop none.
 
-    Each expert computes as many rows as it needs, and the weights of unused experts are not read.
+    Each expert processes as many rows as its tokens fill, and the weights of unused experts are not read.
     """
     (N, K), E = choice.expert.shape, choice.probability.shape[1]
     width, rows = _laid_out(N * K, E)
@@ -264,12 +265,15 @@ def _unlimited(choice: Routing) -> Slots:
 
 
 def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
-    """Return the index of each choice in the queue for its expert, counted along `dim`."""
+    """Return, for each (token, expert) pair, the number of earlier pairs with the same expert along `dim`."""
     return ((queue.cumsum(dim) - queue) * queue).sum(-1)
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """Return the balance loss E sum_e f_e P_e over the real tokens of a group, averaged over groups (1 if balanced)."""
+    """Return the balance loss E sum_e f_e P_e of a group of tokens, averaged over groups; 1 if balanced.
+
+    f_e is the fraction of real tokens whose first choice is expert e, and P_e the mean probability of expert e.
+    """
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)
     mask = _grouped(real[:, None].to(choice.probability.dtype), G, S)

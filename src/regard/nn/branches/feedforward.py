@@ -1,4 +1,4 @@
-"""The feed-forward branch."""
+"""Position-wise feed-forward network."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,13 @@ from regard.nn.mask import Context
 
 @dataclass(frozen=True, slots=True)
 class FeedForward(BranchSpec):
-    """phi(x W_up + b) W_down + c, or (phi(x W_gate + b) * (x W_up + b')) W_down + c if `gated` (Shazeer 2020)."""
+    """phi(x W_up + b) W_down + c; if `gated`, (phi(x W_gate + b) * (x W_up + b')) W_down + c (Shazeer 2020)."""
 
     kind = "feedforward"
     d_hidden: int | None = None  # None: 4 * d_model
-    activation: Activation = "relu"
+    activation: Activation = "relu"  # phi
     gated: bool = False
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: the default of the model's linear layers
 
     def check(self) -> None:
         check_count("d_hidden", self.d_hidden)

@@ -1,4 +1,4 @@
-"""N-gram convolutions: dense filters of several widths in parallel."""
+"""N-gram convolutions: dense (not depthwise) filters of several widths in parallel."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ from regard.nn.mask import Context
 
 @dataclass(frozen=True, slots=True)
 class NGramConvolution(BranchSpec):
-    """Dense filters over n-grams (Kim 2014), with one group of filters for each width w in `widths`.
+    """Convolution over n-grams (Kim 2014), with one group of dense filters for each width w in `widths`.
 
-    y_t = concat_w(phi(sum_i x_(t+i) W_w,i + b_w)) W_o + o. Filters are centred on t, or end at t in a causal stack. The
-    text is padded with zeros. `output=False` omits W_o and o. With `output=False`, the residual rule `no_residual` and
-    max pooling over tokens, a classifier is that of Kim 2014.
+    y_t = concat_w(phi(sum_i x_(t+i) W_w,i + b_w)) W_o + o, with the activation phi. Filters are centred on t, or end at
+    t in a causal stack. The text is padded with zeros. `output=False` omits W_o and o. The classifier of Kim 2014 has
+    `output=False`, the residual rule `no_residual`, and max pooling over tokens.
 
-    Differs from the paper: n-grams that extend beyond the ends of the text count too.
+    Differs from the paper: n-grams that extend beyond the ends of the text are included.
     """
 
     kind = "ngram_convolution"
@@ -32,7 +32,7 @@ class NGramConvolution(BranchSpec):
     filters: int | None = None  # per width; None: d_model filters, divided among the widths
     activation: Activation = "relu"
     output: bool = True
-    bias: bool | None = None  # None: as in the model's linear slot
+    bias: bool | None = None  # None: the default of the model's linear layers
 
     def check(self) -> None:
         require(len(self.widths) > 0, "widths", "needs at least one width")
@@ -63,7 +63,7 @@ class NGramConvolutionModule(Branch):
             site.linear(width * D, {"up": count}, bias=spec.bias)
             for width, count in zip(spec.widths, filters, strict=True)
         )
-        # The window of each width is a range of channels in the widest window, which is built once.
+        # The widest window is built once; the window of each width is a range of its channels.
         first = [self.widest.left - kernel_extent(width, site).left for width in spec.widths]
         self.columns = [slice(i * D, (i + width) * D) for i, width in zip(first, spec.widths, strict=True)]
         self.output = site.linear(sum(filters), {"down": D}, bias=spec.bias) if spec.output else nn.Identity()

@@ -1,4 +1,4 @@
-"""Parallel branches."""
+"""Parallel branches: sublayers with the same input, whose outputs are added."""
 
 import operator
 from dataclasses import dataclass

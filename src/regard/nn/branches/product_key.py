@@ -1,4 +1,4 @@
-"""Product-key memory: a large table of values, from which the best of n * n keys select rows."""
+"""Product-key memory: each token reads those vectors of a large table whose keys match its query best."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +17,13 @@ from regard.nn.precision import full_precision, widen
 
 @dataclass(frozen=True, slots=True)
 class ProductKeyMemory(BranchSpec):
-    """Product-key memory of Lample et al. 2019, with `keys` * `keys` values.
+    """Product-key memory of Lample et al. 2019: attention to a table V of `keys` * `keys` learned values.
 
-    y is the sum of softmax(scores) V[i * keys + j] over the heads and the `knn` best keys (i, j) of each head. A query
-    x W + b is split into two halves, each normalised by LayerNorm. The score of key (i, j) is q_1 k_1i + q_2 k_2j. The
-    best of all keys^2 sums are among the sums of the `knn` best scores of each half, so only knn^2 sums are computed.
-    The model's init initialises the values as embeddings: their standard deviation is d_model^-1/2 in most inits, as in
-    the paper, and 1 in the init of T5, as in Narang et al. 2021.
+    A query x W + b is split into two halves q_1 and q_2, each normalised by LayerNorm. The score of key (i, j) is
+    q_1 k_1i + q_2 k_2j. y is the sum of softmax(scores) V[i * keys + j] over the heads and the `knn` best keys of each
+    head. The best of all keys^2 sums are among the sums of the `knn` best scores of each half, so only knn^2 sums are
+    computed. The model's init initialises the values as embeddings: their standard deviation is d_model^-1/2 in most
+    inits, as in the paper, and 1 in the init of T5, as in Narang et al. 2021.
 
     Differs from the paper, as in Narang et al. 2021: LayerNorm replaces BatchNorm, which would mix tokens.
     """
@@ -32,7 +32,7 @@ class ProductKeyMemory(BranchSpec):
     heads: int = 4
     keys: int = 512  # number of keys per half
     d_key: int = 128  # width of both halves together
-    knn: int = 32
+    knn: int = 32  # number of values read per head
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("keys", MOST_CHANNELS), ("knn", MOST_CHANNELS)):
@@ -68,7 +68,7 @@ class ProductKeyMemoryModule(Branch):
 
 
 def product_top(scores: Float[Tensor, "N H 2 n"], knn: int) -> tuple[Float[Tensor, "N H k"], Int[Tensor, "N H k"]]:
-    """Return the `knn` highest of the n^2 sums scores[..., 0, i] + scores[..., 1, j], and the indices i * n + j."""
+    """Return (sums, indices): the `knn` highest sums scores[..., 0, i] + scores[..., 1, j], and indices i * n + j."""
     n = scores.shape[-1]
     best, index = scores.topk(knn, -1)
     sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).flatten(-2)

@@ -17,8 +17,8 @@ from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_length
 class Recurrence(BranchSpec):
     """A recurrent layer h_t = cell(x_t, h_(t-1)), with an optional output projection W_o.
 
-    With `bidirectional`, the states of both directions are concatenated. A stack of this branch is a plain RNN with the
-    residual rule `no_residual`, and a residual RNN with any other rule.
+    If `bidirectional`, the hidden states of the forward and the backward direction are concatenated. A stack of such
+    branches is a plain RNN with the residual rule `no_residual`, and a residual RNN with any other residual rule.
     """
 
     kind = "recurrence"
@@ -38,7 +38,7 @@ class Recurrence(BranchSpec):
         site.require(
             not (self.bidirectional and site.causal),
             "bidirectional",
-            "a causal stack must not read later tokens; use it in an encoder",
+            "a causal stack must not read later tokens; use a bidirectional layer in an encoder",
         )
         site.require(
             self.d_hidden is not None or site.d_model % directions == 0,
@@ -66,7 +66,7 @@ class RecurrenceModule(Branch):
     ) -> Float[Tensor, "B T D"]:
         if state is not None:
             y = self.layer.advance(x, state)
-        else:  # padding is at the end of a row and affects only the backward direction
+        else:  # padding is at the end of a batch row and affects only the backward direction
             lengths = real_lengths(ctx.own.mask)
             y, _ = self.layer(x, lengths if len(self.layer.directions) > 1 else None)
         return y if self.output is None else self.output(y)

@@ -1,4 +1,4 @@
-"""The self-attention branch."""
+"""Multi-head self-attention."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ from regard.nn.position.base import Position, check_shared_sizes
 class SelfAttention(BranchSpec):
     """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale q_h k_h') v_h) W_o, with q, k, v projected from x.
 
-    If `kv_heads` is below `heads`, several query heads share each key-value head (Ainslie et al. 2023; 1 is multi-query
-    attention, Shazeer 2019). `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
+    If `kv_heads` is below `heads`, query heads share key-value heads: grouped-query attention (Ainslie et al. 2023).
+    `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
     """
 
     kind = "self_attention"
@@ -33,9 +33,9 @@ class SelfAttention(BranchSpec):
     scale: Scale = "sqrt"
     query_key_norm: Norm = NoNorm()
     output: bool = True  # whether there is a W_o; CS 182 and USC 467 have none
-    bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # of this layer; None: the stack's
-    attention_pattern: AttentionPattern | None = None  # of this layer; None: the stack's
+    bias: bool | None = None  # None: the default of the model's linear layers
+    position: Position | None = None  # of this layer; None: that of the stack
+    attention_pattern: AttentionPattern | None = None  # of this layer; None: that of the stack
 
     def check(self) -> None:
         check_sizes(self)
@@ -78,14 +78,14 @@ class SelfAttentionModule(Branch):
     def split(
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
-        """Return the queries, keys and values per head from the fused projection, with the position scheme applied."""
+        """Return (q, k, v): the fused projection split by head, with query-key norm and position scheme applied."""
         q, k, v = map(view.shift, qkv.split_with_sizes(self.widths, -1))
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))
         k = view.rotate(self.key_norm(split_heads(k, self.kv_heads)))
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """Return the stack's view. An attention pattern or position scheme of this layer replaces the stack's."""
+        """Return the mask and position terms of the stack, or those of this layer's own pattern and position scheme."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

@@ -22,18 +22,18 @@ from regard.tree import Spec
 
 
 class Scores(Spec):
-    """The scores slot: the specs for a synthesizer's scores, which depend on the query token or only on positions."""
+    """Abstract base class of specs for synthesizer scores, which depend on the query token or only on positions."""
 
     __slots__ = ()
     reads_query: ClassVar[bool] = False  # whether the scores are a function of the attention's queries
 
     @abstractmethod
     def build(self, max_len: int, site: Site) -> "ScoresModule":
-        """Return a module that scores up to `max_len` positions for every head of the site."""
+        """Build a module that computes, for every head, the scores of up to `max_len` positions."""
 
 
 class ScoresModule(nn.Module):
-    """Abstract: the module that `Scores.build` returns."""
+    """Abstract base class of modules that compute synthesizer scores."""
 
     if TYPE_CHECKING:
 
@@ -43,12 +43,12 @@ class ScoresModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], q: Float[Tensor, "B H T K"] | None, view: View
     ) -> Float[Tensor, "b H T S"]:
-        """Return the scores of the keys in the view, before position bias and mask."""
+        """Return the scores of S keys for T queries, before position bias and mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseScores(Scores):
-    """Scores relu(q_i) P, where the heads share P (d_head x max_len): the dense synthesizer of Narang et al. 2021."""
+    """Dense synthesizer of Narang et al. 2021: scores relu(q_i) P of query q_i; heads share P (d_head x max_len)."""
 
     kind = "dense_scores"
     reads_query = True
@@ -74,7 +74,7 @@ class DenseScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class TwoLayerScores(Scores):
-    """Scores relu(x_i A + a) P + p with parameters per head: the dense synthesizer of Tay et al. 2021."""
+    """Dense synthesizer of Tay et al. 2021: scores relu(x_i A + a) P + p for token x_i, with parameters per head."""
 
     kind = "two_layer_scores"
 
@@ -104,7 +104,7 @@ class TwoLayerScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class RandomScores(Scores):
-    """Scores R_h[i, j], with one parameter per head and pair of positions (Tay et al. 2021)."""
+    """Random synthesizer of Tay et al. 2021: the score of key j for query i in head h is a parameter R_h[i, j]."""
 
     kind = "random_scores"
 
@@ -128,10 +128,10 @@ class RandomScoresModule(ScoresModule):
 
 @dataclass(frozen=True, slots=True)
 class FactorisedScores(Scores):
-    """Scores (R1 R2')_h[i, j], where R1 and R2 have the shape max_len x rank per head (Tay et al. 2021).
+    """Factorised random synthesizer of Tay et al. 2021: scores R1 R2', with two max_len x rank parameters per head.
 
-    In the released code of Narang et al. 2021, both factors are indexed by the keys, so that all queries have equal
-    scores. This class is the form of the paper, with the same number of parameters.
+    In the released code of Narang et al. 2021, both factors are indexed by the keys, so that all queries have the same
+    scores. This class follows the paper and has the same number of parameters.
     """
 
     kind = "factorised_scores"
@@ -160,12 +160,12 @@ class FactorisedScoresModule(ScoresModule):
 
 
 def _bound(view: View) -> int:
-    """Return an upper bound of the positions in the view, without reading a tensor from the device."""
+    """Return an upper bound of all positions, without a device sync."""
     return view.mask.bound(view.S)
 
 
 def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H T W"]:
-    """Return the rows of `table` at the positions of the queries."""
+    """Return the vectors of `table` (H, n, W) at the positions of the T queries."""
     mask = view.mask
     if mask.q_pos is None:
         # A copy, because a FLOP counter cannot follow a module that returns a view of its weights.
@@ -174,7 +174,7 @@ def _at_queries(table: Float[Tensor, "H n W"], view: View) -> Float[Tensor, "b H
 
 
 def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H T S"]:
-    """Return the columns of `scores` at the positions of the keys."""
+    """Return the scores at the positions of the S keys, given the scores of positions 0 .. n - 1."""
     if view.mask.k_pos is None:
         return scores
     return scores.take_along_dim(view.mask.k_pos[:, None, None, :], -1)
@@ -182,11 +182,11 @@ def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H
 
 @dataclass(frozen=True, slots=True)
 class Synthesizer(BranchSpec):
-    """Synthesizer of Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores not computed from q.k.
+    """Synthesizer of Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores that are not products q.k.
 
-    `mix` combines the scores with attention: "alone" uses only the scores, and has no keys; "plus" uses
+    `mix` combines the scores with query-key products: "alone" uses only the scores, without keys; "plus" uses
     scale q.k + scores; "alpha" uses (1 - a) scale q.k + a scores, with a learned a that starts at 1/2. Sequences may
-    have at most `max_len` tokens. The stack's position scheme may add a bias.
+    have at most `max_len` tokens. A position scheme may add a bias.
     """
 
     kind = "synthesizer"
@@ -198,8 +198,8 @@ class Synthesizer(BranchSpec):
     d_head: int | None = None
     max_len: int = 512
     scale: Scale = "sqrt"  # of q.k, unless `mix` is "alone"
-    bias: bool | None = None  # None: as in the model's linear slot
-    position: Position | None = None  # of this layer; None: the stack's
+    bias: bool | None = None  # None: the default of the model's linear layers
+    position: Position | None = None  # of this layer; None: that of the stack
 
     def check(self) -> None:
         for name, most in (("heads", MOST_HEADS), ("d_head", MOST_CHANNELS), ("max_len", MOST_CHANNELS)):
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Refuse a position scheme that acts on queries and keys, which a synthesizer may lack."""
+    """Raise a `SpecError` for a position scheme that acts on queries and keys; a synthesizer may lack them."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),
@@ -233,7 +233,7 @@ def check_position(position: Position | None, path: str = "") -> None:
 
 
 class SynthesizerBranch(Branch):
-    """Abstract: a synthesizer, with or without query-key products."""
+    """Abstract base class of synthesizer modules, with or without query-key products."""
 
     def __init__(self, spec: Synthesizer, site: Site) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class SynthesizerBranch(Branch):
         self.name = f"{site.side}.self"
 
     def view(self, ctx: Context) -> View:
-        """Return the stack's view, with the bias from this layer's own position scheme, if it has one."""
+        """Return the mask of the stack, with the position bias of this layer or, by default, of the stack."""
         stack = ctx.own
         view = (
             stack.by_heads.get(self.heads, stack) if self.position is None else stack.with_terms(self.position(stack))
@@ -272,7 +272,7 @@ class SynthesizerModule(SynthesizerBranch):
         view = self.view(ctx)
         *query, v = self.project(x).split(self.widths, -1)
         scores = self.scores(x, split_heads(query[0], self.heads) if query else None, view)
-        scores = scores.expand(x.shape[0], -1, -1, -1)  # masks and dropout differ between rows
+        scores = scores.expand(x.shape[0], -1, -1, -1)  # masks and dropout differ between batch rows
         v = split_heads(v if state is None else state.append(v), self.heads)
         if ctx.trace is not None:
             ctx.trace.add(self.name, softmax(scores.detach(), view).detach())
@@ -313,6 +313,6 @@ class SynthesizerPlusModule(SynthesizerBranch):
 
 
 def _with_scores(view: View, scores: Float[Tensor, "b H T S"]) -> View:
-    """Return the view with `scores` added to the bias."""
+    """Return a copy of the view with `scores` added to the attention bias."""
     terms = view.terms or Terms()
     return view.with_terms(replace(terms, bias=scores if terms.bias is None else scores + terms.bias))

@@ -1,4 +1,4 @@
-"""The Weighted Transformer (Ahmed et al. 2017): each head has learned weights and passes through a feed-forward."""
+"""The Weighted Transformer (Ahmed et al. 2017): each head has learned weights and a feed-forward."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regard.nn.mask import Context
 
 @runtime_checkable
 class Unprojected(Heads, Protocol):
-    """The spec of an attention whose output projection can be left out."""
+    """Interface of attention specs in which the output projection can be left out (`output`)."""
 
     @property
     def output(self) -> bool: ...
@@ -27,10 +27,10 @@ class Unprojected(Heads, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weighted(BranchSpec):
-    """Attention and feed-forward in one branch: sum_i alpha_i FFN(kappa_i head_i W_i).
+    """Attention and feed-forward in one branch, sum_i alpha_i FFN(kappa_i head_i W_i), as in Narang et al. 2021.
 
-    This is the form of Narang et al. 2021: the heads share the feed-forward, and kappa and alpha are unconstrained and
-    initialised from U(0, 1). `attention` computes the heads and must not have an output projection.
+    W_i projects head i to d_model. The heads share the feed-forward network FFN. The weights kappa and alpha are
+    unconstrained and initialised from U(0, 1). `attention` computes the heads and must not have an output projection.
     """
 
     kind = "weighted"
@@ -48,8 +48,8 @@ class Weighted(BranchSpec):
 class WeightedSimplex(BranchSpec):
     """Attention and feed-forward in one branch, sum_i alpha_i FFN_i(kappa_i head_i W_i), as in Ahmed et al. 2017.
 
-    Each head has its own feed-forward. The paper divides the usual hidden width among the heads. kappa and alpha are
-    softmaxes over the heads of parameters that start at 0.
+    W_i projects head i to d_model. Each head has its own feed-forward network FFN_i; the paper divides the usual hidden
+    width among the heads. kappa and alpha are softmaxes over the heads, computed from parameters that start at 0.
     """
 
     kind = "weighted_simplex"
@@ -66,14 +66,14 @@ class WeightedSimplex(BranchSpec):
 def _check(spec: Weighted | WeightedSimplex) -> None:
     if not isinstance(spec.attention, Unprojected):
         raise SpecError("attention", f"needs a self_attention or a cross_attention, not {spec.attention.kind!r}")
-    require(not spec.attention.output, "attention.output", "each head is projected on its own here; set it to false")
+    require(not spec.attention.output, "attention.output", "each head is projected separately here; set it to false")
     require(
         spec.feedforward.kind == "feedforward", "feedforward", f"needs a feedforward, not {spec.feedforward.kind!r}"
-    )  # the heads become batch rows, in which the branch must not mix tokens
+    )  # heads are folded into the batch axis, to which the mask of a token-mixing branch would not fit
 
 
 class WeightedHeads(Branch):
-    """Abstract: an attention whose heads are each projected to d_model. Only the attention has a decode state."""
+    """Abstract base class: attention whose heads are each projected to d_model and transformed by a feed-forward."""
 
     def __init__(self, spec: Weighted | WeightedSimplex, site: Site) -> None:
         super().__init__()
@@ -86,11 +86,11 @@ class WeightedHeads(Branch):
 
     @abstractmethod
     def weights(self) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:
-        """Return kappa and alpha, one weight of each per head."""
+        """Return (kappa, alpha), each with one weight per head."""
 
     @abstractmethod
     def transform(self, branches: Float[Tensor, "B H T D"], ctx: Context) -> Float[Tensor, "B H T D"]:
-        """Return the output of the feed-forward for each projected head."""
+        """Return the output of the feed-forward network for each projected head."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         kappa, alpha = self.weights()

@@ -15,7 +15,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Learned(Additive):
-    """A learned vector for each of `max_len` positions (Gehring et al. 2017, BERT, GPT-2)."""
+    """Position embeddings: a learned vector for each of `max_len` positions (Gehring et al. 2017, BERT, GPT-2)."""
 
     kind = "learned"
     max_len: int = 512
@@ -44,7 +44,7 @@ class LearnedModule(AdditiveTable):
 class Injected(Position):
     """Position vectors added to queries, keys and values in every layer: q + p_i, k + p_j, v + p_j (CS 224n).
 
-    Unlike positions added to the input, they are not multiplied by the projections.
+    p_i is the vector of position i. Unlike vectors added to the input, it is not multiplied by the projections.
     """
 
     kind = "injected"

@@ -1,4 +1,4 @@
-"""The two position slots: `Position` adds `Terms` to attention, `Additive` adds vectors to the input."""
+"""Base classes of position schemes: `Position` for attention, `Additive` for vectors added to the input."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,39 +16,39 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The positions of the queries and keys of a view."""
+    """The positions of T queries and S keys, and an upper bound of them."""
 
     q: Int[Tensor, "#b T"]
     k: Int[Tensor, "#b S"]
     bound: int  # host-side upper bound of all positions
 
     def distances(self) -> Int[Tensor, "#b T S"]:
-        """Return j - i for query i and key j."""
+        """Return j - i for every query position i and key position j."""
         return self.k[:, None, :] - self.q[:, :, None]
 
 
 class Position(Spec):
-    """The position slot: the specs that add position terms to self-attention, in a whole stack or one layer."""
+    """Abstract base class of specs for position schemes of self-attention, such as rotary embeddings or ALiBi."""
 
     __slots__ = ()
-    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that must be equal in a layer and in the stack
+    shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that a layer must share with its stack to use this scheme
 
     @abstractmethod
     def build(self, site: Site) -> "PositionTerms":
-        """Build a module that maps a `View` to `Terms`."""
+        """Build the module that computes the position terms of attention."""
 
 
 class PositionTerms(nn.Module):
-    """Abstract: a module that computes position terms, built by a `Position`."""
+    """Abstract base class of modules that compute position terms of attention. They are built by a `Position`."""
 
     @abstractmethod
     def forward(self, view: View) -> Terms:
-        """Return the terms of the queries and keys of a view."""
+        """Return the position terms (biases, rotations, ...) for the queries and keys of a `View`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """A position scheme for attention layers with `heads` heads, if this is not the model's number of heads."""
+    """A position scheme for the attention layers with `heads` heads, in a model with another default for `heads`."""
 
     kind = "at_heads"
     heads: int
@@ -59,17 +59,17 @@ class AtHeads(Spec):
 
 
 class Additive(Spec):
-    """The additive position slot: the specs that compute a vector for each position."""
+    """Abstract base class of specs for position vectors that are added to the input."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, site: Site, width: int) -> "AdditiveTable":
-        """Build a module that maps positions to vectors of `width` channels."""
+        """Build the module that maps positions to vectors of `width` channels."""
 
 
 class AdditiveTable(nn.Module):
-    """Abstract: a module that computes position vectors, built by an `Additive`."""
+    """Abstract base class of modules that compute position vectors. They are built by an `Additive`."""
 
     @abstractmethod
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
@@ -77,15 +77,15 @@ class AdditiveTable(nn.Module):
 
 
 def positions_of(view: View) -> Positions:
-    """Return the positions of the queries and keys of a view."""
+    """Return the positions of the queries and keys of a `View`, and an upper bound of them."""
     return Positions(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
 
 
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
-    """Refuse an attention whose sizes do not fit its position scheme.
+    """Raise a `SpecError` if the head sizes of an attention layer do not fit its position scheme.
 
-    `position` is the scheme of the attention (None: that of the stack). `site` has the sizes of the stack, `own` those
-    of the attention.
+    `position` is the scheme of the layer (None: that of the stack). `site` has the head sizes of the stack, and `own`
+    has those of the layer.
     """
     if position is not None:
         site.require(

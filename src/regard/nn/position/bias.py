@@ -16,7 +16,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """score + b(i - j), with a learned scalar per head and distance, clipped to +-max_distance (CS 182, 17.1.2)."""
+    """A learned bias per head and distance from query to key, which is clipped at +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64
@@ -41,10 +41,10 @@ class DistanceBiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class T5Bias(Position):
-    """Raffel et al. 2020: a learned scalar per head and bucket of distances.
+    """Raffel et al. 2020: a learned bias per head and bucket of distances from query to key.
 
-    Short distances have a bucket each, longer ones share buckets of logarithmic width. A bidirectional stack uses half
-    of the buckets for each direction, a causal stack uses all of them for the past.
+    Each short distance has its own bucket. Longer distances share buckets of logarithmic width. A bidirectional stack
+    uses half of the buckets for each direction, a causal stack uses all of them for the past.
     """
 
     kind = "t5_bias"
@@ -63,7 +63,7 @@ class T5Bias(Position):
         return T5BiasModule(self, site)
 
     def bucket(self, distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
-        """Return the bucket of each distance j - i."""
+        """Return the bucket of each distance (key position minus query position)."""
         if causal:
             buckets, first, far = self.buckets, 0, (-distance).clamp(min=0)
         else:
@@ -88,7 +88,7 @@ class T5BiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class ALiBi(Position):
-    """Press et al. 2022: score - m_h |i - j| with constant slopes m_h = 2^(-8h / H).
+    """Press et al. 2022: score - m_h |i - j|, with the constant slope m_h = 2^(-8h / H) in head h of H.
 
     If H is not a power of two, the slopes are those for the next smaller power of two, followed by every second slope
     for the next larger one, as in the paper's code.
@@ -113,7 +113,7 @@ class ALiBiModule(PositionTerms):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the slopes m_1, ..., m_H, where H is `heads`."""
+    """Return the ALiBi slopes m_1, ..., m_H, where H is `heads`."""
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]

@@ -1,4 +1,4 @@
-"""Rotary position embeddings."""
+"""Rotary position embeddings (RoPE)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,10 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Rotary(Position):
-    """Su et al. 2021: channel pairs of queries and keys rotated by pos * base^(-2k / d), so that q.k depends on i - j.
+    """Su et al. 2021: rotate channel pair k of each query and key by the angle pos * base^(-2k / d_head).
 
-    Pairs are (k, k + d/2), as in GPT-NeoX and Llama. Keys are rotated before they are cached.
+    Products q.k then depend on positions only through i - j. Pair k has the channels k and k + d_head / 2, as in
+    GPT-NeoX and Llama. Keys are rotated before they are cached.
     """
 
     kind = "rotary"
@@ -55,6 +56,6 @@ class RotaryModule(PositionTerms):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x with each pair (x_k, x_{k + d/2}) rotated by an angle, given as `cos` and `sin`."""
+    """Rotate each pair (x_k, x_{k + d/2}) of the d channels of x by an angle, given as `cos` and `sin`."""
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).type_as(x)

@@ -1,4 +1,4 @@
-"""Relative position representations."""
+"""Relative position representations (Shaw et al. 2018)."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Shaw(Position):
-    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}) and context sum_j w_ij (v_j + c_{j-i}), with j - i clipped.
+    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}) and output sum_j w_ij (v_j + c_{j-i}), with attention weights w.
 
-    The heads share 2 * max_distance + 1 vectors a for keys and as many vectors c for values. For separate vectors per
-    layer, as in the paper, set `position` in the attention branch. The value term needs the attention weights, which
-    fused kernels do not return, so attention does not use a fused kernel.
+    Distances j - i are clipped to +-max_distance. The heads share the vectors a and c. For separate vectors in each
+    layer, as in the paper, set `position` in the attention branch. The term c (`values`) needs the attention weights,
+    which fused kernels do not return, so attention does not use a fused kernel.
     """
 
     kind = "shaw"

@@ -1,4 +1,4 @@
-"""The stack slot: the specs for the layers of an encoder or a decoder."""
+"""Base classes of stacks: how blocks are combined into an encoder or a decoder."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from regard.tree import Spec, walk
 
 
 def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
-    """Refuse a stack without blocks, or with a position scheme, attention pattern or `strict` that would be ignored."""
+    """Raise a `SpecError` for a stack without blocks, or with attention options (positions, ...) but no attention."""
     require(len(pattern) > 0, "pattern", "a stack needs at least one block")
     require(
         len({other.heads for other in spec.positions}) == len(spec.positions),
         "positions",
-        "two of them are for the same number of heads; keep one",
+        "two position schemes are for the same number of heads; keep one",
     )
     if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
         return
@@ -37,9 +37,9 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
-    """Refuse a position scheme of the stack that no attention uses: its parameters would be counted but not trained.
+    """Raise a `SpecError` for a position scheme of the stack that no layer uses: its parameters would not be trained.
 
-    An attention uses the stack's position scheme for its number of heads, unless it has its own position scheme.
+    An attention layer uses the scheme of the stack for its number of heads, unless the layer has its own scheme.
     """
     users = {
         getattr(part, "heads", None) or site.heads
@@ -62,7 +62,7 @@ def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec
 
 
 def stack_site(spec: Any, site: Site) -> Site:
-    """Return the site of the layers in a stack, with the depth of the stack and the position schemes they share."""
+    """Return the `Site` for the layers of a stack, with the depth of the stack and its position schemes."""
     site.require(
         site.causal or not getattr(spec, "strict", False),
         "strict",
@@ -75,7 +75,7 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output `x` of a stack. `seg` numbers the segments in the output, because a stack may shorten the sequence."""
+    """The output x of a stack, and the segment of each output token (0: padding): a stack may shorten the sequence."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
@@ -83,31 +83,31 @@ class StackOut:
 
 
 class StackSpec(Spec):
-    """The stack slot: the specs that connect blocks to an encoder or decoder."""
+    """Abstract base class of specs for stacks: how blocks are combined into an encoder or a decoder."""
 
     __slots__ = ()
     shortens: ClassVar[bool] = False  # whether the output is shorter than the input
-    ordered: ClassVar[bool] = False  # whether the order of tokens matters whatever the blocks are
+    ordered: ClassVar[bool] = False  # whether token order matters even if it does not in the blocks
 
     @abstractmethod
     def blocks(self) -> int:
-        """Return the number of block calls."""
+        """Return the depth: the number of blocks that are applied, counting repeated applications of one block."""
 
     @abstractmethod
     def block_of(self, call: int) -> Block:
-        """Return the spec of the block that runs in the call with this index."""
+        """Return the spec of the block at depth `call`, from 0."""
 
     def residual_branches(self) -> int:
-        """Return the number of residual branches that a token passes. DeepNorm and Fixup scale by this number."""
+        """Return the number of residual branches in all blocks. Fixup scales initial weights by this number."""
         return sum(len(self.block_of(call).branches) for call in range(self.blocks()))
 
     @abstractmethod
     def build(self, site: Site) -> "Stack":
-        """Return the stack, built at `site`."""
+        """Build the stack with the sizes and weight factories of `site`."""
 
 
 class Stack(nn.Module):
-    """Abstract: a sequence of blocks. `positions` are for attentions whose number of heads differs from the model's."""
+    """Abstract base class of stacks. `positions` has position schemes for layers with a different number of heads."""
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
@@ -118,17 +118,17 @@ class Stack(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        """Return the output of all blocks and, if `keep`, the hidden states before and after each block."""
+        """Return the output of the last block and, if `keep`, the hidden states before and after each block."""
 
     @abstractmethod
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
-        """Return the initial states of all block calls for a new decoding session."""
+        """Return new decoding states, one per applied block."""
 
 
 def shared_positions(
     position: Position | None, positions: tuple[AtHeads, ...], site: Site
 ) -> tuple[PositionTerms | None, nn.ModuleDict]:
-    """Return the default position scheme that the layers share, and the other schemes keyed by number of heads."""
+    """Build (default, others): the position scheme of the stack, and other schemes keyed by number of heads."""
     others = {
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)

@@ -22,12 +22,12 @@ from regard.tree import walk
 
 @dataclass(frozen=True, slots=True)
 class Funnel(StackSpec):
-    """Groups of layers, where each later group halves the sequence length. Dai et al. 2020, Narang et al. 2021.
+    """Groups of layers; each group except the first halves the sequence length. Dai et al. 2020, Narang et al. 2021.
 
-    In the first layer of each later group, pairs of neighbouring tokens are mean-pooled after the first branch
+    In the first layer of each such group, pairs of neighbouring tokens are mean-pooled after the first branch
     (self-attention and its residual connection). The positions of the pooled tokens start at 0 again.
 
-    Differs from Dai et al., who pool only the queries of that self-attention.
+    Differs from Dai et al., who pool only the queries of this self-attention.
     """
 
     kind = "funnel"
@@ -104,7 +104,7 @@ class FunnelModule(Stack):
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
     def viewed(self, view: View) -> View:
-        """Return the view with the attention pattern and the position terms of the stack."""
+        """Return a copy of the view with the attention pattern and the position terms of the stack."""
         view = view.with_mask(attention_pattern=self.attention_pattern)
         return view.with_positions(self.position, self.positions)
 
@@ -115,7 +115,7 @@ class FunnelModule(Stack):
 def halved(
     x: Float[Tensor, "B T D"], seg: Int[Tensor, "B T"] | None
 ) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
-    """Return the means of pairs of neighbouring tokens, and the segment of each pair.
+    """Return (x, seg): the means of pairs of neighbouring tokens, and the segment of each pair (0: padding).
 
     A last token without a neighbour is unchanged. The means exclude padding. In Narang et al. 2021 they include
     padding, so that the output depends on the padded length.

@@ -18,9 +18,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 
 @dataclass(frozen=True, slots=True)
 class Plain(StackSpec):
-    """A sequence of `depth` blocks that repeat `pattern`.
+    """A sequence of `depth` blocks, in which the blocks of `pattern` repeat.
 
-    If `unique` is below `depth`, parameters are shared: call n runs block n % unique (Lan et al. 2020, ALBERT).
+    If `unique` is below `depth`, layers share parameters: layer n is block n % unique (Lan et al. 2020, ALBERT).
     """
 
     kind = "plain"
@@ -30,7 +30,7 @@ class Plain(StackSpec):
     position: Position | None = None  # shared by all layers
     attention_pattern: AttentionPattern | None = None
     strict: bool = False  # whether a token does not attend to itself, as in COMP7607
-    positions: tuple[AtHeads, ...] = ()  # for attentions with other numbers of heads
+    positions: tuple[AtHeads, ...] = ()  # for attention layers with other numbers of heads
 
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)

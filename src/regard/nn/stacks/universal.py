@@ -23,9 +23,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 class Universal(StackSpec):
     """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
 
-    Before step n of the `steps`, sqrt(d_model) e_n is added to the hidden states, where e_n is a learned embedding of
-    the step. This is the form of Narang et al. 2021: the number of steps is fixed, and position embeddings are not
-    added at each step.
+    Before each of the `steps` applications in the middle, sqrt(d_model) e_n is added to the hidden states, where e_n is
+    a learned embedding of step n. As in Narang et al. 2021, the number of steps is fixed, and position embeddings are
+    not added at each step.
     """
 
     kind = "universal"
@@ -55,11 +55,11 @@ class Universal(StackSpec):
 class UniversalACT(StackSpec):
     """`Universal` with adaptive computation time (Graves 2016, Dehghani et al. 2019): each token halts on its own.
 
-    After step n, a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). The token halts at the
+    After step n, a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). This token halts at the
     first step N with p_1 + ... + p_N > 1 - epsilon, or at the last step. The output for the token is
     p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with R = 1 - p_1 - ... - p_(N-1), and its state remains s_N. The mean of
     `ponder` * (N + R) over the tokens of a batch is added to the training loss. Gradient accumulation weights batches
-    by their numbers of labels, and so differs from one large batch.
+    by their numbers of labels, so it differs from one large batch.
 
     All steps are computed, because shapes must not depend on data. Differs from the code of Dehghani et al., where
     p_n depends on s_(n-1), the states of halted tokens continue to change, and the output is an interpolation.
@@ -99,7 +99,7 @@ def _check(spec: Universal | UniversalACT) -> None:
 
 
 class UniversalStack(Stack):
-    """Abstract: a universal stack without the recurrent steps, which `recur` runs."""
+    """Abstract base class of universal stacks. Subclasses implement the recurrent steps in `recur`."""
 
     def __init__(self, spec: Universal | UniversalACT, site: Site) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class UniversalStack(Stack):
         self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
-        self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent steps among the calls
+        self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent steps
         self.calls = spec.blocks()
         self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
 
@@ -131,14 +131,14 @@ class UniversalStack(Stack):
     def recur(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None, layers: list[Tensor] | None
     ) -> Float[Tensor, "B T D"]:
-        """Return the hidden states after the recurrent steps; append those after each step to `layers`, if given."""
+        """Return the hidden states after the recurrent steps. If `layers` is given, append the states of each step."""
 
     def call(self, x: Tensor, call: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """Return the output of the block, run with the decode state of a call."""
+        """Return the output of the block, with the decoding state of application number `call`."""
         return self.blocks[0](x, ctx.block(call), state_at(state, call))
 
     def step(self, x: Tensor, n: int, ctx: Context, state: list[Any] | None) -> Float[Tensor, "B T D"]:
-        """Return the output of the n-th recurrent step."""
+        """Return the output of recurrent step n: the block applied to x plus the embedding of the step."""
         return self.call(x + self.steps(n), self.first + n, ctx, state)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
@@ -149,7 +149,7 @@ class UniversalStack(Stack):
             return [first, *(block.start(rows, ctx.block(call)) for call in range(1, self.calls))]
 
         def repeated(branch: Any, state: Any) -> Any:
-            # All calls apply the same weights to the same memory, so they share the keys and values.
+            # All applications project the same memory with the same weights, so they share the keys and values.
             return replace(state) if isinstance(state, StaticKV) else branch.start(rows, ctx)
 
         rest = [tuple(map(repeated, block.branches, first)) for _ in range(1, self.calls)]
@@ -212,7 +212,7 @@ class UniversalACTModule(UniversalStack):
 
 
 def note(layers: list[Tensor] | None, x: Float[Tensor, "B T D"]) -> None:
-    """Append the hidden states to `layers`, if given."""
+    """Append the hidden states x to `layers`, if given."""
     if layers is not None:
         layers.append(x)
 

@@ -39,7 +39,7 @@ class AdaptiveTable(TableSpec):
         require(
             len(self.parts) == len(self.divisors),
             "divisors",
-            f"needs one for each of {len(self.parts)} clusters, not {len(self.divisors)}",
+            f"needs one divisor for each of {len(self.parts)} clusters, not {len(self.divisors)}",
         )
 
     def cuts(self, vocab: int) -> list[int]:
@@ -68,11 +68,11 @@ class AdaptiveTableModule(Table):
             self.clusters.append(kind.build(end - begin, width, site))
 
     def cluster(self, c: int) -> Table:
-        """Return the embedding table of cluster c, in which ids start from 0."""
+        """Return the embedding table of cluster c, whose ids count from 0."""
         return self.clusters[c]  # type: ignore[reportReturnType]
 
     def within(self, ids: Int[Tensor, "*n"], c: int) -> tuple[Bool[Tensor, "*n"], Int[Tensor, "*n"]]:
-        """Return a mask of the ids in cluster c, and their indices within the cluster (0 for other ids).
+        """Return (inside, local): a mask of the ids in cluster c, and their indices in the cluster (0 for other ids).
 
         Invalid ids are assigned to the first or last cluster, where the embedding raises an error.
         """
@@ -82,7 +82,7 @@ class AdaptiveTableModule(Table):
         return inside, torch.where(inside, ids - self.cuts[c], 0)
 
     def rows(self, c: int, device: torch.device) -> Float[Tensor, "n W"]:
-        """Return the vectors of all ids in cluster c."""
+        """Return the embedding vectors of all ids in cluster c."""
         return self.cluster(c)(torch.arange(self.cuts[c + 1] - self.cuts[c], device=device))
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
@@ -105,9 +105,10 @@ class AdaptiveTableModule(Table):
 class AdaptiveSoftmax(HeadSpec):
     """log p(v) for an id v in the first cluster, log p(c) + log p(v | c) in a tail cluster c. Grave et al. 2017.
 
-    The first softmax covers the ids of the first cluster and one entry per tail. Each tail has its own softmax, and the
-    loss of a token depends only on the first softmax and that of the tail with the token. The vectors come from an
-    adaptive table. Label smoothing and z-loss apply to each softmax that the loss depends on.
+    The first softmax covers the ids of the first cluster and one entry for each tail cluster. Each tail cluster has a
+    softmax over its ids. The loss of a label depends on the first softmax and, if the label is in a tail cluster, on
+    the softmax of this cluster. The output vectors come from an adaptive table. Label smoothing and z-loss apply to
+    each softmax that the loss depends on.
     """
 
     kind = "adaptive_softmax"
@@ -174,5 +175,5 @@ class AdaptiveSoftmaxModule(CrossEntropyHead):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return the hidden states, labels and weights of all tokens, with weight 0 for those outside the cluster."""
+        """Return (h, labels, weights) of all tokens, with weight 0 for the tokens outside the cluster."""
         return h, labels, weights * inside

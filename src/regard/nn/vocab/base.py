@@ -1,4 +1,4 @@
-"""The head slot, and the cross-entropy with label smoothing and z-loss that most heads use."""
+"""Base classes of output heads, and the cross-entropy with label smoothing and z-loss that most heads use."""
 
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
@@ -15,28 +15,28 @@ from regard.tree import Spec
 
 
 class Scored(NamedTuple):
-    """Weighted sums over tokens: the training objective and the negative log-likelihood."""
+    """Weighted sums over tokens: training objective, and negative log-likelihood (nll)."""
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]
 
 
 class HeadSpec(Spec):
-    """The head slot: the specs of output heads."""
+    """Abstract base class of specs for output heads, which predict ids from hidden states."""
 
     __slots__ = ()
     needs_table: ClassVar[bool] = True  # whether the head uses a vocabulary table as its output matrix
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads accept every table
-        """Refuse a table that does not fit this head. `tied` is whether the table is also an input table."""
+        """Raise a `SpecError` if the head cannot use `table`. `tied` means that it is also an input embedding table."""
 
     @abstractmethod
     def build(self, vocab: int, site: Site) -> "Head":
-        """Build the head for `vocab` ids."""
+        """Build the head for a vocabulary of `vocab` ids."""
 
 
 class Head(nn.Module):
-    """Abstract: a module that maps hidden states to a probability distribution over ids."""
+    """Abstract base class of output heads, which map hidden states to probability distributions over ids."""
 
     def logits(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         """Return the logit of every id, or its log-probability if the head is not a single softmax."""
@@ -50,14 +50,14 @@ class Head(nn.Module):
     def score(
         self, h: Float[Tensor, "N D"], labels: Int[Tensor, " N"], weights: Float[Tensor, " N"], table: Table | None
     ) -> Scored:
-        """Return the weighted sums of the loss and of the negative log-likelihood over N tokens.
+        """Return the weighted sums, over N tokens, of the training objective and of the negative log-likelihood.
 
-        In evaluation, the loss is the negative log-likelihood.
+        In evaluation, the objective is the negative log-likelihood.
         """
 
 
 class CrossEntropyHead(Head):
-    """Abstract: a head trained by cross-entropy with label smoothing and z-loss."""
+    """Abstract base class of heads trained by cross-entropy with label smoothing and z-loss."""
 
     label_smoothing: float
     z_loss: float
@@ -70,9 +70,9 @@ class CrossEntropyHead(Head):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> Scored:
-        """Return the weighted sum of the cross-entropy of softmax(r M' + b) over N tokens.
+        """Return the weighted sum over N tokens of the cross-entropy of softmax(r M' + b), where M is `matrix`.
 
-        In training, the objective includes label smoothing and z_loss * (log Z)^2 for each token.
+        In training, the objective includes label smoothing and z_loss * (log Z)^2 per token, with Z = sum exp(logits).
         """
         logits = widen(r @ matrix.T)
         if bias is not None:

@@ -15,10 +15,11 @@ from regard.nn.vocab.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Softmax(HeadSpec):
-    """log p = log softmax(h M' + b), with the vocabulary table M.
+    """log p = log softmax(h M' + b), with the hidden state h and the vocabulary table M.
 
     With s = `label_smoothing`, each token's training loss is (1 - s) * nll + s * mean_v(-log p_v) + z_loss * (log Z)^2:
-    label smoothing (Szegedy et al. 2016, as defined in torch) and the z-loss of T5. Evaluation uses neither.
+    label smoothing (Szegedy et al. 2016, as defined in torch) and the z-loss of T5, where Z is the denominator of the
+    softmax. Evaluation uses neither.
     """
 
     kind = "softmax"

@@ -1,4 +1,4 @@
-"""The table slot: the specs of vocabulary tables, which give embeddings and logits."""
+"""Vocabulary tables, which provide the token embeddings and the output matrix of a model."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from regard.tree import Spec
 
 
 class TableSpec(Spec):
-    """The table slot: the specs of vocabulary tables."""
+    """Abstract base class of specs for vocabulary tables (token embeddings and output matrix)."""
 
     __slots__ = ()
 
@@ -23,15 +23,15 @@ class TableSpec(Spec):
 
 
 class Table(nn.Module):
-    """Abstract: an embedding table that also maps hidden states to logits. The model owns it and passes it to heads."""
+    """Abstract base class of embedding tables. They also map hidden states to logits: models pass them to the head."""
 
     @abstractmethod
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
-        """Return the vectors of `ids`."""
+        """Return the embedding vectors of `ids`."""
 
     @abstractmethod
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
-        """Return (r, M), such that the logits are r M'. A head can use them to compute the loss in chunks."""
+        """Return (r, M) such that the logits are r M', so that a head can compute the loss in chunks."""
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
         """Return the logit of every id."""
@@ -50,7 +50,7 @@ class Embeddings(TableSpec):
 
 
 class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleMethodOverride]
-    """torch's embedding, with weights from the init spec. `weight` has one row per id."""
+    """`nn.Embedding`, initialised by the init spec. `weight` has one row per id."""
 
     def __init__(self, vocab: int, width: int, site: Site) -> None:
         weight = site.parameter(vocab, width, role="embedding")
@@ -63,10 +63,10 @@ class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleM
 
 @dataclass(frozen=True, slots=True)
 class Factorised(TableSpec):
-    """E = A B': a narrow vector per id and one projection for all. Lan et al. 2020.
+    """E = A B': a vector of `width` channels per id (A), and one projection (B) of all vectors. Lan et al. 2020.
 
-    The init spec initialises A as an embedding table and B as a projection. Then both are rescaled without a change of
-    their product. With `T5Init`, both have standard deviation width^-1/4, as in Narang et al. 2021.
+    The init spec initialises A as an embedding table and B as a projection. Then A and B are rescaled without a change
+    of A B'. With `T5Init`, both have standard deviation width^-1/4, as in Narang et al. 2021.
     """
 
     kind = "factorised"
