@@ -1,7 +1,7 @@
-"""Faster forms of the modules in `regard.nn`: kernels, fused modules, prepacked weights, shared caches, GPU search.
+"""Faster implementations of modules: kernels, fused modules, prepacked weights, shared caches, beam search on the GPU.
 
-`install` replaces the modules in a built model by faster ones. Parameter names, the JSON record of the model and
-results stay the same. `remove` restores the readable modules.
+`install` replaces modules of a model by faster implementations. Parameter names, the model's spec and its results stay
+the same. `remove` restores the original modules.
 """
 
 from regard.fast.install import install, remove

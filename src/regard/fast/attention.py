@@ -1,7 +1,8 @@
-"""Attention kernels. `attend` chooses the fastest kernel that computes a call exactly.
+"""Attention kernels. `attend` uses the fastest kernel that computes the result exactly.
 
-Packed rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
-FlexAttention ("flex"). All other calls use torch's `scaled_dot_product_attention` ("sdpa").
+Packed batch rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
+FlexAttention ("flex"). Everything else uses torch's `scaled_dot_product_attention` ("sdpa"), or elementary operations
+("reference") for position terms that "sdpa" does not support.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,15 +38,15 @@ _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.comp
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether our Triton kernels apply to x, which requires a GPU, bfloat16 and enabled gradients.
+    """Return whether our Triton kernels are used for x: on a GPU, in bfloat16 and with gradients enabled.
 
-    GPUs without bfloat16 also lack Triton. Decoding uses torch's operators, which are faster to launch.
+    GPUs without bfloat16 do not support Triton either. Decoding uses torch's operators, which are faster to launch.
     """
     return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
 
 class Call(NamedTuple):
-    """The arguments of a call of `attend`."""
+    """The arguments of `attend`."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]
@@ -53,12 +54,12 @@ class Call(NamedTuple):
     view: View
     scale: float
     dropout: float
-    qkv: Float[Tensor, "B T 3 H K"] | None = None  # the fused projection if q, k and v are views of it
+    qkv: Float[Tensor, "B T 3 H K"] | None = None  # the fused projection, if q, k and v are slices of it
 
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Force the kernel `name` inside a `with` block, in all threads, for tests, double precision and comparisons."""
+    """Context manager that makes `attend` use the kernel `name` in all threads, for tests and comparisons."""
     if name not in KERNELS:
         raise KernelError(f"unknown kernel {name!r}; {nearest(name, KERNELS)}")
     _forced.append(name)
@@ -69,7 +70,7 @@ def use(name: str) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """Return the name of the kernel that `use` forces, or None."""
+    """Return the name of the kernel that `use` forces, or None outside of `use`."""
     return _forced[-1] if _forced else None
 
 
@@ -83,7 +84,7 @@ def attend(
     dropout: float = 0.0,
     qkv: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scale * q k' + terms) v over the visible keys, computed by the fastest kernel.
+    """Return softmax(scale * q k' + position terms) v over the visible keys, computed by the fastest kernel.
 
     `dropout` is the dropout probability of the attention weights.
     """
@@ -92,7 +93,7 @@ def attend(
 
 
 def choose(call: Call) -> str:
-    """Return the name of the kernel for this call: the forced one, or the fastest that computes the call exactly."""
+    """Return the name of the kernel for these arguments: the one that `use` forces, or the fastest exact kernel."""
     name = forced()
     if name is not None:
         reason = refusal(name, call)
@@ -108,10 +109,10 @@ def choose(call: Call) -> str:
 
 
 def _for_packed(view: View) -> tuple[str, ...]:
-    """Return the names of the kernels for packed rows on CUDA, fastest first.
+    """Return the names of the kernels for packed batch rows on CUDA, fastest first.
 
-    The varlen kernel works in blocks of 128 queries, of which a sentence of 26 tokens fills a fifth. For short rows,
-    even a dense mask is faster.
+    The "varlen" kernel works in blocks of 128 queries, so a sentence of 26 tokens uses only a fifth of a block. For
+    short rows, even "sdpa" with a dense mask is faster than "varlen".
     """
     if view.T <= SHORT:
         return ("segments",)
@@ -120,7 +121,7 @@ def _for_packed(view: View) -> tuple[str, ...]:
 
 
 def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
-    """Return the reason why the kernel `name` cannot compute this call exactly, or None if it can."""
+    """Return the reason why the kernel `name` cannot compute these arguments exactly, or None if it can."""
     if name == "reference":
         return None
     q, v, view, terms = call.q, call.v, call.view, call.view.terms
@@ -155,7 +156,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
 
 
 def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per reason
-    """Return the reason why the kernel "segments" cannot compute this call, or None if it can."""
+    """Return the reason why the kernel "segments" cannot compute these arguments, or None if it can."""
     q, v, view, mask, terms = call.q, call.v, call.view, call.view.mask, call.view.terms
     if not TRITON:
         return "Triton is not installed; use 'sdpa'"
@@ -179,7 +180,7 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
 def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     """Return attention computed by torch's `scaled_dot_product_attention`.
 
-    The mask is additive where torch would otherwise convert a boolean mask in every layer.
+    The mask is additive if torch would otherwise convert a boolean mask in every layer.
     """
     q, k, v, view, scale, dropout, _ = call
     terms, mask = view.terms, view.mask
@@ -203,7 +204,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
-    """Return the sum of bias and mask, -inf at hidden keys, or None if the call has neither bias nor mask."""
+    """Return the position bias with -inf at hidden keys, as an additive mask (None: neither bias nor hidden keys)."""
     return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
@@ -217,9 +218,10 @@ def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
 
 
 def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -> tuple[Tensor | None, bool]:
-    """Return the mask for torch's kernel, and whether torch's causal mask is used instead.
+    """Return (mask, is_causal), the arguments of torch's `scaled_dot_product_attention`.
 
-    The mask is additive if there is a bias, otherwise boolean.
+    The mask is additive if there is a position bias, and boolean otherwise. It is None if torch's causal mask is
+    enough.
     """
     terms = view.terms
     if terms is not None and terms.content is not None:
@@ -231,7 +233,7 @@ def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -
 
 
 def is_causal_only(view: View) -> bool:
-    """Return whether a causal mask is enough. It also hides padding on the right from real queries."""
+    """Return whether torch's causal mask is enough. It also hides padding at the end of a row from real tokens."""
     mask = view.mask
     aligned = mask.start == 0 and mask.q_pos is None and mask.k_pos is None and view.T == view.S
     irregular = mask.strict or mask.packed or mask.prefix is not None or mask.attention_pattern is not None
@@ -239,7 +241,7 @@ def is_causal_only(view: View) -> bool:
 
 
 def may_hide_all(mask: Mask) -> bool:
-    """Return whether some query may have no visible key, for example padding or the first query of a strict mask."""
+    """Return whether a query may have no visible key, such as padding or the first query of a strict causal mask."""
     pattern = mask.attention_pattern
     if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and not mask.causal)):
         return True
@@ -254,12 +256,12 @@ def empty_rows(view: View) -> Tensor:
 
 
 def reference(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return attention computed operation by operation, for any mask, any position term and any precision."""
+    """Return attention computed by elementary operations, for any mask, any position term and any precision."""
     return mix(scores(call.q, call.k, call.view, call.scale), call.v, call.view, dropout=call.dropout)
 
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return attention computed by FlexAttention with a block mask. The bias is a score function."""
+    """Return attention computed by FlexAttention, with the mask as a block mask and the bias as a score function."""
     q, k, v, view, scale, *_ = call
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
     score_mod = None if view.terms is None or view.terms.bias is None else _add_bias(view, view.terms.bias.to(q.dtype))
@@ -290,7 +292,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return flash attention over concatenated segments, which computes only pairs inside a segment."""
+    """Return flash attention over the concatenated segments of all rows, which computes only pairs in a segment."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
     q, k, v, view, scale, *_ = call
@@ -318,7 +320,7 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def segments(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return attention for packed rows, computed by our Triton kernel. It needs no mask and samples dropout itself."""
+    """Return attention for packed rows, computed by our Triton kernel, which needs no mask and samples dropout."""
     from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
 
     q, k, v, view, scale, dropout, qkv = call
@@ -346,7 +348,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
 
 
 def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
-    """Return the mask as FlexAttention's `mask_mod(b, h, i, j)`."""
+    """Return the mask of a `View` as a function `mask_mod(b, h, i, j)` for FlexAttention."""
     mask = view.mask
     q_pos, k_pos = mask.positions(view.T, view.S, view.device)
     q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
@@ -375,11 +377,11 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Return the cumulative lengths of all segments in all rows, which varlen kernels need.
+    """Return (query, key): the cumulative lengths of all segments in all rows, which varlen kernels need.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
-    The result has a fixed size: missing segments are empty, and padding is split into sequences of at most `longest`
-    tokens, because a kernel does not write the remainder of a longer sequence.
+    The result has a fixed size: missing segments have length 0, and padding is split into segments of at most
+    `mask.longest` tokens, because a kernel does not write the remainder of a longer segment.
     """
     chunk = mask.longest or max(T, S)
     chunks = -(-max(T, S) // chunk)
@@ -399,7 +401,7 @@ def cumulative_lengths(
 
 
 class FastSelfAttention(SelfAttentionModule):
-    """Self-attention computed by the fastest kernel, with a cache that the beams of a source share."""
+    """Self-attention computed by the fastest kernel. In beam search, the beams of a source share one KV cache."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
@@ -408,14 +410,14 @@ class FastSelfAttention(SelfAttentionModule):
             return self.attend_over(x, self.view(ctx.own), ctx, state)
         assert isinstance(ctx.own, BeamView)
         assert ctx.own.beams is not None
-        # The tokens of all beams of a source form one row, so that the keys of the source are never copied.
+        # The tokens of all beams of a source form one batch row, so that the shared keys are never copied.
         together = x.unflatten(0, (-1, state.beams)).flatten(1, 2)
         return self.attend_over(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
 
     def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the attention from x to x and to the cache `state`."""
+        """Return the self-attention output for x, which attends to itself and to the KV cache `state`."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
@@ -428,16 +430,16 @@ class FastSelfAttention(SelfAttentionModule):
         return self.output(merge_heads(y))
 
     def is_fused(self, view: View) -> bool:
-        """Return whether the kernel can read queries, keys and values from the fused projection.
+        """Return whether the kernel can read queries, keys and values directly from the fused projection.
 
-        They must have equal shapes, and no rotation, offset or norm may stand between projection and attention.
+        They must have equal shapes, and no rotation, offset or norm may be applied between projection and attention.
         """
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
         return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
-        """Return the attention weights of every row, for a trace."""
+        """Return the attention weights of every batch row, which a trace records."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
             return weights
@@ -461,12 +463,12 @@ class FastSynthesizerPlus(SynthesizerPlusModule):
 
 
 class FastProductScore(ProductScoreModule):
-    """The product attention of a recurrent decoder, computed by the fastest kernel."""
+    """Dot-product attention of a recurrent decoder, computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 
 
 class FastConvS2SAttention(ConvS2SAttention):
-    """The attention of ConvS2S, computed by the fastest kernel."""
+    """Attention of a ConvS2S decoder, computed by the fastest kernel."""
 
     attend = staticmethod(attend)

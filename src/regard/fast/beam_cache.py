@@ -1,7 +1,8 @@
 """A KV cache that the beams of a source share. Reordering beams changes their ancestry and copies no keys.
 
-The tokens of a beam are in the cache slots that its ancestors wrote (`BeamAncestry`). Attention runs over all slots of
-a source, with the queries of all beams in one row. A mask (`BeamMask`) hides the slots that belong to other beams.
+A slot of the cache holds the key and value of one token. The tokens of a beam are in the slots that the beam and its
+ancestors wrote (`BeamAncestry`). Attention runs over all slots of a source, with the queries of all beams in one batch
+row. A mask (`BeamMask`) hides the slots that belong to other beams.
 """
 
 from collections.abc import Callable
@@ -19,13 +20,13 @@ from regard.nn.terms import Terms
 
 
 class BeamAncestry:
-    """The cache slots that contain the tokens of each beam. Reordering beams changes the ancestry and moves no keys.
+    """Table of the cache slots with the tokens of each beam. Reordering beams changes this table and moves no keys.
 
-    The token that beam b reads in column c (the c-th token of this decoding run, including padding) is written to slot
-    (c, b) of its source and never overwritten. `at[row, c]` is the beam whose slot contains the row's token in column
-    c, or `beams` if the row has no token there.
+    Every beam of every source is a row. Column c is the c-th token of this decoding session, including padding. The
+    token that beam b reads in column c is written to slot (c, b) of its source and never overwritten. `at[row, c]` is
+    the beam whose slot contains the row's token in column c, or `beams` if the row has no token there.
 
-    In a static decoding run, columns are counted for each source, so that sources may start at different steps.
+    In a static decoding session, columns are counted for each source, so that sources may start at different steps.
     """
 
     def __init__(self, rows: int, beams: int, max_len: int, device: torch.device, static: bool) -> None:
@@ -37,14 +38,14 @@ class BeamAncestry:
         self.places: Int[Tensor, "B N"] | None = None
         self.plain: Int[Tensor, " M"] = torch.arange(max_len, device=device).repeat_interleave(beams)
         self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next column
-        # In a static decoding run: the first slot of every beam, counted over all sources, and the slots of this step.
+        # If static: the first slot of every beam, counted over all sources, and the slots of this step.
         sources = torch.arange(rows // beams, device=device)[:, None]
         self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
         self.here: Int[Tensor, " n"] | None = None
         self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, indexed by `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Assign slots, from column `bound` on, to the T tokens that every row reads at the positions `places`.
+        """Assign slots, from column `bound` on, to the next T tokens of every row (beam). `places` are their positions.
 
         Calling the method again with equal arguments changes nothing.
         """
@@ -55,7 +56,7 @@ class BeamAncestry:
             self._write(self.places, places, bound)
 
     def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Record that every row has read T tokens from column `bound` on.
+        """Record that every row (beam) has read T tokens, from column `bound` on.
 
         The first `counts` tokens of each row are real (None: all tokens).
         """
@@ -67,7 +68,7 @@ class BeamAncestry:
         self.column += T
 
     def columns(self, T: int) -> Int[Tensor, "b T"]:
-        """Return the next T columns of every source, as a tensor that a captured step can read."""
+        """Return the indices of the next T columns of every source, as a tensor that a CUDA graph can read."""
         first = self.column[:, None]
         return first if T == 1 else first + torch.arange(T, device=self.column.device)
 
@@ -81,39 +82,39 @@ class BeamAncestry:
             table[:, bound : bound + T] = values
 
     def visible(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
-        """Return a mask of the slots in the first S columns that each beam's T queries may attend to."""
+        """Return a mask of the slots in the first S columns that the T queries of each beam may attend to."""
         at = self.at[:, :S].unflatten(0, (-1, self.beams))
         on_path = (at[..., None] == self.each).flatten(2)  # (b, beams, S * beams)
         return on_path.repeat_interleave(T, 1) if T > 1 else on_path
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """Set the dtype of the keys, which is also the dtype of `additive`."""
+        """Set the dtype of the mask that `additive` returns, which must be the dtype of the keys."""
         if self.numbers is None or self.numbers.dtype != dtype:
             here = torch.eye(self.beams + 1, self.beams, dtype=torch.bool, device=self.at.device)
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
     def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """Return `visible` for one query per beam as an additive mask, or None before the dtype is set."""
+        """Return the mask of `visible`, for one query per beam, as an additive mask (None before `set_dtype`)."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
-        """Return the position of every token in the slots of the first S columns."""
+        """Return, for every slot in the first S columns, the position of its token in the text."""
         if self.places is None:
             return self.plain[None, : S * self.beams]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
 
     def reorder(self, parent: Int[Tensor, " B"], reach: int) -> None:
-        """Reorder the ancestry so that row i continues row parent[i]."""
+        """Reorder the first `reach` columns so that row (beam) i continues row parent[i]."""
         live = self.at[:, :reach]
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """Reset the rows in `rows`, which must contain all beams of their sources."""
+        """Reset the rows (beams) listed in `rows`, which must contain all beams of their sources."""
         self.at.index_fill_(0, rows, self.beams)
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Retain only `rows`, in the given order. They must contain all beams of their sources."""
+        """Keep only the rows (beams) listed in `rows`, in this order. They must contain all beams of their sources."""
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:
@@ -122,7 +123,7 @@ class BeamAncestry:
 
 @dataclass(frozen=True, slots=True)
 class BeamMask(Mask):
-    """A mask over queries of all beams and slots of their source. A slot is visible if it has a token of the beam."""
+    """Mask over the queries of all beams and the slots of their source. A beam attends only to slots of its tokens."""
 
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
     one_step: bool = False  # every beam reads one token, so causality hides nothing
@@ -136,7 +137,7 @@ class BeamMask(Mask):
 
 @dataclass(frozen=True, slots=True)
 class BeamView(View):
-    """The view in a decoding run with shared caches: one row per beam. In `beams` there is one row per source."""
+    """`View` (mask and sizes) with one batch row per beam. `beams` is the view with one batch row per source."""
 
     beams: View | None = None
 
@@ -160,7 +161,7 @@ def _beam_view(alone: View, beams: View) -> BeamView:
 
 @dataclass(slots=True)
 class SharedRows(Rows):
-    """Rows of several beams, for which every self-attention layer has one cache per source."""
+    """Rows (beams) of a decoding session in which the beams of a source share the self-attention caches."""
 
     ancestry: BeamAncestry = field(kw_only=True)
 
@@ -173,13 +174,13 @@ class SharedRows(Rows):
         return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
 
     def beam_mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> BeamMask:
-        """Return the mask with all beams of a source in one row: beams * T queries and beams * S slots."""
+        """Return the mask with all beams of a source in one batch row: beams * T queries, beams * S cache slots."""
         S, beams = self.reach(T), self.beams
         places = self.positions(T)
         self.ancestry.enter(T, self.bound, places)
         slots = self.ancestry.slots(S)
         shared = None
-        if prefix is not None:  # the prefix of the rows that wrote the slots; it only matters while the prompt is read
+        if prefix is not None:  # of the rows that wrote the slots; the prefix only matters while the prompt is read
             shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
         return BeamMask(
             causal=True,
@@ -214,7 +215,7 @@ class SharedRows(Rows):
 
 
 def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
-    """Return the rows at the start of a decoding run. Caches are shared if there are several beams."""
+    """Return the `Rows` (one per beam) of a new decoding session. Several beams of a source share its caches."""
     rows = Rows.start(sources, beams, device, max_len, static)
     if beams == 1:
         return rows
@@ -223,28 +224,27 @@ def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, st
 
 
 class BeamCache(Rewritten):
-    """Keys and values of self-attention that the beams of a source share. Beam b writes column c to slot c * beams + b.
+    """KV cache of self-attention that the beams of a source share. Beam b writes its c-th token to slot c * beams + b.
 
-    Keys and values are never moved, because the ancestry of a beam lists the slots that it may attend to. In a static
-    decoding run, where columns are counted for each source, the key and the value in a slot are adjacent in memory, so
-    that both are written at once.
+    Keys and values are never moved, because the ancestry of a beam lists the slots that the beam may attend to. In a
+    static decoding session, the key and the value in a slot are adjacent in memory, so that both are written at once.
     """
 
     def __init__(self, rows: "SharedRows") -> None:
         self.rows, self.beams = rows, rows.beams
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.both: Tensor | None = None  # in a static decoding run: keys and values, (sources * slots, width)
+        self.both: Tensor | None = None  # in a static decoding session: keys and values, (sources * slots, width)
 
     def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, ordered by beam, and return the keys and values in all slots so far."""
+        """Store new keys and values, ordered by beam, and return (keys, values) of all slots so far."""
         self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
             k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
         reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
         if self.rows.static:
-            return self._beside(k, v, reach, room)
+            return self._append_adjacent(k, v, reach, room)
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
@@ -253,7 +253,7 @@ class BeamCache(Rewritten):
         self.values[:, :, at : at + v.shape[2]] = v
         return self.keys[:, :, :reach], self.values[:, :, :reach]
 
-    def _beside(
+    def _append_adjacent(
         self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int
     ) -> tuple[Tensor, Tensor]:
         assert self.rows.ancestry.here is not None
@@ -266,7 +266,7 @@ class BeamCache(Rewritten):
         return keys, values
 
     def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights of each beam, indexed by position in the beam's output instead of by slot."""
+        """Return the attention weights of each beam over token positions, given the `weights` over cache slots."""
         at = slots[:, None, None].expand_as(weights)
         by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
         return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)
@@ -275,7 +275,7 @@ class BeamCache(Rewritten):
         """Do nothing: a beam and its parent share the cache, and `SharedRows` reorders the ancestry."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:  # noqa: ARG002
-        """Move `sources` to the front of the storage and drop the rest."""
+        """Keep only the keys and values of the sources listed in `sources`, in this order."""
         if self.keys is None or self.values is None:
             return
         n, live = sources.shape[0], self.rows.reach(0) * self.beams
@@ -285,7 +285,7 @@ class BeamCache(Rewritten):
 
 
 def side_by_side(k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> Float[Tensor, "n W"]:
-    """Return the key and the value of each token in one row. Views of a fused projection are not copied."""
+    """Return the key and value of each token in one row of a matrix, without a copy if they are adjacent in memory."""
     flat_k, flat_v = (x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k, v))
     rows, width, step = flat_k.shape[0], flat_k.shape[1] + flat_v.shape[1], flat_k.stride(0)
     adjacent = (

@@ -1,8 +1,8 @@
 """Beam search on the GPU with continuous batching. No data are copied to the host between two steps.
 
 A search that waits for the host at every step leaves a GPU idle for most of the time. Here beams, scores, stopping and
-outputs are tensors (`BeamState`). A step of model and search has fixed shapes and is captured as one CUDA graph. Every
-few steps, the host checks which sources are done and replaces them by new ones (continuous batching).
+outputs are tensors (`BeamState`). A decoding step, including the search, has fixed shapes and is captured as one CUDA
+graph. Every few steps, the host checks which sources are done and replaces them by new ones (continuous batching).
 """
 
 import logging
@@ -34,29 +34,29 @@ POLL = 4  # number of steps between two checks for sources that are done
 REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sources are encoded
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
-WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # widths of decoders; sources of similar length share one
+WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # source lengths of decoders; sources are padded to the next
 LAUNCH_BOUND = 32_768  # number of tokens up to which an encoder takes longer to launch its kernels than to run them
-HOST = "the beams are searched by the host, step by step: "
+HOST = "beam search runs on the host, step by step: "
 
 _log = logging.getLogger("regard.decoding")
 _logged: set[str] = set()
 
 
 def log_once(sentence: str) -> None:
-    """Log why a search is slower than possible, once per sentence."""
+    """Log a message about a slower search, unless it has been logged before."""
     if sentence not in _logged:
         _logged.add(sentence)
         _log.info(sentence)
 
 
 def _log_refusal(why: str) -> None:
-    log_once(f"a part of the search cannot be captured as a CUDA graph and is launched call by call: {why}")
+    log_once(f"a part of the search cannot be captured as a CUDA graph and is launched kernel by kernel: {why}")
 
 
 def refusal(job: Job, spec: "Beam") -> str | None:
-    """Return the reason why a job cannot be searched on the GPU, or None if it can."""
+    """Return the reason why the beam search for a job cannot run on the GPU, or None if it can."""
     if spec.groups > 1:
-        return "groups of beams are searched in turn"
+        return "groups of beams are searched one after another"
     if spec.coverage:
         return "coverage is computed from the attention of every step"
     if job.batch.source is None or any(model.source_first for model in job.models.models):
@@ -69,9 +69,11 @@ def refusal(job: Job, spec: "Beam") -> str | None:
 
 
 class CapturedDecoder:
-    """A static decoding run, the state of its search, and CUDA graphs: of a decoding step per window, and of encoding.
+    """Decoding session of fixed shape, its search state, and CUDA graphs of encoding and of decoding steps.
 
-    It has no reference to a model, so that it can be cached for the next batch without keeping the model alive.
+    Each of its slots decodes one source at a time. There is one graph per window (number of cached positions that a
+    step reads). The decoder has no reference to a model, so that it can be cached for the next batch without keeping
+    the model alive.
     """
 
     def __init__(self, config: SearchConfig, decodings: Decodings, slots: int, room: int) -> None:
@@ -82,7 +84,7 @@ class CapturedDecoder:
             member.rows.follow(self.state.lengths)
         self.first_step = [0] * slots  # the step in which the source in each slot started
         self.last_step = [0] * slots  # the step after which the source in each slot is certainly done
-        self.busy: dict[int, int] = {}  # the number of the source in every occupied slot
+        self.busy: dict[int, int] = {}  # number of the source in every occupied slot
         self.steps = 0
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
@@ -94,11 +96,11 @@ class CapturedDecoder:
 
     @property
     def free(self) -> int:
-        """The number of slots without a source."""
+        """The number of free slots, each of which can decode one source."""
         return len(self.first_step) - len(self.busy)
 
     def start(self, models: Ensemble, sources: Batch) -> Decodings:
-        """Return a decoding run for `sources`, which has not read any token. The next call may overwrite it."""
+        """Return a new decoding session for `sources`. The next call of `start` may overwrite this session."""
         if self.sources is None:
             self.sources = sources.copy_to(self.device)
         if sources.target.numel() > LAUNCH_BOUND or not self.sources.alike(sources):
@@ -108,7 +110,10 @@ class CapturedDecoder:
         return self.encoder(lambda: models.start(same, self.room, self.config.beams, static=True))
 
     def put(self, fresh: Decodings, of: Sequence[int], requests: Sequence[Request], numbers: Sequence[int]) -> None:
-        """Start the search for the sources `of` in `fresh`, which the caller identifies by `numbers`."""
+        """Move sources from the new decoding session `fresh` to free slots, where they are decoded.
+
+        `of` are the indices of the sources in `fresh`. `collect` returns their outputs together with their `numbers`.
+        """
         free = [slot for slot in range(len(self.first_step)) if slot not in self.busy][: len(numbers)]
         at = torch.tensor(free, device=self.device)
         sources = torch.tensor(of, device=self.device)
@@ -121,11 +126,11 @@ class CapturedDecoder:
 
     @property
     def left(self) -> int:
-        """The largest number of steps that may remain."""
+        """Upper bound of the number of steps until all sources in the slots are done."""
         return max(self.last_step[slot] for slot in self.busy) - self.steps
 
     def run(self, models: Ensemble) -> None:
-        """Advance all slots by one step."""
+        """Run one decoding step, which extends the beams of all sources in the slots by one token."""
         read = 1 + self.steps - min(self.first_step[slot] for slot in self.busy)
         window = min(-(-read // WINDOW) * WINDOW, self.room)
         for member in self.decodings.members:
@@ -136,27 +141,27 @@ class CapturedDecoder:
         self.windows[window](lambda: self._step(models))
 
     def _step(self, models: Ensemble) -> None:
-        """Read the last token of every beam, choose the next tokens and reorder the beams."""
+        """Process the last token of every beam, choose the next tokens and reorder the beams."""
         self.state.step(widen(models.advance(self.state.ids, self.decodings)))
         if self.config.beams > 1:
             self.decodings.reorder(self.state.parents)
 
     def collect(self) -> list[tuple[int, list[Hypothesis] | None]]:
-        """Free the slots of sources that are done, and return the number and the outputs of each of these sources."""
+        """Remove the sources that are done. Return (number, outputs) of each (outputs None: search on the host)."""
         is_done = self.state.done.flatten().tolist()  # waits for the device
         done = [slot for slot in self.busy if is_done[slot]]
         results = self.state.results(done) if done else []
         return [(self.busy.pop(slot), result) for slot, result in zip(done, results, strict=True)]
 
     def clear(self) -> None:
-        """Remove all sources."""
+        """Remove all sources from the slots."""
         self.busy.clear()
         self.state.clear()
 
 
 @dataclass
 class RequestQueue:
-    """A queue of sources, which are encoded one batch at a time."""
+    """Queue of sources to decode, which are encoded in batches of `batch` sources."""
 
     models: Ensemble
     config: SearchConfig
@@ -170,7 +175,7 @@ class RequestQueue:
     fresh: Decodings | None = None
 
     def __post_init__(self) -> None:
-        """Set `width` from the longest source and `room` from the longest output."""
+        """Set `width` from the longest source, and `room` from the maximum length of the outputs."""
         self.width = width_for(max(len(request.ids) for request in self.requests))
         self.config = replace(self.config, has_min_len=any(request.min_len for request in self.requests))
         room = max(request.max_len for request in self.requests) + self.config.stopping.eos_at_limit
@@ -178,17 +183,17 @@ class RequestQueue:
 
     @property
     def left(self) -> int:
-        """The number of sources in the queue."""
+        """The number of sources in the queue whose decoding has not started."""
         return len(self.requests) - self.next
 
     def sources(self, first: int) -> Batch:
-        """Return the batch whose first source has the number `first`."""
+        """Return a batch of sources from the queue, beginning with source number `first`."""
         requests = self.requests[first : first + self.batch]
         ids, seg = pad([request.ids for request in requests], self.width)
         return Batch(ids, source=ids, source_seg=seg).to(self.device)
 
     def enter(self, decoder: CapturedDecoder) -> None:
-        """Start as many sources of one batch as the decoder has free slots."""
+        """Start decoding the next sources: as many as the decoder has free slots, but only from one encoded batch."""
         if self.fresh is None or self.next >= self.first + self.batch:
             self.first, self.fresh = self.next, decoder.start(self.models, self.sources(self.next))
         end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)
@@ -206,13 +211,13 @@ def release() -> None:
 
 
 def is_captured(model: object) -> bool:
-    """Return whether a cached decoder for `model` runs its step as a CUDA graph."""
+    """Return whether a cached decoder for `model` runs decoding steps as a CUDA graph."""
     windows = (step for decoder in _decoders.get(model, {}).values() for step in decoder.windows.values())
     return any(step.graph is not None for step in windows)
 
 
 def decoder_for(queue: RequestQueue) -> CapturedDecoder:
-    """Return a decoder for a queue: a cached decoder of the required shape, or a new one."""
+    """Return a decoder for a queue: a cached decoder of the required shape, or a new decoder."""
     models = queue.models.models
     kept = _decoders.setdefault(models[0], OrderedDict())
     # A captured step reads the weights at the addresses during the capture, and calls the kernels chosen then.
@@ -222,7 +227,7 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
     if decoder is None:
         decodings = queue.models.start(queue.sources(0), queue.room, queue.config.beams, static=True)
         if not refillable(decodings.members):
-            raise NotOnDeviceError("a state cannot take in another source")
+            raise NotOnDeviceError("a cached state cannot be refilled with another source")
         decoder = CapturedDecoder(queue.config, decodings, queue.batch, queue.room)
     kept[key] = decoder
     while len(kept) > KEPT_DECODERS:
@@ -232,16 +237,16 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
 
 
 class NotOnDeviceError(Exception):
-    """Raised if a search has to run on the host."""
+    """Raised if a beam search cannot run on the GPU and has to run on the host."""
 
 
 @torch.inference_mode()
 def search_requests(
     models: Ensemble, config: SearchConfig, requests: Sequence[Request], slots: int, device: torch.device
 ) -> list[list[Hypothesis] | None]:
-    """Return the outputs for every source, or None where the host has to search again.
+    """Search on the GPU and return the outputs for every request, or None for a request that the host must search.
 
-    At most `slots` sources are in progress at a time.
+    At most `slots` sources are decoded at a time.
     """
     slots = min(slots, len(requests))
     queue = RequestQueue(models, config, requests, slots, device)
@@ -262,7 +267,7 @@ def search_requests(
 
 
 def find_each(jobs: Sequence[Job], spec: "Beam") -> Iterator[list[list[Hypothesis] | None]]:
-    """Yield the outputs for the rows of every job, in order. Consecutive jobs of similar width share a decoder."""
+    """Yield, for every job, the outputs of its batch rows. Jobs with similar source lengths share a decoder."""
     for _, same in groupby(jobs, key=lambda job: (width_for(_width(job)), job.models.models, job.ends, job.rules[0])):
         group = list(same)
         results = iter(_search_together(group, spec))
@@ -286,7 +291,7 @@ def _search_together(group: Sequence[Job], spec: "Beam") -> list[list[Hypothesis
 
 
 def width_for(longest: int) -> int:
-    """Return the width of the decoder for sources of at most `longest` tokens."""
+    """Return the length to which a decoder pads sources of at most `longest` tokens."""
     return next((width for width in WIDTHS if width >= longest), longest)
 
 
@@ -296,7 +301,7 @@ def _width(job: Job) -> int:
 
 
 def requests_of(job: Job) -> list[Request]:
-    """Return the rows of a job as requests."""
+    """Return a `Request` (source and length limits) for every batch row of a job."""
     assert job.batch.source is not None
     lengths = row_lengths(job.batch.source, job.batch.source_seg)
     return [
@@ -306,20 +311,20 @@ def requests_of(job: Job) -> list[Request]:
 
 
 def search_config(job: Job, spec: "Beam") -> SearchConfig:
-    """Return the settings shared by all rows of a job."""
+    """Return the search settings that all batch rows of a job share."""
     never = {*job.ends.never, *(sequence[0] for sequence in job.rules[0].banned)}
     stopping = STOPPING[spec.stopping]
     return SearchConfig(spec.beam_size, spec.n_best, spec.scoring, stopping, job.ends, tuple(sorted(never)))
 
 
 class DeviceSearch:
-    """The beam search on a GPU, with the interface that `regard.decoding.beam` calls."""
+    """Beam search on a GPU, with the interface that `regard.decoding.beam` calls."""
 
     find_each = staticmethod(find_each)
 
     @staticmethod
     def accepts(job: Job, spec: "Beam") -> bool:
-        """Return whether a job is searched on the GPU. If it is not, the reason is logged once."""
+        """Return whether the beam search for a job runs on the GPU. If it does not, the reason is logged once."""
         if not job.batch.target.is_cuda:
             return False
         why = refusal(job, spec)

@@ -1,8 +1,8 @@
 """The state of a beam search as tensors: live beams, finished outputs and stopping, for many sources at a time.
 
 The results equal those of `regard.decoding.beam.search`. Given equal log-probabilities, the scores are bitwise equal,
-because candidates are compared in the same steps of 1e-5 with the same rule for ties. If a decision depends on finished
-outputs that are no longer stored, because too many had the same score, the source is marked `unsure`.
+because candidates are compared in the same steps of 1e-5 with the same rule for ties. A source is marked `unsure` if a
+decision depends on finished outputs that were dropped because too many had the same score.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ ENDED = 2.0**52  # exceeds every `order`, so that outputs that ended with eos ra
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
-    """The settings shared by all sources of a search."""
+    """Beam search settings that all sources of a search share."""
 
     beams: int
     n_best: int
@@ -46,13 +46,13 @@ class SearchConfig:
 
     @property
     def highest(self) -> int:
-        """The highest token id that the settings mention."""
+        """The highest token id among the special tokens and the excluded tokens."""
         return max(self.ends.bos, self.ends.eos, self.ends.pad, *self.never)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A source to decode, and the length limits of the output."""
+    """A source to decode, with the minimum and maximum length of its output."""
 
     ids: tuple[int, ...]
     min_len: int
@@ -60,11 +60,11 @@ class Request:
 
 
 class BeamState:
-    """The state of a search with `slots` slots, each for the live beams and best finished outputs of one source.
+    """State of a beam search in `slots` slots. A slot holds the live beams and best finished outputs of one source.
 
-    A step makes dozens of calls on tensors with one number per beam, and on a GPU each call takes as long as a call on
-    large tensors. So constants are computed beforehand, values that move together are stored together, and results are
-    written in place.
+    A step consists of dozens of operations on tensors with one number per beam. On a GPU, each of them takes as long as
+    an operation on large tensors. So constants are computed beforehand, values that move together are stored together,
+    and results are written in place.
     """
 
     def __init__(self, config: SearchConfig, slots: int, room: int, device: torch.device) -> None:
@@ -107,7 +107,7 @@ class BeamState:
         self.codes = self.own.double()
 
     def begin(self, at: Int[Tensor, " n"], requests: Sequence[Request]) -> None:
-        """Start the searches for `requests` in the slots `at`."""
+        """Start the searches for `requests`, in the slots with the indices `at`."""
         device, k, config = at.device, self.config.beams, self.config
         first = torch.full((k,), NEVER, dtype=torch.float64)
         first[0] = 0.0  # only one beam has the empty output; otherwise all beams would be equal
@@ -125,7 +125,7 @@ class BeamState:
             tensor.index_fill_(0, at, False)
 
     def clear(self) -> None:
-        """Mark all slots as done, whatever their state."""
+        """Mark the searches in all slots as done, even unfinished searches."""
         self.done.fill_(True)
         self.totals.fill_(NEVER)
         self.lengths.fill_(0)
@@ -202,10 +202,10 @@ class BeamState:
         ended: Bool[Tensor, "s k"] | None,
         code: Float[Tensor, "s k"],
     ) -> Float[Tensor, "s k f"]:
-        """Return the fields of finished outputs: order, score, log-probability, log-probability of eos, and code.
+        """Return five values for each finished output: order, score, log-probability, log-probability of eos, and code.
 
-        `Stopping.ranked` sorts by the order (higher is better) before it compares ids. The code (2 steps + ended) k +
-        beam locates the tokens of the output.
+        Outputs are ranked by their order (higher is better), then by token ids, as in `Stopping.ranked`. The code (2 *
+        steps + ended) * k + beam, with k beams, locates the tokens of the output.
         """
         assert self.candidates is not None
         score = order = total / size
@@ -215,7 +215,7 @@ class BeamState:
         return torch.stack((order, score, total, last, code), -1)
 
     def _keep(self, finished: Sequence[Float[Tensor, "s k f"]]) -> None:
-        """Store the best finished outputs: one more than there are beams, which shows whether the last one is tied."""
+        """Store the best finished outputs, one more than there are beams, so that a tie at the end can be detected."""
         joined = torch.cat((self.finished, *finished), 1)
         order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.finished.shape[1], None]
         torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.finished)
@@ -229,9 +229,10 @@ class BeamState:
     def _is_done(
         self, live: Float[Tensor, "s 1"], after: Float[Tensor, "s 1"], later: Float[Tensor, "s 1"]
     ) -> Bool[Tensor, "s 1"]:
-        """Return `Stopping.done` for every source.
+        """Return whether the search for each source is done, by the same rule as `Stopping.done`.
 
-        `after` is length^alpha of the live beams, and `later` is length^alpha with one token more.
+        `live` is the log-probability of the best live beam, `after` is length^alpha (the length penalty) of the live
+        beams, and `later` is length^alpha with one token more.
         """
         config, kind = self.config, self.config.stopping
         if kind is First or config.beams == 1:  # greedy search: the likeliest token until eos
@@ -253,9 +254,9 @@ class BeamState:
         return self.finished[:, n - 1, 1:2] > NEVER
 
     def results(self, at: Sequence[int]) -> list[list[Hypothesis] | None]:
-        """Return the n best outputs of each slot in `at`, or None where the host has to search again.
+        """Return the n best outputs of each slot in `at`, or None for a slot whose source the host must search again.
 
-        The slots must be done.
+        The searches in these slots must be done.
         """
         assert self.candidates is not None
         assert self.value is not None
@@ -290,9 +291,9 @@ class BeamState:
 def paths(
     token: np.ndarray, parent: np.ndarray, value: np.ndarray, steps: np.ndarray, beam: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens and log-probabilities of outputs that end after `steps` steps in `beam`.
+    """Return (token ids, log-probabilities) of the outputs that end after `steps` steps in beam `beam`.
 
-    Each output is followed back through its parents. `token`, `parent` and `value` have the shape (sources, steps,
+    Each output is traced back through its parent beams. `token`, `parent` and `value` have the shape (sources, steps,
     beams); `steps` and `beam` have the shape (sources, n); the results have the shape (sources, n, steps).
     """
     sources, longest = token.shape[:2]

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of rows, with the gradient from the same pass. The logits (N, V) are never stored."""
+"""Cross-entropy in chunks of tokens, with the gradient from the same pass. The logits (N, V) are never stored."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from regard.nn.vocab.tables import Table
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
-    """Return the number of rows of logits to compute at a time: 256 MiB of float32, or 32 MiB on a CPU.
+    """Return the number of tokens whose logits are computed at a time: 256 MiB of float32, or 32 MiB on a CPU.
 
-    Blocks of 32 MiB suit a CPU's caches, and malloc reuses them in the next step. It returns larger blocks to the
-    system, which clears every page of a new block.
+    Blocks of 32 MiB suit a CPU's caches, and malloc reuses them in the next step. Larger blocks are returned to the
+    operating system, which clears every page of a new block.
     """
     budget = 2**23 if device.type == "cpu" else 2**26
     chunks = max(1, -(-rows * vocab // budget))
@@ -27,10 +27,10 @@ def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of softmax(r M' + b) in chunks of rows, with the gradient from the same pass.
+    """Weighted cross-entropy of softmax(r M' + b) in chunks of tokens, with the gradient from the same pass.
 
-    The gradient of a chunk overwrites its logits, so nothing is computed twice. There are three matrix products, as
-    with a stored matrix of logits.
+    r are the hidden states, M is the output matrix and b its bias. The gradient of a chunk overwrites its logits, so
+    nothing is computed twice. There are three matrix products, as with stored logits.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class CrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         z: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return (objective, nll), both summed over tokens with `weights`."""
+        """Return (objective, negative log-likelihood), both weighted by `weights` and summed over tokens."""
         N, V = r.shape[0], matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         wide = torch.float64 if r.dtype == torch.float64 else torch.float32
@@ -120,14 +120,14 @@ class CrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, wide: torch.dtype, direct: bool) -> Tensor:
-    """Return total + a b, computed in place, or a b if `total` is None."""
+    """Return total + a @ b, computed in place, or a @ b if `total` is None."""
     if total is None:
         return (a @ b).to(wide)
     return torch.addmm(total, a, b, out=total) if direct else total.add_(a @ b)
 
 
 class FusedCrossEntropy(CrossEntropyHead):
-    """Abstract head that computes cross-entropy in chunks."""
+    """Abstract base class of vocabulary heads that compute cross-entropy in chunks of tokens."""
 
     def cross_entropy(
         self,
@@ -144,11 +144,11 @@ class FusedCrossEntropy(CrossEntropyHead):
 
 
 class FusedSoftmax(FusedCrossEntropy, SoftmaxModule):
-    """A softmax that computes cross-entropy in chunks."""
+    """Softmax head that computes cross-entropy in chunks of tokens."""
 
 
 class FusedAdaptiveSoftmax(FusedCrossEntropy, AdaptiveSoftmaxModule):
-    """An adaptive softmax that computes cross-entropy in chunks. On a CPU each tail reads only its own tokens."""
+    """Adaptive softmax that computes cross-entropy in chunks. On a CPU, each tail cluster reads only its own tokens."""
 
     def members(
         self,
@@ -165,7 +165,7 @@ class FusedAdaptiveSoftmax(FusedCrossEntropy, AdaptiveSoftmaxModule):
 
 
 class FusedMixture(MixtureOfSoftmaxesModule):
-    """A mixture of softmaxes that computes probabilities and loss in chunks."""
+    """Mixture of softmaxes that computes probabilities and loss in chunks of tokens."""
 
     def log_probs(self, h: Float[Tensor, "*n D"], table: Table | None) -> Float[Tensor, "*n V"]:
         rows = h.reshape(-1, h.shape[-1])
@@ -187,11 +187,11 @@ class FusedMixture(MixtureOfSoftmaxesModule):
 
 
 class MixtureEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of a mixture of softmax(r_k M') in chunks of rows, with the gradient from the same pass.
+    """Weighted cross-entropy of a mixture p = sum_k pi_k p_k with p_k = softmax(r_k M'), in chunks of tokens.
 
-    Let t be the (smoothed) labels, gamma_kv the share of component k in p(v), and g_k = sum_v t_v gamma_kv. The
-    gradient of a token's loss is p_k(v) g_k - t_v gamma_kv with respect to the logits, and -g_k with respect to
-    log pi_k.
+    The gradient comes from the same pass. For vocabulary token v, let t_v be the (smoothed) label, gamma_kv = pi_k
+    p_k(v) / p(v), and g_k = sum_v t_v gamma_kv. The gradient of a token's loss is p_k(v) g_k - t_v gamma_kv with
+    respect to the logits of component k, and -g_k with respect to log pi_k.
     """
 
     @staticmethod
@@ -204,7 +204,7 @@ class MixtureEntropy(torch.autograd.Function):
         weights: Float[Tensor, " N"],
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return (objective, nll), both summed over tokens with `weights`. `prior` is log pi."""
+        """Return (objective, negative log-likelihood), weighted and summed over tokens. `prior` is log pi."""
         (N, K, _), V = r.shape, matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         objective, nll_sum = (torch.zeros((), dtype=prior.dtype, device=r.device) for _ in range(2))

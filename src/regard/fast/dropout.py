@@ -1,4 +1,4 @@
-"""Dropout on a CPU from fewer random bits."""
+"""Dropout on a CPU with fewer random bits than torch's dropout."""
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,11 @@ LEVELS = 2**16  # number of values that a dropout probability can have
 
 
 class BitDropout(nn.Dropout):
-    """Dropout on a CPU from 16 random bits per element.
+    """Dropout on a CPU with 16 random bits per element.
 
-    torch draws a float per element, which takes a fifth of the time that a small model spends outside matrix products.
-    The probability is rounded to a multiple of 1 / 65,536. The mean is exact, because elements that are not dropped are
-    divided by the rounded probability.
+    torch draws a float per element, which in a small model takes a fifth of the time spent outside matrix products. The
+    dropout probability is rounded to a multiple of 1 / 65,536. The mean is exact, because elements that are not dropped
+    are divided by one minus the rounded probability.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name
@@ -20,7 +20,7 @@ class BitDropout(nn.Dropout):
 
 
 def bit_dropout(x: Tensor, p: float) -> Tensor:
-    """Return x after dropout with probability p. On a CPU, it uses 16 random bits per element."""
+    """Apply dropout with probability p to x. On a CPU, 16 random bits per element are drawn."""
     kept = round((1 - p) * LEVELS)
     if x.is_cpu and 0 < kept < LEVELS and not torch.compiler.is_compiling():
         return x * _scaled_keep_mask(x, kept)
@@ -29,7 +29,7 @@ def bit_dropout(x: Tensor, p: float) -> Tensor:
 
 @torch.no_grad()
 def _scaled_keep_mask(x: Tensor, kept: int) -> Tensor:
-    """Return a mask whose elements are 1 / p with probability p = kept / 65,536, and 0 otherwise."""
+    """Return a random mask whose elements are 1 / p with probability p = kept / 65,536, and 0 otherwise."""
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
     bits.random_(torch.iinfo(torch.int64).min, None)  # all 64 bits; without bounds the sign would always be 0
     short = bits.view(torch.int16)[: x.numel()].view(x.shape)

@@ -1,7 +1,7 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 """Random numbers for dropout inside Triton kernels: a counter-based generator, evaluated again in the backward pass.
 
-Imported only where there is a GPU: Triton comes with the CUDA builds of torch.
+This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 
 @triton.jit
 def keep_mask(seed, index, share):
-    """Return a mask of the elements that dropout retains, each with probability 1 - `share`.
+    """Return a mask that is True at elements that dropout keeps, each with probability 1 - `share`.
 
     The mask depends only on `seed` and `index`. It is a hash of the index (Wellons' lowbias32), with one half of the
-    seed added before the first product and the other half between the two products. Philox, the generator of torch and
-    Triton, needs six times as many instructions and takes longer than the memory access.
+    seed added before the first multiplication and the other half between the two multiplications. Philox, the generator
+    of torch and Triton, needs six times as many instructions and would take longer than the kernel's memory access.
     """
     h = index.to(tl.uint32) + seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x7FEB352D
@@ -27,5 +27,5 @@ def keep_mask(seed, index, share):
 
 
 def draw_seed(dropout: float, device: torch.device) -> Int[Tensor, " 1"] | None:
-    """Return a random seed for `keep_mask` from the generator of the device, or None if `dropout` is 0."""
+    """Return a random seed for `keep_mask`, drawn on the device, or None if the probability `dropout` is 0."""
     return torch.randint(2**62, (1,), device=device) if dropout > 0.0 else None

@@ -1,4 +1,4 @@
-"""Encoding in groups of sources of similar length, because padding costs as much as real tokens on a CPU."""
+"""Encoding of sources in groups of similar length, because padding costs as much as real tokens on a CPU."""
 
 from collections.abc import Iterable
 
@@ -17,17 +17,17 @@ TOGETHER = 8  # number of sources encoded together; larger groups have more padd
 
 
 class LengthGroupedEncoder(EncoderDecoderModel):
-    """An encoder-decoder that encodes the sources of a decoding run in groups of similar length, with equal results."""
+    """Encoder-decoder that encodes the sources of a batch in groups of similar length, with equal results."""
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        if static or batch.packed:  # a static decoding run keeps the width of the batch
+        if static or batch.packed:  # a static decoding session keeps the width of the batch
             return super().start(batch, max_len, beams, static)
         return self.decode_from(self.encode_by_length(batch), max_len, beams, static)
 
     def encode_by_length(self, batch: Batch) -> Memory:
-        """Return the memory for all sources.
+        """Return the memory (encoder output) of all sources.
 
-        They are encoded in groups of similar length if that saves an eighth of the tokens.
+        Sources are encoded in groups of similar length if that saves an eighth of the tokens, including padding.
         """
         source, seg = batch.source, batch.source_seg
         if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:
@@ -45,7 +45,7 @@ class LengthGroupedEncoder(EncoderDecoderModel):
 
 
 def concatenate(parts: list[Memory], order: Int[Tensor, " B"]) -> Memory:
-    """Return the memories of several groups joined and reordered by `order`. Shorter memories are padded."""
+    """Join the memories (encoder outputs) of several groups, padded to equal length, and reorder them by `order`."""
     S = max(part.x[0].shape[1] for part in parts)
 
     def joined(tensors: Iterable[Tensor]) -> Tensor:

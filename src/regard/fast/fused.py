@@ -1,8 +1,8 @@
-"""Fused forms of norm, residual, feed-forward and input modules, for training.
+"""Fused norms, residual connections, feed-forward branches and token embeddings, for training.
 
-On CUDA in bfloat16, our Triton kernels normalise a sum without storing it and apply ReLU inside the product. Otherwise
-the modules call torch's operations. Under autocast the residual stream stays in bfloat16, where torch would return
-float32. This saves time because norms and sums are limited by memory bandwidth.
+On CUDA in bfloat16, our Triton kernels normalise a residual sum without storing it, and apply ReLU inside the matrix
+product. Otherwise, the modules call torch's operations. Under autocast, hidden states stay in bfloat16, where torch's
+norms would return float32. This saves time because norms and sums are limited by memory bandwidth.
 """
 
 from typing import Any
@@ -25,13 +25,13 @@ WIDEST = 4096  # the largest number of channels in our layer norm, whose kernel 
 
 
 class FastLayerNorm(nn.LayerNorm):
-    """Layer norm whose output has the dtype of the input."""
+    """Layer norm whose output has the dtype of the input, even under autocast."""
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:  # torch's name
         return self.fused(input) if self.fits(input) else super().forward(input).type_as(input)
 
     def fits(self, x: Float[Tensor, "*n D"]) -> bool:
-        """Return whether our Triton kernel applies to x."""
+        """Return whether our Triton kernel can be used for x."""
         return has_kernels(x) and self.weight is not None and self.bias is not None and x.shape[-1] <= WIDEST
 
     def fused(
@@ -44,28 +44,28 @@ class FastLayerNorm(nn.LayerNorm):
 
 
 class FastRMSNorm(nn.RMSNorm):
-    """RMS norm whose output has the dtype of the input."""
+    """RMS norm whose output has the dtype of the input, even under autocast."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastLectureNorm(LayerNormModule):
-    """The layer norms of `LayerNormModule`, with outputs in the dtype of the input."""
+    """Variants of layer norm (`LayerNormModule`) whose output has the dtype of the input, even under autocast."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastPartialRMSNorm(PartialRMSNormModule):
-    """Partial RMS norm whose output has the dtype of the input."""
+    """Partial RMS norm whose output has the dtype of the input, even under autocast."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
 
 
 class FastScaleNorm(ScaleNormModule):
-    """Scale norm whose output has the dtype of the input."""
+    """Scale norm whose output has the dtype of the input, even under autocast."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         return super().forward(x).type_as(x)
@@ -82,7 +82,7 @@ class FusedPostNorm(PostNormModule):
 
 
 class FusedFeedForward(FeedForwardModule):
-    """A feed-forward branch ReLU(x W_up + b) W_down + c, with ReLU inside the first product."""
+    """A feed-forward branch ReLU(x W_up + b) W_down + c, with ReLU inside the first matrix product."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         if not has_kernels(x) or not isinstance(self.up, Projection) or self.up.bias is None:
@@ -93,10 +93,10 @@ class FusedFeedForward(FeedForwardModule):
 
 
 class FastTokens(TokensModule):
-    """A token input in bfloat16 if autocast uses bfloat16, so that the residual stream is in bfloat16, too."""
+    """Token embeddings, in bfloat16 if autocast uses bfloat16, so that all hidden states are in bfloat16."""
 
     def normalised(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         x = super().normalised(x)
-        # float16 is too narrow for a sum of many branches.
+        # The range of float16 is too small for a sum of many branches.
         half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         return x.bfloat16() if x.is_cuda and half else x

@@ -1,7 +1,7 @@
 """CUDA graphs: test whether a step can be captured, capture it, and replay it.
 
-A capture fails if an operation waits for the device, and then leaves the allocator and the random number generators in
-an invalid state. So a step first runs in a mode that reports operations that wait, and is only captured if it has none.
+If an operation waits for the device, a capture fails and leaves the allocator and the random number generators in an
+invalid state. So a step first runs in a mode that reports such operations, and is captured only if there are none.
 """
 
 import gc
@@ -17,7 +17,7 @@ _broken: list[torch.cuda.CUDAGraph] = []  # the graph of a failed capture must n
 
 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
-    """Return the result of a step, and torch's warning about an operation that waited for the device, or None."""
+    """Run a step. Return its result, and torch's warning if an operation waited for the device (None: no warning)."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
@@ -36,7 +36,7 @@ def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
 
 
 def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Return a graph captured from a step. The step's operations run only when the graph is replayed."""
+    """Return a CUDA graph of the operations in `step`. They run only when the graph is replayed."""
     graph, here, collecting = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device), gc.isenabled()
     gc.collect()
     gc.disable()  # an object freed during a capture may itself be a graph
@@ -55,18 +55,19 @@ def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = N
 
 
 class Graphed(Generic[Result]):
-    """Calls of one function of fixed shapes. The first ones test and capture it, the others replay the CUDA graph.
+    """Callable for a function of fixed shapes: the first calls test and capture it, later calls replay the CUDA graph.
 
-    Each call takes the function, so that this object has no reference to a model. On a CPU, the function simply runs.
+    The function is an argument of each call, so that this object has no reference to a model. On a CPU, and if the
+    function cannot be captured, each call runs the function.
     """
 
     def __init__(
         self, stream: torch.cuda.Stream | None, pool: Any, refused: Callable[[str], None], first: bool = False
     ) -> None:
-        """Prepare for calls on `stream` (None: never capture), with graph memory from `pool`.
+        """Set the stream for captures (None: never capture) and the memory pool for graphs.
 
-        `refused` is called with the reason if the function cannot be captured. If `first`, the first call is not
-        tested, because it creates constants, which waits for the device.
+        `refused` is called with the reason if the function cannot be captured. With `first`, the first call is neither
+        tested nor captured, because it creates constants and therefore waits for the device.
         """
         self.stream, self.pool, self.refused, self.first = stream, pool, refused, first
         self.tested = False

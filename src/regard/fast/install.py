@@ -1,4 +1,4 @@
-"""Installation of the fast form in a model: modules are replaced according to `REPLACEMENTS`."""
+"""Replace modules of a model by faster implementations, as listed in `REPLACEMENTS`, and restore them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ from regard.nn.vocab.tables import EmbeddingsModule
 
 
 class Replacement(NamedTuple):
-    """A module class and its fast replacement, which has the same parameters: conversion only sets `__class__`."""
+    """A module class `plain` and its faster replacement `fast`, which has the same parameters."""
 
     plain: type[nn.Module]
     fast: type[nn.Module]
@@ -95,14 +95,14 @@ PREPACKED = (
 def install(
     model: nn.Module, device: torch.device | str | None = None, *, fixed: bool = False, mapped: bool = False
 ) -> None:
-    """Install the fast form in a model that runs on `device` (None: the device of its weights), in place.
+    """Replace modules by faster implementations, in place, for a model on `device` (None: that of its weights).
 
-    Parameters, their names and the JSON record of the model stay the same. A copy of the model has the fast form, too.
+    Parameters, their names and the spec of the model stay the same. A copy of the model has the faster modules, too.
     Call `install` again after moving the model to another device, or when training of its weights begins or ends.
 
-    With `fixed`, the weights are no longer trained. Then weights that are read at every decoding step may be prepacked,
-    and are prepacked again if they do change. With `mapped`, the weights are in a memory-mapped file, where torch does
-    not detect a change through `.data`.
+    `fixed` means that the weights are no longer trained, so that weights that every decoding step reads may be
+    prepacked (copied in a faster memory layout). They are prepacked again if they change all the same. `mapped` means
+    that the weights are in a memory-mapped file, where torch does not detect a change through `.data`.
     """
     remove(model)
     on = torch.device(device or next((weight.device for weight in model.parameters()), "cpu"))
@@ -121,7 +121,7 @@ def install(
 
 
 def remove(model: nn.Module) -> None:
-    """Restore the readable modules in a model, in place."""
+    """Restore the original modules of a model, in place."""
     plain = {fast: plain for plain, fast, _ in (*REPLACEMENTS, *PREPACKED)}
     for module in model.modules():
         if type(module) in plain:
@@ -141,7 +141,7 @@ def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
 
 
 def _read_at_every_step(model: nn.Module) -> Iterable[nn.Module]:
-    """Yield the modules that run at every decoding step: all but the encoder, which runs once, on many rows."""
+    """Yield the modules whose weights every decoding step reads, so not those of the encoder, which runs once."""
     for name, part in model.named_children():
         if name != "encoder":
             for module in part.modules():

@@ -1,13 +1,11 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 # ruff: noqa: PLR0913, PLR0917  # kernels take every pointer and size
-"""Triton kernels for layer norm, also fused with a residual sum. Each pass, forward and backward, reads a vector once.
+"""Triton kernels for layer norm, also fused with a residual sum. Each pass, forward or backward, reads a vector once.
 
-Under autocast torch computes norms in float32, with a copy before and a copy after, and torch.compile reads a vector
-three times for the gradients. Here a program loads whole vectors in the dtype of the input, recomputes mean and
-standard deviation in the backward pass, and sums the gradients of gain and bias over its vectors. In the fused form,
-norm(x + dropout(added)), the sum is never stored.
-
-This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
+Under autocast, torch computes norms in float32, with a copy before and a copy after, and torch.compile reads a vector
+three times for the gradients. Here each program (block of GPU threads) loads whole vectors in the dtype of the input,
+recomputes mean and standard deviation in the backward pass, and sums the gradients of gain and bias over its vectors.
+In the fused kernel, norm(x + dropout(added)), the sum is never stored.
 """
 
 import torch
@@ -19,13 +17,13 @@ from torch import Tensor
 from regard.fast.dropout_rng import draw_seed, keep_mask
 from regard.fast.operators import operator
 
-TILE_SIZE = 2048  # elements of a tile: several short vectors, or one long one
+TILE_SIZE = 2048  # elements of a tile: several short vectors or one long vector
 PROGRAMS = 1024  # number of programs in a backward pass; each writes one row of partial sums
 
 
 @triton.jit
 def _centred(x, inside, D, eps):
-    """Return the vectors in a tile minus their means, and the reciprocals of their standard deviations."""
+    """Return (vectors of a tile minus their means, reciprocals of their standard deviations)."""
     mean = tl.sum(x, 1) / D
     centred = tl.where(inside, x - mean[:, None], 0.0)
     return centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + eps)
@@ -33,7 +31,7 @@ def _centred(x, inside, D, eps):
 
 @triton.jit
 def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
-    """Return the norm's input, x or x + dropout(added), rounded as if stored, and the dropout factor of `added`."""
+    """Return (s, factor): s is x or x + factor * added, rounded as if stored, and factor is 0 at dropped elements."""
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
     factor = tl.full(x.shape, 1.0, tl.float32)
     if JOINS:
@@ -124,7 +122,10 @@ def _(x, *_):
 def normed_backward(
     dy: Tensor, x: Tensor, added: Tensor | None, gain: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of s, of `added`, and of gain and bias (2, D). Without dropout, that of `added` is empty."""
+    """Return the gradients of s (the input of the norm), of `added`, and of gain and bias (2, D).
+
+    Without dropout, the gradient of `added` equals that of s, and an empty tensor is returned in its place.
+    """
     x, other, seed_or_x = _arguments(x, added, seed)
     dy = dy.contiguous()
     N, D = x.numel() // x.shape[-1], x.shape[-1]
@@ -147,7 +148,7 @@ def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
 
 
 def _arguments(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensor arguments of a kernel. x replaces arguments that are None, which the kernel does not read."""
+    """Return (x, added, seed) for a kernel. x replaces arguments that are None, which the kernel does not read."""
     x = x.contiguous()
     return x, x if added is None else added.contiguous(), x if seed is None else seed
 
@@ -174,5 +175,5 @@ def layer_norm(
     added: Float[Tensor, "*n D"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*n D"]:
-    """Return the layer norm of x, or of x + dropout(added), in the dtype of x, also under autocast."""
+    """Return the layer norm of x, or of x + dropout(added), in the dtype of x, even under autocast."""
     return normed(x, added, gain, bias, draw_seed(dropout, x.device), eps, dropout)

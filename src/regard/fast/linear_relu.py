@@ -1,9 +1,9 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 """Fused linear layer and ReLU for training, relu(x W' + b).
 
-ReLU is computed inside the product, and its gradient together with that of b. With separate operations, the wide hidden
-vectors in a feed-forward branch are read and written once more in the forward pass (for ReLU), and read once more in
-the backward pass (for the bias).
+ReLU is computed inside the matrix product, and the gradients of ReLU and of b are computed together. Separate
+operations would read and write the wide hidden vectors of a feed-forward branch once more in the forward pass (for
+ReLU), and read them once more in the backward pass (for b).
 
 This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
@@ -22,7 +22,7 @@ PROGRAMS = 128  # number of programs per tile of columns; each writes one row of
 
 @triton.jit
 def _backward(y_ptr, dy_ptr, g_ptr, sums_ptr, N, D, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Write g, which is dy where y > 0 and 0 elsewhere, and the sums of g over the rows of a program."""
+    """Write g, which is dy where y > 0 and 0 elsewhere, and the sums of g over the tokens that this program reads."""
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = column < D
     total = tl.zeros((ROWS, WIDE), tl.float32)
@@ -52,7 +52,7 @@ def _(x, weight, bias):  # noqa: ARG001
 
 @operator("regard::relu_backward")
 def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ReLU's input, and the sum of this gradient over all tokens in float32."""
+    """Return (gradient of ReLU's input, sum of this gradient over all tokens in float32)."""
     y, dy = y.contiguous(), dy.contiguous()
     N, D = y.numel() // y.shape[-1], y.shape[-1]
     g, programs = torch.empty_like(y), min(PROGRAMS, triton.cdiv(N, TILE["ROWS"]))

@@ -1,4 +1,4 @@
-"""Registration of our kernels as custom operators, because torch cannot trace into kernels."""
+"""Registration of our Triton kernels as custom operators of torch, because torch cannot trace into kernels."""
 
 from functools import partial
 
@@ -16,10 +16,10 @@ operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.nee
 
 
 def introduce() -> None:
-    """Add our operators to a list of `torch.compile` before it traces them.
+    """Add our operators to the fallback list of `torch.compile`, without which compiling may never end.
 
-    Before version 2.13, torch formats an unknown operator for the log, together with the whole graph before it. A value
-    that is used twice is formatted twice, so that each norm of a sum doubles the work and compiling would never end.
+    Before version 2.13, torch formats an unlisted operator for the log, together with the whole graph before it. A
+    value that is used twice is formatted twice, so that each norm of a residual sum doubles the work.
     """
     if torch.__version__ < "2.13":  # this comparison is numeric
         from torch._inductor.lowering import FALLBACK_ALLOW_LIST  # noqa: PLC0415  # takes seconds

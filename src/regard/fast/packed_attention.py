@@ -1,10 +1,11 @@
 # pyright: reportMissingParameterType=false, reportIndexIssue=false, reportMissingImports=false
 # ruff: noqa: PLR0913, PLR0917, ARG001  # kernels take every stride; operators take what their gradients need
-"""Triton kernels for packed (variable-length) attention. They skip keys outside the segments of a block.
+"""Triton kernels for packed (variable-length) attention, where a batch row holds several segments (texts).
 
-A general kernel reads an additive mask in every layer and computes every pair of tokens in a row, of which nine in ten
-are hidden. A varlen kernel works in blocks of which a sentence fills a fifth. Here each block of queries reads only a
-range of keys, and dropout is sampled inside the kernel. The kernels follow FlashAttention (Dao et al. 2022).
+A general kernel reads an additive mask in every layer and computes all pairs of tokens in a row, nine in ten of which
+are hidden. A varlen kernel works in blocks, of which a sentence fills only a fifth. Here each block of queries reads
+only the range of keys that contains its segments, and dropout is sampled inside the kernel. The kernels follow
+FlashAttention (Dao et al. 2022).
 
 This module is imported only if there is a GPU, because Triton comes with the CUDA builds of torch.
 """
@@ -30,7 +31,7 @@ LN_2: tl.constexpr = tl.constexpr(math.log(2.0))
 
 @triton.jit
 def _read(pointer, b, h, at, there, b_stride, h_stride, t_stride, K: tl.constexpr):
-    """Return the vectors for the tokens `at` in one head, with zeros beyond the end of the row."""
+    """Load the vectors of the tokens `at` in one attention head, with zeros beyond the end of the batch row."""
     places = b * b_stride + h * h_stride + at[:, None] * t_stride + tl.arange(0, K)[None, :]
     return tl.load(pointer + places, mask=there[:, None], other=0.0)
 
@@ -43,7 +44,7 @@ def _write(pointer, tile, b, h, at, there, b_stride, h_stride, t_stride, K: tl.c
 
 @triton.jit
 def _reach(reach_ptr, b):
-    """Return the start and end of the range that this program's block has to read."""
+    """Return (start, end) of the range of tokens that this program reads for its block."""
     at = reach_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * 2
     return tl.load(at), tl.load(at + 1)
 
@@ -59,13 +60,13 @@ def _visible(q_seg, k_seg, rows, columns, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _weights(q, k, visible, top, scale):
-    """Return the attention weights between two blocks, given log2 of the sums of exponentials (`top`)."""
+    """Return the attention weights of queries q over keys k. `top` is log2 of each query's sum of exponentials."""
     return tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k)) * scale - top[:, None]), 0.0)
 
 
 @triton.jit
 def _keep(seed, head, rows, columns, T, S, share):
-    """Return a mask of the attention weights that dropout retains. It does not depend on the shape of the blocks."""
+    """Return a mask that is True at attention weights that dropout keeps. It does not depend on the block size."""
     return keep_mask(seed, (head.to(tl.int64) * T + rows)[:, None] * S + columns[None, :], share)
 
 
@@ -125,7 +126,7 @@ def _backward_q(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write dq for a block of queries, and `fall` = sum(y dy), which `_backward_kv` needs."""
+    """Write the gradient dq for a block of queries, and `fall` = sum(y dy) per query, which `_backward_kv` reads."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -163,7 +164,7 @@ def _backward_kv(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write dk and dv for a block of keys."""
+    """Write the gradients dk and dv for a block of keys and values."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -199,18 +200,18 @@ def _backward_kv(
 
 
 def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-    """Return an uninitialised tensor of this shape, in which the heads of a token are adjacent, as in projections."""
+    """Return an uninitialised tensor of the shape of x, with the heads of a token adjacent in memory."""
     B, H, T, K = x.shape
     return x.new_empty(B, T, H, K).transpose(1, 2)
 
 
 def _readable(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors with adjacent channels, which kernels require. A tensor is copied only where necessary."""
+    """Return the tensors, copied only if their channels are not adjacent in memory, as the kernels require."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _split(qkv: Float[Tensor, "B T 3 H K"]) -> tuple[Float[Tensor, "B H T K"], ...]:
-    """Return queries, keys and values as views of the fused `qkv`."""
+    """Return (queries, keys, values) as views of the fused tensor `qkv`."""
     return qkv.transpose(1, 3).unbind(2)
 
 
@@ -219,7 +220,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _constants(q: Tensor, causal: bool, dropout: float) -> dict[str, object]:
-    """Return the constants of a kernel. One stage is fastest on an H200, as most loops have one or two iterations."""
+    """Return the constants of a kernel. One pipeline stage is fastest on an H200, because most loops are short."""
     return {
         "CAUSAL": causal,
         "DROPS": dropout > 0.0,
@@ -234,7 +235,7 @@ def _run_forward(
     y: Tensor, parts: Sequence[Tensor], q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """Write the attention output for q, k and v to `y`. Return log2 of the sums of exponentials (B, H, T)."""
+    """Write the attention output for q, k and v to `y`. Return log2 of each query's sum of exponentials (B, H, T)."""
     q, k, v = parts
     B, H, T, _ = q.shape
     top, seed_or_q = q.new_empty(B, H, T, dtype=torch.float32), q if seed is None else seed  # not read without dropout
@@ -272,7 +273,7 @@ def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor,
     seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the attention output (B, H, T, K), and log2 of the sums of exponentials (B, H, T)."""
+    """Return (attention output (B, H, T, K), log2 of each query's sum of exponentials (B, H, T))."""
     y = _like(q)
     return y, _run_forward(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
 
@@ -318,9 +319,9 @@ def attend_joint(
     qkv: Tensor, seg: Tensor, q_reach: Tensor, k_reach: Tensor, seed: Tensor | None,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what `attend_segments` returns, for fused queries, keys and values `qkv` (B, T, 3, H, K).
+    """Compute `attend_segments` for fused queries, keys and values `qkv` (B, T, 3, H, K).
 
-    The gradient is fused, too.
+    The gradient is a fused tensor, too.
     """
     parts = _split(qkv)
     y = _like(parts[0])
@@ -367,10 +368,10 @@ attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 def reach(
     seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
 ) -> Int[Tensor, "B n 2"]:
-    """Return, for each block in `seg`, the range of `other` that contains the segments of the block.
+    """Return, for each block of tokens in `seg`, (start, end) of the tokens in `other` with the same segments.
 
-    The program for the block reads only this range. With `causal` "back" the range ends with the block itself, and with
-    "on" it starts there.
+    A kernel reads only this range for the block. With `causal="back"`, for blocks of queries, the range ends with the
+    block itself. With `causal="on"`, for blocks of keys, the range starts with the block itself.
     """
     blocks = F.pad(seg, (0, -seg.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.amax(-1, keepdim=True)
@@ -388,7 +389,7 @@ def reach(
 
 
 class Layout(NamedTuple):
-    """The segments of queries and keys, and the range that each block reads. All layers of a stack share one layout."""
+    """Segments of queries and keys, and the range of tokens that each block reads. All layers share one layout."""
 
     q_seg: Int[Tensor, "B T"]
     k_seg: Int[Tensor, "B S"]
@@ -398,7 +399,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(q_seg: Int[Tensor, "B T"], k_seg: Int[Tensor, "B S"], causal: bool) -> Layout:
-    """Return the layout for packed rows."""
+    """Return the `Layout` (segments, and the range of tokens that each block reads) for packed batch rows."""
     q_reach = reach(q_seg, k_seg, "back" if causal else None)
     k_reach = reach(k_seg, q_seg, "on" if causal else None)
     return Layout(q_seg.contiguous(), k_seg.contiguous(), q_reach, k_reach, causal)
@@ -415,8 +416,8 @@ def attend(
 ) -> Float[Tensor, "B H T K"]:
     """Return softmax(scale q k') v over the keys in the segment of each query.
 
-    With a causal layout, a query attends only to keys up to itself. The output for padding (segment 0) is zero. If q, k
-    and v are views of a fused projection `qkv`, the gradient is computed for `qkv` in one piece.
+    With a causal layout, a query attends only to keys up to its own position. The output for padding (segment 0) is
+    zero. If q, k and v are views of a fused projection `qkv`, the gradient of `qkv` is computed as one tensor.
     """
     q_seg, k_seg, q_reach, k_reach, causal = layout
     seed = draw_seed(dropout, q.device)

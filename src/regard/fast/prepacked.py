@@ -1,8 +1,8 @@
-"""Prepacked weights for products with few rows, for example in a decoding step on a CPU.
+"""Prepacked weights for matrix products with few rows (tokens), for example in a decoding step on a CPU.
 
-A product with few rows is limited by memory bandwidth, so its time depends on the order of the weight in memory. A copy
-in a faster order is made on first use: transposed for a single row, in oneDNN's blocks for several rows. For many rows
-no order is faster. Measurements are in docs/decisions/010-speed.md.
+A product with few rows is limited by memory bandwidth, so its time depends on the memory layout of the weight. A copy
+in a faster layout is made on first use: transposed for a single row, in oneDNN's blocks for several rows. For many
+rows, no layout is faster. Measurements are in docs/decisions/010-speed.md.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from regard.models.baselines.weight_norm import NormedRows
 from regard.nn.linear import Projection
 from regard.nn.vocab.tables import EmbeddingsModule
 
-SOME = 32  # number of rows up to which blocks are faster
+SOME = 32  # number of rows up to which oneDNN's blocks are faster
 WIDE = 8  # a matrix with this many times more outputs than inputs, such as a vocabulary, ...
 MANY = 128  # ... is faster in blocks up to this many rows
 
@@ -25,13 +25,15 @@ _lazy_clone: Any = getattr(torch, "_lazy_clone", None)
 
 
 class PrepackedWeight:
-    """Copies of one weight in other memory orders, made on first use and again whenever the weight has changed.
+    """Copies of one weight in other memory layouts, made on first use and again whenever the weight has changed.
 
-    A write through `.data` or by a fused optimizer does not change a tensor's version. So the weight becomes a
+    A write through `.data` or by a fused optimizer does not change a tensor's version counter. So the weight becomes a
     copy-on-write tensor that shares its memory with `original`. The first write to the weight, through any alias, moves
     the weight to new memory and thus changes its address. Only a write that bypasses torch, for example through a numpy
-    array, is not detected. `frozen` is for weights in memory that torch cannot move. Writes to frozen weights are
-    detected by the weight's version, which does not reveal a write through `.data`.
+    array, is not detected.
+
+    A `frozen` weight is in memory that torch cannot move. Its changes are detected by the version counter, except for
+    writes through `.data`.
     """
 
     def __init__(self, frozen: bool = False) -> None:
@@ -39,7 +41,7 @@ class PrepackedWeight:
         self.discard()
 
     def discard(self) -> None:
-        """Discard the copies."""
+        """Discard the copies of the weight."""
         self.address = -1  # the weight's address, which no other tensor can have while `original` exists
         self.version = -1  # the weight's version, if frozen
         self.original: Tensor | None = None
@@ -67,7 +69,7 @@ class PrepackedWeight:
     def product(
         self, x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
     ) -> Float[Tensor, "*n o"]:
-        """Return x W' + b, with the fastest memory order. Every projection in a step calls this, so it must be fast."""
+        """Return x W' + b, with W in the fastest layout. Every linear layer calls this method, so it must be fast."""
         if _address(weight) != self.address or (self.frozen and _version(weight) != self.version):
             self._begin(weight)
         rows = x.numel() // self.inputs
@@ -97,13 +99,13 @@ def _alias(weight: Tensor) -> Tensor | None:
 
 
 class Prepacked(nn.Module):
-    """Abstract module that multiplies the input by one weight. In inference, a copy of the weight is prepacked."""
+    """Abstract base class of modules that multiply the input by one weight, which is prepacked in inference mode."""
 
     weight: Tensor
     prepacked: PrepackedWeight
 
     def product(self, x: Float[Tensor, "*n i"], bias: Float[Tensor, " o"] | None) -> Float[Tensor, "*n o"]:
-        """Return x W' + b. In inference mode, where there is no gradient, the weight is prepacked."""
+        """Return x W' + b. In inference mode, where there is no gradient, a prepacked copy of the weight is used."""
         if not torch.is_inference_mode_enabled():
             return F.linear(x, self.weight, bias)
         return self.prepacked.product(x, self.weight, bias)
@@ -129,10 +131,10 @@ class PrepackedEmbeddings(Prepacked, EmbeddingsModule):
 
 
 class CachedRows(NormedRows):
-    """Weight-normalised rows, computed once for all decoding steps on a CPU and again whenever the parameters change.
+    """Matrix with weight-normalised rows, which is cached in decoding on a CPU until the parameters change.
 
-    On a GPU, rows are not cached, because they are cheap to compute and a captured step could not check whether the
-    cached rows are up to date.
+    On a GPU, the matrix is not cached, because it is cheap to compute, and a step captured as a CUDA graph could not
+    check whether the cached matrix is up to date.
     """
 
     cached: "CachedProduct"
@@ -148,14 +150,14 @@ class CachedRows(NormedRows):
 
 
 class CachedProduct:
-    """The cached rows of a `CachedRows`. They are neither a parameter nor a buffer of the model."""
+    """The cached matrix of a `CachedRows` module. It is neither a parameter nor a buffer of the model."""
 
     def __init__(self) -> None:
         self.version: tuple[int, ...] = ()
         self.weight: Tensor | None = None
 
     def get(self, rows: CachedRows) -> Float[Tensor, "o i"]:
-        """Return the weight-normalised rows, computed again if the parameters have changed."""
+        """Return the matrix with weight-normalised rows, computed again if the parameters have changed."""
         parts = (rows.direction, rows.length)
         if any(part.is_inference() for part in parts):  # tensors without a version
             return NormedRows.forward(rows)

@@ -19,7 +19,7 @@ warnings.filterwarnings("ignore", "RNN module weights are not part of single con
 
 
 class FusedCell(CellModule):
-    """Abstract cell that processes several tokens in one kernel."""
+    """Abstract base class of recurrent cells that process several tokens in one kernel."""
 
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
@@ -38,7 +38,7 @@ class FusedCell(CellModule):
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Return h after every token, and the last state. `weights` are W_x, W_h and their biases."""
+        """Return (h after every token, final state). `weights` are W_x, W_h and their biases."""
 
 
 class FusedElman(FusedCell, ElmanModule):
@@ -81,7 +81,7 @@ class FusedLSTM(FusedCell, LSTMModule):
 
 
 def last_real(y: Float[Tensor, "B T H"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B H"]:
-    """Return y at the last real token of every row."""
+    """Return the output y of each row at its last real token. `lengths` are the row lengths without padding."""
     if lengths is None:
         return y[:, -1]
     return y.gather(1, (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, y.shape[2])).squeeze(1)

@@ -1,4 +1,4 @@
-"""Continuous batching: finished sources in a static decoding run are replaced by new sources, in place.
+"""Continuous batching: finished sources in a static decoding session are replaced by new sources, in place.
 
 All tensors keep their addresses, so that a step captured as a CUDA graph continues with the new sources.
 """
@@ -18,7 +18,7 @@ from regard.nn.mask import View
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:
-    """Return whether `refill` is possible: shapes are static, states are refillable and masks are plain tensors."""
+    """Return whether `refill` is possible: shapes are static, cached states refillable, and masks plain tensors."""
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
     return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)
@@ -27,27 +27,27 @@ def refillable(decodings: Sequence[Decoding]) -> bool:
 def refill(decoding: Decoding, fresh: Decoding, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
     """Replace source at[i] in `decoding` by source of[i] from `fresh`, in place.
 
-    `fresh` is a decoding run of the same shape that has not read any token.
+    `fresh` is a new decoding session of the same shape.
     """
     for state, its in zip(flat(decoding.states), flat(fresh.states), strict=True):
         state.put(its, of, at)
     decoding.rows.restart((at[:, None] * decoding.beams + torch.arange(decoding.beams, device=at.device)).flatten())
-    for mine, its in zip(_of_sources(decoding), _of_sources(fresh), strict=True):
+    for mine, its in zip(_tensors_of_sources(decoding), _tensors_of_sources(fresh), strict=True):
         mine.index_copy_(0, at, its.index_select(0, of))
     if decoding.cross is not None:
-        _lower_again(decoding.cross)
+        _recompute_cached(decoding.cross)
 
 
-def _of_sources(decoding: Decoding) -> list[Tensor]:
-    """Return the tensors of a decoding run that have one row per source and do not change between steps."""
+def _tensors_of_sources(decoding: Decoding) -> list[Tensor]:
+    """Return the tensors of a decoding session that have one row per source and do not change between steps."""
     memory = () if decoding.memory is None else (*decoding.memory.x, decoding.memory.seg)
     mask = () if decoding.cross is None else (decoding.cross.mask.k_seg,)
     # The mask and the memory may share one segment tensor.
     return list({id(tensor): tensor for tensor in (*memory, *mask) if tensor is not None}.values())
 
 
-def _lower_again(view: View) -> None:
-    """Recompute the tensors derived from a view's mask, in place, after the mask has changed."""
+def _recompute_cached(view: View) -> None:
+    """Recompute the tensors that are cached in a view and depend on its mask, in place, after a change of the mask."""
     fresh = replace(view, lowered={}, shared={})
     for cache in (view.shared, view.lowered):
         for key, old in cache.items():

@@ -1,4 +1,4 @@
-"""The interfaces of models: Model, Generator (which decodes step by step), LanguageModel and Classifier."""
+"""Base classes of models: `Model`, `Generator` (decodes token by token), `LanguageModel` and `Classifier`."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -25,15 +25,15 @@ from regard.tree import Spec
 
 
 class ModelSpec(Spec):
-    """The model slot: the specs that each describe a whole model. Every family has the fields annotated here.
+    """Base class of model specs. A model spec describes a whole model and has the fields annotated here.
 
-    `heads`, `d_head`, `attention_dropout` and `activation_dropout` are fields of the families that have attention.
+    Some families also have `heads`, `d_head`, `attention_dropout` or `activation_dropout`.
     """
 
     __slots__ = ()
-    reads_source: ClassVar[bool] = False  # whether it generates a target from a source
+    reads_source: ClassVar[bool] = False  # whether the model generates a target from a source
     packs: ClassVar[bool] = True  # whether one batch row may hold several texts
-    ordered: ClassVar[bool] = False  # whether source order matters whatever the parts are
+    ordered: ClassVar[bool] = False  # whether the source order matters even without positions
     vocab: int
     d_model: int
     dropout: float
@@ -44,11 +44,11 @@ class ModelSpec(Spec):
 
     @abstractmethod
     def build(self, init: Init) -> "Model":
-        """Return the model, with weights initialised by `init`."""
+        """Return the model that this spec describes, with weights initialised by `init`."""
 
 
 class Model(nn.Module):
-    """Abstract: a model with a loss."""
+    """Abstract base class of models. A model is built from a spec and has a loss."""
 
     spec: ModelSpec
 
@@ -56,40 +56,40 @@ class Model(nn.Module):
 
     @abstractmethod
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
-        """Return the logits of tokens or classes, or vectors, for a batch. `trace` records the attention weights."""
+        """Return logits of tokens or classes, or vectors, for a batch. Attention weights are recorded in `trace`."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
-        """Return the loss, summed over the labels of a batch."""
+        """Return the loss of a batch, summed over its labels."""
 
     def __repr__(self) -> str:
         return summary(self)
 
 
 class Generator(Model):
-    """Abstract: a model that predicts token by token. Search, sampling and serving use this interface."""
+    """Abstract base class of models that generate token by token. Search, sampling and serving use this interface."""
 
-    source_first: ClassVar[bool] = False  # whether the source is part of the target sequence, and of its length
-    new_rows = staticmethod(Rows.start)  # regard.fast installs rows whose beams share a cache here
-    device_search: Any = None  # regard.fast installs a beam search that stays on the GPU here
+    source_first: ClassVar[bool] = False  # whether the target sequence begins with the source
+    new_rows = staticmethod(Rows.start)  # regard.fast replaces this: beams then share a cache
+    device_search: Any = None  # set by regard.fast: a beam search that runs on the GPU
 
     @abstractmethod
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
-        """Return a new decoding session that reads at most `max_len` tokens, with `beams` rows per row of the batch.
+        """Return a new decoding session, which reads at most `max_len` tokens and has `beams` beams per batch row.
 
-        With `static`, no tensor shape changes from step to step, as CUDA graphs require. `max_len` counts columns of
-        the padded batch, so that every row counts as if it were as long as the longest prompt.
+        Padding counts towards `max_len`: every prompt counts as if it were as long as the longest prompt in the batch.
+        With `static`, no tensor shape changes from step to step, as CUDA graphs require.
         """
 
     @abstractmethod
     def advance(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Process new tokens and return log p of the token after the last real one. `seg` is 0 at padding."""
+        """Process the new tokens `ids` and return log-probabilities of each row's next token. `seg` is 0 at padding."""
 
 
 class LanguageModel(Generator):
-    """Abstract: a generator with a vocabulary head that reads the last hidden states."""
+    """Abstract base class of generators with token embeddings and a vocabulary head, such as a softmax layer."""
 
     tables: Tables
     inputs: Inputs
@@ -98,7 +98,7 @@ class LanguageModel(Generator):
     def embed(
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
-        """Return the first hidden states of the source or the target, at the positions that the mask defines."""
+        """Return the embeddings of source or target, the input of the first layer. `mask` defines the positions."""
         positions = mask.queries(values.shape[1], values.device)
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 
@@ -106,26 +106,26 @@ class LanguageModel(Generator):
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Return the last hidden states at all positions of the target."""
+        """Return the hidden states after the last layer, at all positions of the target."""
 
     @abstractmethod
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        """Process new tokens and return their last hidden states. The first `counts` per row are real (None: all)."""
+        """Return the last layer's output for new tokens `ids`. In each row, the first `counts` are real (None: all)."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         return self.logits(batch, trace)
 
     def logits(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Return unnormalised log-probabilities of every token at every position of the target.
+        """Return the logits of all vocabulary tokens at every position of the target.
 
-        A head that is not a single softmax (a mixture, an adaptive softmax) returns normalised log-probabilities.
+        A head that is not a single softmax (a mixture, an adaptive softmax) returns log-probabilities instead.
         """
         return self.head.logits(self.hidden(batch, trace=trace), self.tables.get("output"))
 
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Return log p of every token at every position of the target."""
+        """Return the log-probabilities of all vocabulary tokens at every position of the target."""
         return self.head.log_probs(self.hidden(batch, trace=trace), self.tables.get("output"))
 
     def loss(self, batch: Batch) -> Loss:
@@ -156,7 +156,7 @@ class LanguageModel(Generator):
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """Run `step`, update the row lengths, and return the hidden state at the last real token of each row."""
+        """Process new tokens, update the row lengths, and return the hidden state at each row's last real token."""
         decoding.rows.claim(ids.shape[1], counts)
         x = self.step(ids, decoding, counts)
         decoding.rows.advance(ids.shape[1], counts)
@@ -164,7 +164,7 @@ class LanguageModel(Generator):
 
 
 class Classifier(Model):
-    """Abstract: a model that predicts classes."""
+    """Abstract base class of models that predict classes."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
         return self.scores(batch, trace=trace)
@@ -173,18 +173,18 @@ class Classifier(Model):
     def scores(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B C"] | Float[Tensor, "B T C"]:
-        """Return unnormalised log-probabilities of the classes."""
+        """Return the logits of the classes."""
 
 
 def refuse(batch: Batch, *names: str) -> None:
-    """Refuse a batch in which a field of `names` is set, because the model would ignore the field."""
+    """Raise an error if a batch has one of the fields `names`, because the model would ignore the field."""
     for name in names:
         absent = getattr(batch, name) is None or getattr(batch, name) is False
         require_data(absent, f"{name}: this model would ignore it; leave it out of the batch")
 
 
 def source_of(batch: Batch) -> Tensor:
-    """Return the source of a batch for a model that reads source and target. Refuse fields that it would ignore."""
+    """Return the source of a batch. Raise an error if the source is missing or the batch has unused fields."""
     if batch.source is None:
         raise DataError("source: this model needs one; give the batch a source or use a decoder-only model")
     refuse(batch, "prefix", "types")
@@ -192,14 +192,14 @@ def source_of(batch: Batch) -> Tensor:
 
 
 def check_unpacked(batch: Batch) -> None:
-    """Refuse packed rows at the start of a decoding session, which needs one source per row."""
+    """Raise an error if batch rows are packed, because a decoding session needs one source per row."""
     require_data(not batch.packed, "packed: a decoding session has one source per row; use a padded batch")
 
 
 def own_mask(
     batch: Batch, pos: Int[Tensor, "B T"] | None, seg: Int[Tensor, "B T"] | None, causal: bool = False
 ) -> Mask:
-    """Return the self-attention mask for the source or the target of a batch."""
+    """Return the self-attention mask for the source or target of a batch, with positions `pos` and segments `seg`."""
     return Mask(
         causal=causal,
         q_pos=pos,

@@ -1,4 +1,4 @@
-"""Build models from specs, count parameters, and check the sizes that all families have."""
+"""Build models from specs, count parameters, and check the sizes that all model families have."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +19,21 @@ def build(spec: ModelSpec, device: torch.device | str | None = None, seed: int =
     `device="meta"` builds the model without allocating memory, for example to count parameters. `init=False` leaves the
     weights uninitialised, so that other weights can be loaded.
     """
-    not_whole = f"{type(spec).__name__} is not the description of a whole model; build a preset or a family"
+    not_whole = f"{type(spec).__name__} is not the spec of a whole model; use a preset or a model family"
     require(isinstance(spec, ModelSpec), "", not_whole)
-    unset = "'undrawn' leaves the weights uninitialised; to load weights, use build(spec, init=False)"
+    unset = "'uninitialized' leaves the weights uninitialised; to load weights, use build(spec, init=False)"
     require(not isinstance(spec.init, Uninitialized), "init", unset)
     if device is not None and torch.device(device).type == "meta":
-        with torch.device("meta"), _memory_error_in_words():
+        with torch.device("meta"), _memory_errors_as_spec_errors():
             return spec.build(Uninitialized())
-    with seeded(seed), _memory_error_in_words():  # initialised on the CPU, because each device has its own generator
+    with seeded(seed), _memory_errors_as_spec_errors():  # on the CPU, because each device has its own generator
         model = spec.build(spec.init if init else Uninitialized())
     return model.to(device=device)
 
 
 @contextmanager
-def _memory_error_in_words() -> Iterator[None]:
-    """Raise a SpecError if a weight built inside this context does not fit into memory or has a size that overflows."""
+def _memory_errors_as_spec_errors() -> Iterator[None]:
+    """Context manager that raises SpecError if a weight does not fit into memory or has a size that overflows."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
@@ -46,7 +46,7 @@ def _memory_error_in_words() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global CPU generator inside this context, and restore its state afterwards."""
+    """Context manager that seeds the CPU's global random number generator and restores its state at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -58,7 +58,7 @@ def count(spec: ModelSpec) -> int:
 
 
 def check_sizes(spec: Any) -> None:
-    """Refuse sizes and dropout rates that are not valid for any model."""
+    """Raise an error for an invalid size or dropout rate, or if the number of heads does not divide `d_model`."""
     for name, most in (("d_model", MOST_CHANNELS), ("heads", MOST_HEADS), ("d_head", MOST_CHANNELS)):
         check_count(name, getattr(spec, name), most)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -71,7 +71,7 @@ def check_sizes(spec: Any) -> None:
 
 
 def check_vocab(name: str, vocab: int | None) -> None:
-    """Refuse a vocabulary size `vocab` outside [1, 2^31]."""
+    """Raise an error about the field `name` if the vocabulary size `vocab` is outside [1, 2^31]."""
     require(vocab is None or 1 <= vocab <= 2**31, name, f"must lie between 1 and 2^31, not {vocab}")
 
 
@@ -84,10 +84,10 @@ def site_of(
     depths: tuple[int, int],
     branches: int,
 ) -> Site:
-    """Return the site of the encoder or decoder, from which the stack derives the site of each layer.
+    """Return the `Site` (sizes, dropout rates and initialisation) of the encoder or decoder.
 
-    In a family without heads, the number of heads is 1. In a family without attention or activation dropout, the rate
-    of this dropout is 0.
+    The stack derives the site of each layer from it. A family without heads has 1 head. In a family without attention
+    dropout or activation dropout, that rate is 0.
     """
     heads = getattr(spec, "heads", 1)
     d_head = getattr(spec, "d_head", None) or spec.d_model // heads

@@ -1,8 +1,9 @@
-"""Count the exact parameters and the forward FLOPs per token of each part of a model, on the meta device.
+"""Count the parameters and the forward FLOPs per token of each part of a model, on the meta device.
 
-FLOPs are those of matrix products, convolutions and sums over looked-up table rows in evaluation, two per multiply-add.
-Attention counts all pairs of positions, even those that an attention pattern masks. Only the experts that a token uses
-are counted. Elementwise operations are not counted: norms, activations, and light and dynamic convolutions.
+FLOPs are those of matrix products, convolutions and embedding bags in evaluation mode, two per multiply-add. Attention
+counts all pairs of positions, including those that an attention pattern masks. In a mixture of experts, only the
+experts to which a token is routed count. Elementwise operations do not count: norms, activations, and light and dynamic
+convolutions.
 """
 
 import re
@@ -28,7 +29,7 @@ from regard.nn.residual import ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class PartCost:
-    """The cost of one part of a model: the name of the part, its parameters, and its FLOPs per token."""
+    """The parameters and the FLOPs per token of one part of a model, such as the attention of the decoder."""
 
     part: str
     parameters: int
@@ -37,7 +38,7 @@ class PartCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a model. FLOPs are counted per target token in a forward pass, two per multiply-add."""
+    """The parameters and forward FLOPs per target token (two per multiply-add) of a model, in total and per part."""
 
     parameters: int
     flops_per_token: float
@@ -46,7 +47,7 @@ class Cost:
 
 
 def cost(spec: ModelSpec, length: int = 128) -> Cost:
-    """Return the cost of a model on sequences of `length` tokens, both in the source and in the target."""
+    """Return the parameters and FLOPs of a model, for a source and a target of `length` tokens each."""
     if length < 1:
         raise DataError(f"length: must be at least 1, not {length}")
     # Without gradients, because the counter would register hooks on a part that returns one of its weights.
@@ -63,10 +64,11 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a module name and the name of the part to which the module belongs.
+    """Yield (module name, part name) for the modules to which parameters and FLOPs are assigned.
 
-    Branches are named by stack and kind, and other modules by their names in the model. In a model whose blocks are not
-    `BlockModule`, the modules in a block are named by their names in the block.
+    A branch belongs to a part named by its stack and class, such as `decoder.self_attention`. If blocks are not
+    `BlockModule`s, the modules in a block are parts with their names in the block. Other parts have their names in the
+    model.
     """
     stacks: dict[str, None] = {}  # an ordered set
     for name, module in model.named_modules():
@@ -89,14 +91,14 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _innermost(name: str, owners: dict[str, str]) -> str:
-    """Return the longest prefix of `name` that is the name of a module in `owners`, or an empty string."""
+    """Return the longest dotted prefix of the module name `name` that is in `owners`, or an empty string."""
     while name and name not in owners:
         name = name.rpartition(".")[0]
     return name
 
 
 class CountedForward(nn.Module):
-    """A wrapper that runs a model in one call, so that the counter attributes all FLOPs to one root."""
+    """Wrapper that computes a model's output in `forward`, so that the FLOP counter has one root module."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -113,15 +115,15 @@ class CountedForward(nn.Module):
 
 @runtime_checkable
 class Idle(Protocol):
-    """A part that also computes padding, such as empty slots in the arrays of experts."""
+    """Interface of modules that also compute on padding, such as experts with unused capacity."""
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs that a call with `tokens` tokens spends on padding."""
+        """Return the FLOPs that a forward pass over `tokens` tokens spends on padding."""
         ...
 
 
 def _bag(weight: torch.Size, indices: torch.Size, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a weighted sum of table rows: one multiply-add per element."""
+    """Return the FLOPs of an embedding bag (a weighted sum of table rows), two per multiply-add."""
     return 2 * prod(indices) * weight[-1]
 
 
@@ -129,7 +131,7 @@ BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forwa
 
 
 def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
-    """Return the FLOPs keyed by module name, and the total FLOPs, both without padding."""
+    """Return (FLOPs keyed by module name, total FLOPs) of a forward pass, without those spent on padding."""
     idle: Counter[str] = Counter()
 
     def note(name: str, module: Idle) -> Any:
@@ -156,14 +158,14 @@ def _flops(model: Model, owners: dict[str, str], length: int) -> tuple[dict[str,
     counted, total = _counted(model, _batch(model, length))
     flops: dict[str, float] = {}
     own = {module: counted.get(module, 0.0) for module in owners}
-    for module in owners:  # FLOPs of a module exclude those of the owners inside it
+    for module in owners:  # FLOPs of a module exclude those of the `owners` inside it
         outer = _innermost(module.rpartition(".")[0], owners)
         if outer:
             own[outer] -= counted.get(module, 0.0)
     for module, part in owners.items():
-        # Children and stacks that are called by a method are not counted, so the difference may be negative.
+        # Modules called by other methods than `forward` are not counted, so the difference may be negative.
         flops[part] = flops.get(part, 0.0) + max(0.0, own[module])
-    # Heads and vocabulary tables are called by a method, so the FLOPs that no module accounts for belong to the head.
+    # Heads and vocabulary tables are called by other methods, so FLOPs that no module accounts for belong to the head.
     flops["head"] = flops.get("head", 0.0) + total - sum(flops.values())
     return flops, total
 

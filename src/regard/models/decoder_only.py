@@ -31,10 +31,11 @@ from regard.nn.vocab.tables import Embeddings, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnly(ModelSpec):
-    """A language model, which predicts each token from the tokens before it.
+    """Decoder-only language model, which predicts each token from the tokens before it.
 
-    In a prefix LM (Liu et al. 2018, Raffel et al. 2020), every position of the prefix attends to the whole prefix. In
-    training, `batch.prefix` marks the prefix. In decoding, the prefix is the input of the first call of `advance`.
+    With `visibility="prefix"`, it is a prefix LM (Liu et al. 2018, Raffel et al. 2020): every token of the prefix
+    attends to the whole prefix. In training, `batch.prefix` marks the prefix. In decoding, the prefix is the input of
+    the first call of `advance`.
     """
 
     kind = "decoder_only"
@@ -47,7 +48,7 @@ class DecoderOnly(ModelSpec):
     activation_dropout: float = 0.0
     visibility: Literal["causal", "prefix"] = "causal"
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # for an output with its own table; None: like `table`
+    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
     tied: bool = True  # whether the input table is also the softmax matrix
     input: InputSpec = Tokens()
     decoder: StackSpec = Plain((Block((SelfAttention(), FeedForward()), PreNorm()),))

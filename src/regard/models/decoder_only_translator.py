@@ -1,4 +1,4 @@
-"""The decoder-only translator, which reads source and target as one sequence."""
+"""Decoder-only sequence-to-sequence model, which reads source and target as one sequence."""
 
 from dataclasses import dataclass, replace
 
@@ -17,10 +17,11 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DecoderOnlyTranslator(DecoderOnly):
-    """A decoder-only sequence-to-sequence model, whose target continues the source in one sequence.
+    """Decoder-only sequence-to-sequence model: the target continues the source in one sequence.
 
     With `visibility="prefix"`, source tokens attend to all source tokens (Liu et al. 2018, Raffel et al. 2020). With
-    "causal", source tokens attend only to earlier tokens (Brown et al. 2020). Only target tokens have a loss.
+    "causal", source tokens attend only to earlier tokens (Brown et al. 2020). The loss is computed on target tokens
+    only.
     """
 
     kind = "decoder_only_translator"
@@ -31,7 +32,7 @@ class DecoderOnlyTranslator(DecoderOnly):
 
 
 class DecoderOnlyTranslatorModel(DecoderOnlyModel):
-    """The module of a decoder-only translator, which reads the same batches as an encoder-decoder."""
+    """Module of `DecoderOnlyTranslator`. Batches have a source and a target, as for an encoder-decoder."""
 
     source_first = True
 
@@ -61,10 +62,10 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
 
 
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
-    """Return the order of the joined tokens, and the joined batch.
+    """Return (order, batch), where `batch` joins source and target into one sequence per batch row.
 
-    In the joined batch, the source of each segment is followed by its target, and padding is last. The order holds,
-    for each joined token, its column in [source, target]. The positions of a target continue those of its source.
+    In `batch`, each segment is a source followed by its target, and padding is last. The positions of a target continue
+    those of its source. `order[b, i]` is the index of joined token i in [source, target] of row b.
     """
     S, T = source.shape[1], batch.target.shape[1]
     sides = ((source, batch.source_seg, batch.source_pos), (batch.target, batch.target_seg, batch.target_pos))
@@ -74,7 +75,7 @@ def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"]
         segments.append(torch.ones_like(tokens) if seg is None else seg.long())
         count = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         positions.append(count if pos is None else pos.long())
-    # The source length per row and segment, at which the positions of the target begin.
+    # The source length of each segment in each row; the positions of its target begin there.
     lengths = torch.zeros(source.shape[0], batch.segments + 1, dtype=torch.int64, device=source.device)
     lengths.scatter_add_(1, segments[0], torch.ones_like(segments[0]))
     positions[1] = positions[1] + lengths.gather(1, segments[1])

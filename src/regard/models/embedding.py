@@ -1,4 +1,4 @@
-"""The vocabulary tables and input modules of a model, stored once if source and target share them."""
+"""Vocabulary tables (embedding matrices) and input modules of a model, which source and target may share."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ Side = Literal["source", "target"]
 
 
 class Tables(nn.Module):
-    """The vocabulary tables of a model. A table with several uses is stored once, under the first use."""
+    """The vocabulary tables (embedding matrices) of a model. A table with several uses is stored once."""
 
     def __init__(
         self,
@@ -30,8 +30,9 @@ class Tables(nn.Module):
     ) -> None:
         """Build the tables from `spec`.
 
-        `uses` maps each use to (use under which the table is stored, vocabulary size, width). `output` describes the
-        table of an output with its own table (None: `spec`). `field` is the name of the field that sets sharing.
+        `uses` maps each use ("source", "target" or "output") to (use whose table it shares, vocabulary size, width). A
+        use with its own table names itself. `output` is the spec of an unshared output table (None: `spec`). `field` is
+        the spec field that sets sharing, for error messages.
         """
         super().__init__()
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
@@ -52,12 +53,12 @@ class Tables(nn.Module):
                 raise SpecError(field, f"{sizes}; they cannot be shared")
 
     def get(self, use: str) -> Table | None:
-        """Return the table for `source`, `target` or `output`, or None if the input or the head needs no table."""
+        """Return the table for "source", "target" or "output", or None if this input or head needs no table."""
         return self.tables[self.owner[use]] if use in self.owner else None  # type: ignore[reportReturnType]
 
 
 class Inputs(nn.Module):
-    """The input modules of a model: one each for source and target, or one that both share."""
+    """The input modules of a model, which compute embeddings. Source and target have one each or share one."""
 
     def __init__(self, spec: InputSpec, sites: dict[Side, Site], shared: bool) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Inputs(nn.Module):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the first hidden states of the source or the target. All positions are below `bound`."""
+        """Return the embeddings of source or target, the input of the first layer. Positions are below `bound`."""
         channels, form = self.forms[side]
         fits = values.shape[2:] == channels
         require_data(fits, f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")
@@ -90,12 +91,12 @@ class Inputs(nn.Module):
 
 
 def value_form(channels: int) -> tuple[tuple[int, ...], str]:
-    """Return the shape of one input value, and a description. `channels` is 0 for token ids."""
+    """Return (shape, description) of one input value: a vector with `channels` channels, or a token id (0 channels)."""
     return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 
 
 def check_input(spec: InputSpec) -> None:
-    """Refuse an input that a decoder cannot have: vectors, or several types of tokens."""
+    """Raise an error for an input that a decoder cannot have: vectors, or several token types."""
     require(spec.token_types == 0, "input.types", "only an encoder reads several types of tokens; set it to 0")
     remedy = "give vectors to the source, with 'by_side'"
     require(spec.of("target").vector_channels == 0, "input", f"a decoder reads the tokens it predicts; {remedy}")

@@ -18,7 +18,7 @@ from regard.nn.mask import Context, Mask, View
 
 @runtime_checkable
 class Trained(Protocol):
-    """A trained run, such as the one that `regard.load` returns."""
+    """Interface of trained models: an object with the attribute `model`, such as the result of `regard.load`."""
 
     @property
     def model(self) -> Model: ...
@@ -27,13 +27,13 @@ class Trained(Protocol):
 class Encoder(nn.Module):
     """The encoder of a model, which maps token ids (B, T), or vectors, to hidden states (B, T, D).
 
-    `source` is a spec, a model or a trained run. The spec may be that of an encoder-decoder or an encoder-only model,
-    for example `regard.preset("bert_base")`, and the weights are then initialised from `seed`. A trained run is the
-    result of `regard.load("runs/mine")`. The encoder shares the weights of a model or a run and does not copy them.
+    `source` is the spec of an encoder-decoder or encoder-only model (for example `regard.preset("bert_base")`), a model
+    built from such a spec, or a trained model (for example `regard.load("runs/mine")`). From a spec, new weights are
+    initialised with `seed`. Otherwise, the encoder shares the weights of the model and does not copy them.
 
     With `embed=False`, the encoder has no vocabulary table, position embeddings or dropout before the first block, and
-    reads vectors (B, T, d_model), like `torch.nn.TransformerEncoder`. An encoder whose input is `Vectors` reads vectors
-    of the width that `Vectors` sets.
+    reads vectors (B, T, d_model), like `torch.nn.TransformerEncoder`. If the model's input is `Vectors`, the encoder
+    reads vectors of the width set there.
     """
 
     def __init__(self, source: ModelSpec | Model | Trained, embed: bool = True, seed: int = 0) -> None:

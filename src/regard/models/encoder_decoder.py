@@ -32,7 +32,7 @@ from regard.nn.vocab.tables import Embeddings, Sharing, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder(TwoSidedSpec):
-    """A model whose encoder reads the source at once, and whose decoder generates the target token by token."""
+    """Encoder-decoder: the encoder reads the whole source, and the decoder generates the target token by token."""
 
     kind = "encoder_decoder"
     vocab: int = 32000
@@ -44,7 +44,7 @@ class EncoderDecoder(TwoSidedSpec):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # for an output with its own table; None: like `table`
+    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens()
     encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))
@@ -82,7 +82,7 @@ class EncoderDecoderModel(TwoSided):
         self.keep_layers = spec.bridge.needs_layers
 
     def encode(self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None) -> Memory:
-        """Return the memory: the output of the encoder, transformed by the bridge."""
+        """Return the memory that the decoder attends to: the encoder's output, transformed by the bridge."""
         x, view = self.read_source(batch)
         return self.bridge(self.encoder(x, Context(view, losses=losses, trace=trace), keep=self.keep_layers))
 
@@ -96,11 +96,11 @@ class EncoderDecoderModel(TwoSided):
         return self.decode_from(self.encode(batch), max_len, beams, static)
 
     def decode_from(self, memory: Memory, max_len: int, beams: int, static: bool) -> Decoding:
-        """Return a new decoding session for sources encoded in `memory`."""
+        """Return a new decoding session for the encoded sources in `memory`."""
         sources, S, _ = memory.x[0].shape
         rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
-        ctx = Context(cross, cross, memory)  # `start` reads only the memory, so `cross` may replace the own view
+        ctx = Context(cross, cross, memory)  # `start` reads only the memory, so the first view may be any
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
 
     def step(

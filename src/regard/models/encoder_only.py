@@ -43,18 +43,18 @@ Pooling = Literal["first", "mean", "last", "ends", "max", "mean_max"]
 
 
 class Task(Spec):
-    """The task slot: the specs of what an encoder-only model predicts, such as masked tokens or classes."""
+    """Base class of tasks: what an encoder-only model predicts, such as masked tokens or classes."""
 
     __slots__ = ()
 
     @abstractmethod
     def build(self, spec: "EncoderOnly", encoder: "EncoderBody", site: Site) -> Model:
-        """Return the model, which is the encoder with a head for this task."""
+        """Return the model for this task: the encoder with an output head."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOnly(ModelSpec):
-    """Bidirectional Transformer encoder with a `task`. Every token attends to all tokens of its segment."""
+    """Bidirectional Transformer encoder with a head for a `task`. Every token attends to all tokens of its text."""
 
     kind = "encoder_only"
     task: Task
@@ -82,7 +82,7 @@ class EncoderOnly(ModelSpec):
 
 
 class EncoderBody(nn.Module):
-    """Module that maps token ids, or vectors, to the output of the last layer."""
+    """Encoder without a head, which maps token ids, or vectors, to the output of the last layer."""
 
     def __init__(self, spec: EncoderOnly, site: Site) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class MaskedLM(Task):
 
 
 class MaskedLMModel(Model):
-    """Module of `MaskedLM`. `batch.weights` must be 1 for the labels of masked tokens and 0 elsewhere."""
+    """Module of `MaskedLM`. For the loss, `batch.weights` must be 1 at masked tokens and 0 elsewhere."""
 
     def __init__(self, task: MaskedLM, spec: EncoderOnly, encoder: EncoderBody, site: Site) -> None:
         super().__init__()
@@ -138,20 +138,20 @@ class MaskedLMModel(Model):
         self.own = None if task.tied else spec.table.build(spec.vocab, spec.d_model, site.inside("table"))
 
     def table(self) -> Table | None:
-        """Return the embedding table that the head uses, or None."""
+        """Return the embedding table from which the head computes logits, or None if the head needs no table."""
         return self.own if self.own is not None else self.encoder.tables.get("source")
 
     def hidden(
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Return the transformed encoder output of every token."""
+        """Return the hidden state of every token: the encoder's output after the dense layer, activation and norm."""
         return self.norm(self.activate(self.transform(self.encoder(batch, losses, trace).x)))
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         return self.head.logits(self.hidden(batch, trace=trace), self.table())
 
     def log_probs(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
-        """Return the log-probability of every token at every position."""
+        """Return the log-probabilities of all vocabulary tokens at every position."""
         return self.head.log_probs(self.hidden(batch, trace=trace), self.table())
 
     def loss(self, batch: Batch) -> Loss:
@@ -161,7 +161,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per batch row, tanh(x_first W + b), as in BERT's pooler. It has no loss and cannot be trained."""
+    """One vector per text, tanh(x W + b) with the first token's vector x, as in BERT's pooler. It has no loss."""
 
     kind = "pooled"
 
@@ -171,14 +171,15 @@ class Pooled(Task):
 
 @dataclass(frozen=True, slots=True)
 class SentenceClassifier(Task):
-    """One class per batch row, predicted from one pooled vector. With `pooler`, BERT's pooler transforms this vector.
+    """Classifier of whole texts, which predicts one class from one pooled vector x.
 
-    `pool` selects the pooled vector: the vector of the "first" token; that of the "last" token (for a recurrent
-    encoder); both concatenated ("ends", for a bidirectional recurrent encoder); the "mean" over tokens; the maximum per
-    channel ("max", Collobert et al. 2011); or mean and maximum concatenated ("mean_max", Howard and Ruder 2018).
+    With `pooler`, tanh(x W + b) replaces x, as in BERT. `pool` sets the pooled vector: that of the "first" token; that
+    of the "last" token (for a recurrent encoder); both concatenated ("ends", for a bidirectional recurrent encoder);
+    the "mean" over tokens; the maximum per channel ("max", Collobert et al. 2011); or mean and maximum concatenated
+    ("mean_max", Howard and Ruder 2018).
 
-    With label smoothing s (Szegedy et al. 2016, as in torch), the training loss of a row is
-    (1 - s) * nll + s * mean_c(-log p_c).
+    With label smoothing s (Szegedy et al. 2016, as in torch) and class probabilities p_c, the training loss of a text
+    is (1 - s) * nll + s * mean_c(-log p_c).
     """
 
     kind = "sentence_classifier"
@@ -197,7 +198,7 @@ class SentenceClassifier(Task):
 
 @dataclass(frozen=True, slots=True)
 class TokenClassifier(Task):
-    """One class per token, as in tagging."""
+    """Classifier of tokens, which predicts one class per token, as in part-of-speech tagging."""
 
     kind = "token_classifier"
     classes: int
@@ -214,7 +215,7 @@ def check_length(spec: EncoderOnly) -> None:
     """Raise SpecError if the encoder shortens the sequence, because the task needs one vector per token."""
     if spec.encoder.shortens:
         problem = f"{spec.encoder.kind!r} leaves fewer vectors than tokens"
-        raise SpecError("encoder", f"{problem}; use a sentence_classifier, or plain")
+        raise SpecError("encoder", f"{problem}; use the task 'sentence_classifier' or the encoder 'plain'")
 
 
 def check_classes(classes: int) -> None:
@@ -224,17 +225,17 @@ def check_classes(classes: int) -> None:
 
 
 def first(out: StackOut) -> Float[Tensor, "B D"]:
-    """Return the vector of the first token."""
+    """Return the encoder's output at the first token of each batch row."""
     return out.x[:, 0]
 
 
 def last(out: StackOut) -> Float[Tensor, "B D"]:
-    """Return the vector of the last token before padding."""
+    """Return the encoder's output at the last token of each batch row, ignoring padding."""
     return last_real(out.x, None if out.seg is None else (out.seg != 0).sum(1))
 
 
 def mean(out: StackOut) -> Float[Tensor, "B D"]:
-    """Return the mean over tokens, without padding."""
+    """Return the mean of the encoder's output over the tokens of each batch row, ignoring padding."""
     if out.seg is None:
         return out.x.mean(1)
     real = (out.seg != 0).to(out.x.dtype)[:, :, None]
@@ -242,7 +243,7 @@ def mean(out: StackOut) -> Float[Tensor, "B D"]:
 
 
 def maximum(out: StackOut) -> Float[Tensor, "B D"]:
-    """Return the maximum over tokens per channel, without padding, or 0 for a batch row that is only padding."""
+    """Return the maximum of each channel over the tokens of a batch row, ignoring padding (0 if all is padding)."""
     if out.seg is None:
         return out.x.amax(1)
     padding = (out.seg == 0)[:, :, None]
@@ -260,7 +261,7 @@ POOLS: dict[Pooling, tuple[Callable[[StackOut], Tensor], ...]] = {
 
 
 class Pool(nn.Module):
-    """Module that pools the encoder output to one vector per batch row; several pooled vectors are concatenated."""
+    """Module that pools the encoder's output to one vector per batch row, as set by `pooling`."""
 
     def __init__(self, pooling: Pooling, projected: bool, site: Site) -> None:
         super().__init__()
@@ -336,5 +337,5 @@ class TokenClassifierModel(Classifier):
 
 
 def classified(total: Tensor, nll: Tensor, tokens: Tensor, losses: list[Tensor] | None) -> Loss:
-    """Return the loss of a classifier, including the auxiliary losses from the parts of the model."""
+    """Return the `Loss` of a classifier. The auxiliary losses of its modules, `losses`, are summed."""
     return Loss(total, tokens, sum(losses or (), total.new_zeros(())), nll.detach())

@@ -13,18 +13,18 @@ from regard.nn.vocab.tables import Table
 
 
 class Loss(NamedTuple):
-    """The loss, summed over the labels of a batch. Divide by the sum of `tokens` over a whole step, never per batch."""
+    """Loss of a batch, summed over its labels. The mean loss of several batches is sum(total) / sum(tokens)."""
 
     total: Float[Tensor, ""]  # the objective, with label smoothing, without `aux`
     tokens: Float[Tensor, ""]  # the sum of the label weights
-    aux: Float[Tensor, ""]  # the auxiliary losses from the parts of the model
+    aux: Float[Tensor, ""]  # the sum of auxiliary losses, such as load balancing of experts
     nll: Float[Tensor, ""]  # the negative log-likelihood, without smoothing
 
 
 def token_loss(
     head: Head, table: "Table | None", h: Float[Tensor, "B T D"], batch: Batch, losses: list[Tensor] | None
 ) -> Loss:
-    """Return the loss of the head over all labels of a batch, with the auxiliary `losses` from the parts."""
+    """Return the `Loss` of a vocabulary head over all labels of a batch, with the auxiliary `losses` of modules."""
     if batch.labels is None or batch.labels.shape != batch.target.shape:
         raise DataError("labels: the loss needs one label per target token")
     h, labels, weights = real_rows(h, batch.labels, label_weights(batch))
@@ -34,7 +34,7 @@ def token_loss(
 
 
 def label_weights(batch: Batch) -> Float[Tensor, "B T"]:
-    """Return the weights of the labels: those in the batch, or else 1 for real tokens and 0 for padding."""
+    """Return the weight of every label: `batch.weights` if set, otherwise 1 for real tokens and 0 for padding."""
     if batch.weights is not None:
         return batch.weights
     if batch.target_seg is None:
@@ -45,10 +45,10 @@ def label_weights(batch: Batch) -> Float[Tensor, "B T"]:
 def real_rows(
     h: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], weights: Float[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """Return the hidden states, labels and weights, with batch and time in one axis of tokens.
+    """Return (hidden states, labels, weights), with batch and time flattened to one axis of tokens.
 
-    On a CPU, tokens with weight 0 are left out before the softmax. On other devices, the changing shape would cost more
-    than this saves.
+    On a CPU, tokens with weight 0 are removed to save time. On other devices they are kept, because changing shapes
+    would cost more time.
     """
     h, labels, weights = h.flatten(0, 1), labels.flatten(), weights.flatten()
     if h.device.type == "cpu" and not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""The fields, sites, vocabulary tables and inputs of models with a source and a target."""
+"""Base classes of models that generate a target from a source."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -21,7 +21,7 @@ from regard.nn.vocab.tables import Sharing, TableSpec
 
 
 class TwoSidedSpec(ModelSpec):
-    """Abstract: the spec of a model that generates a target from a source. Every such family has these fields."""
+    """Base class of specs of models that generate a target from a source. Every such spec has these fields."""
 
     __slots__ = ()
     reads_source: ClassVar[bool] = True
@@ -32,25 +32,25 @@ class TwoSidedSpec(ModelSpec):
 
 
 def check_sides(spec: TwoSidedSpec) -> None:
-    """Refuse vocabulary sizes that are not valid, and inputs that the decoder cannot have."""
+    """Raise an error for an invalid vocabulary size, or for an input that a decoder cannot have."""
     check_vocab("vocab", spec.vocab)
     check_vocab("target_vocab", spec.target_vocab)
     check_input(spec.input)
 
 
 def sides(spec: TwoSidedSpec, init: Init, depths: tuple[int, int], branches: int) -> tuple[Site, Site]:
-    """Return the sites of the encoder and the decoder."""
+    """Return (encoder, decoder): the `Site` of each, with sizes, dropout rates and initialisation."""
     source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
     return source, replace(source, side="decoder", causal=True, depth=depths[1])
 
 
 class TwoSided(LanguageModel):
-    """Abstract: a model that generates a target from a source."""
+    """Abstract base class of models that generate a target from a source."""
 
     def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
-        """Build the tables and inputs of source and target, and return the target vocabulary size.
+        """Build the embedding tables and input modules of source and target. Return the target vocabulary size.
 
-        `d_out` is the width of the hidden states that the head reads; None: `spec.d_model`.
+        `d_out` is the width of the decoder's output, which the head reads (None: `spec.d_model`).
         """
         vocab, reads_vectors = spec.target_vocab or spec.vocab, spec.input.of("source").vector_channels > 0
         owner = "source" if spec.sharing.source_target and not reads_vectors else "target"
@@ -64,7 +64,7 @@ class TwoSided(LanguageModel):
         return vocab
 
     def read_source(self, batch: Batch) -> tuple[Float[Tensor, "B S D"], View]:
-        """Return the first hidden states of the source, and the view of the encoder."""
+        """Return (embeddings, view) of the source. The `View` contains the encoder's self-attention mask."""
         source = source_of(batch)
         S, mask = source.shape[1], own_mask(batch, batch.source_pos, batch.source_seg)
         return self.embed("source", source, mask, S), View(mask, S, S, source.device)
@@ -72,7 +72,7 @@ class TwoSided(LanguageModel):
     def read_target(
         self, batch: Batch, memory: Memory, losses: list[Tensor] | None, trace: Trace | None
     ) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return the first hidden states of a whole target, and the context of a decoder that attends to `memory`."""
+        """Return (embeddings, context) of a whole target. The `Context` contains the decoder's masks and `memory`."""
         target, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
         own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
         cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
@@ -80,7 +80,7 @@ class TwoSided(LanguageModel):
         return self.embed("target", target, own, T), Context(*views, memory, losses, trace)
 
     def read_next(self, ids: Int[Tensor, "B T"], decoding: Decoding) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return the first hidden states of new tokens in decoding, and the context of the decoder."""
+        """Return (embeddings, context) of new tokens in decoding. The `Context` contains the masks and the memory."""
         own = decoding.own_view(ids.shape[1])
         context = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.embed("target", ids, own.mask, own.S), context

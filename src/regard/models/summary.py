@@ -1,4 +1,4 @@
-"""Summarise a model as a tree of its parts with parameter counts."""
+"""Summarise a model as a tree of its modules with parameter counts."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,10 +9,10 @@ WIDTH = 80
 
 
 def summary(model: nn.Module) -> str:
-    """Return a tree of all parts that have parameters, with one line for equal neighbouring parts.
+    """Return a tree of all modules that have parameters, with one line for equal neighbouring modules.
 
-    The number in a line is the parameter count of the part, including the parts below it. After "6 x", the number is
-    that of one of six equal parts. Tied tables and shared blocks are counted once.
+    The number in a line is the parameter count of the module, including its submodules. A line with "6 x" stands for
+    six equal modules and has the parameter count of one of them. Tied tables and shared blocks are counted once.
     """
     lines = [(type(model).__name__, _size(model)), *_inside(model, "  ")]
     return "\n".join(f"{text:<{WIDTH - 16}}{size:>16,}" for text, size in lines)
@@ -27,7 +27,7 @@ def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _inside(module: nn.Module, indent: str) -> Iterator[tuple[str, int]]:
-    """Yield the text and the parameter count of each line for the contents of a module."""
+    """Yield (text, parameter count) of each line for the contents of a module."""
     for name, parameter in module.named_parameters(recurse=False):
         yield f"{indent}{name}: {_shape(parameter)}", parameter.numel()
     parts = [(name, *_part(child, indent)) for name, child in _children(module)]
@@ -40,7 +40,7 @@ def _inside(module: nn.Module, indent: str) -> Iterator[tuple[str, int]]:
 
 
 def _part(module: nn.Module, indent: str) -> tuple[str, str, int, tuple[tuple[str, int], ...]]:
-    """Return (path, kind, size, lines inside) for the outermost module in `module` that has several parts."""
+    """Return (path, class, parameter count, lines of contents) of `module`, or of the only submodule inside it."""
     path, size = "", _size(module)
     while len(children := _children(module)) == 1 and not [*module.parameters(recurse=False)]:
         path, module = f"{path}.{children[0][0]}", children[0][1]

@@ -1,4 +1,4 @@
-"""The AttentionScore slot: specs of the attention in a recurrent decoder."""
+"""Attention scores (dot, bilinear, general, additive) of recurrent decoders."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regard.tree import Spec
 
 
 class AttentionScore(Spec):
-    """The AttentionScore slot: specs that score the vectors of a memory against decoder states, in `heads` heads."""
+    """Base class of attention scores, which compare decoder states with a memory (encoder outputs) in `heads` heads."""
 
     __slots__ = ()
 
@@ -27,20 +27,20 @@ class AttentionScore(Spec):
 
 @dataclass(frozen=True, slots=True)
 class DotScore(AttentionScore):
-    """The dot score of Luong et al. 2015, softmax(h' m_j), without parameters. The memory is split into heads."""
+    """Dot score softmax_j(h' m_j) of Luong et al. 2015, with decoder state h and memory m_j, both split into heads."""
 
     kind = "dot"
     scale: Scale = "none"
 
     def build(self, d_query: int, d_memory: int, site: Site) -> "AttentionScoreModule":
-        unequal = f"a state of width {d_query} has no dot product with a memory of {d_memory}; use bilinear"
+        unequal = f"a state of width {d_query} has no dot product with a memory of {d_memory} channels; use 'bilinear'"
         site.require(d_query == d_memory, "kind", unequal)
         return ProductScoreModule(nn.Identity(), None, (d_memory, d_memory), self.scale, site)
 
 
 @dataclass(frozen=True, slots=True)
 class BilinearScore(AttentionScore):
-    """The general score of Luong et al. 2015, softmax(h' W m_j). The memory is split into heads."""
+    """General score softmax_j(h' W m_j) of Luong et al. 2015, with decoder state h and memory m_j, split into heads."""
 
     kind = "bilinear"
     scale: Scale = "none"
@@ -53,9 +53,9 @@ class BilinearScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class GeneralScore(AttentionScore):
-    """Attention with learned projections, as in CS 182: sum_j softmax(scale q' k_j) v_j.
+    """Attention with learned projections, as in CS 182: sum_j softmax_j(scale q' k_j) v_j.
 
-    The query is q = W_q h, the keys are k_j = W_k m_j and the values are v_j = W_v m_j.
+    For decoder state h and memory m_j, q = W_q h is the query, k_j = W_k m_j are the keys and v_j = W_v m_j the values.
     """
 
     kind = "general"
@@ -71,9 +71,10 @@ class GeneralScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class AdditiveScore(AttentionScore):
-    """The additive score of Bahdanau et al. 2015, softmax(v' tanh(W_q h + W_k m_j)). The memory is split into heads.
+    """Additive score softmax_j(v' tanh(W_q h + W_k m_j)) of Bahdanau et al. 2015, with decoder state h and memory m_j.
 
-    With `normalised`, g v / |v| replaces v and a bias is added inside tanh (Salimans and Kingma 2016, as in GNMT).
+    The memory is split into heads. With `normalised`, g v / |v| replaces v, where g is learned, and a bias is added
+    inside tanh (Salimans and Kingma 2016, as in GNMT).
     """
 
     kind = "additive"
@@ -88,7 +89,7 @@ class AdditiveScore(AttentionScore):
 
 
 class AttentionScoreModule(nn.Module):
-    """Abstract module that computes queries, keys, values and context vectors."""
+    """Abstract base class of attention modules, which compute queries, keys, values and context vectors."""
 
     width: int  # width of a context vector
     heads: int
@@ -102,22 +103,22 @@ class AttentionScoreModule(nn.Module):
     def keys_and_values(
         self, memory: Float[Tensor, "B S M"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Return the keys and values for a memory."""
+        """Return (keys, values) for a memory (encoder outputs)."""
 
     @abstractmethod
     def context(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S V"], view: View
     ) -> Float[Tensor, "B H T V"]:
-        """Return the context vectors, which are averages of the values weighted by attention."""
+        """Return the context vectors: the averages of the values, weighted by attention."""
 
     @abstractmethod
     def weights(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], view: View) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights, for a trace."""
+        """Return the attention weights, which a trace records."""
 
 
 def check_heads(width: int, heads: int, what: str, site: Site) -> None:
-    """Refuse a `width` that the number of heads does not divide."""
-    problem = f"{heads} heads cannot share the {width} channels of {what}"
+    """Raise an error if the number of heads does not divide `width`. `what` describes the width in the message."""
+    problem = f"{heads} heads do not divide the {width} channels of {what}"
     site.require(width % heads == 0, "kind", f"{problem}; choose a divisor")
 
 
@@ -177,7 +178,7 @@ class AdditiveScoreModule(AttentionScoreModule):
         return split_heads(self.key(memory), self.heads), split_heads(memory, self.heads)
 
     def scores(self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"]) -> Float[Tensor, "B H T S"]:
-        """Return v' tanh(q + k) for every pair of a query and a key."""
+        """Return v' tanh(q + k) for every pair of a query q and a key k."""
         v = self.score
         if self.length is not None:
             v = self.length * v / v.norm(dim=1, keepdim=True)
@@ -202,9 +203,9 @@ def attend_to(
     view: View,
     weights: list[Tensor] | None,
 ) -> Float[Tensor, "B T C"]:
-    """Return the context vectors for the states `h`; the beams of a source share keys and values.
+    """Return the context vectors for the decoder states `h`. The beams of a source share keys and values.
 
-    The attention weights are appended to `weights` unless it is None.
+    If `weights` is a list, the attention weights are appended to it.
     """
     B, T, _ = h.shape
     beams = B // k.shape[0]

@@ -36,24 +36,25 @@ ROUNDING = 1e-6  # subtracted before rounding up, because 1.2 * 35 exceeds 42 in
 
 @dataclass(frozen=True, slots=True)
 class ByteNet(TwoSidedSpec):
-    """Residual blocks of dilated convolutions; the decoder's input at t contains column t of the encoder's output.
+    """ByteNet: residual blocks of dilated convolutions. The decoder's input at t includes the encoder's output at t.
 
-        block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r = ReLU of the norm,   W_1 from d to d / 2, W_2 back
+        block(x) = x + W_2 r(conv(r(W_1 r(x)))),   r(x) = ReLU(norm(x)),   W_1 from d_model to d_model / 2, W_2 back
 
     Block i has dilation `dilations[i mod n]`, where n is the number of dilations. The decoder's convolutions are
-    causal. A source of s tokens is padded with a learned vector to ceil(stretch * s) + extra columns, an estimate of
-    the target's length. Column t of the encoder's output is concatenated to the embedding of target token t and
-    projected to the decoder's input. Columns beyond the estimate are zero, so that longer targets are possible.
+    causal. A source of s tokens is padded with a learned vector to ceil(stretch * s) + extra positions, an estimate of
+    the target's length. The encoder's output at position t is concatenated to the embedding of target token t and
+    projected to the decoder's input. Beyond the estimated length, the encoder's output is zero, so that longer targets
+    are possible.
 
-    This model differs from Kalchbrenner et al. 2016 in three ways. It has dropout on the input and on the output of
-    each block, it ends the decoder with one norm instead of further convolutions, and it projects the decoder's input.
+    Differs from Kalchbrenner et al. 2016: there is dropout on the input and on the output of each block, one norm at
+    the end of the decoder instead of further convolutions, and a projection of the decoder's input.
     """
 
     kind = "bytenet"
     packs = False
     ordered = True
     vocab: int = 300
-    target_vocab: int | None = None  # None: as `vocab`
+    target_vocab: int | None = None  # None: equal to `vocab`
     d_model: int = 800
     encoder_blocks: int = 30
     decoder_blocks: int = 30
@@ -63,7 +64,7 @@ class ByteNet(TwoSidedSpec):
     extra: int = 0
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # for an output layer that shares no table; None: as `table`
+    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(scaled=False, position=None)
     norm: Norm = LayerNorm()
@@ -72,7 +73,7 @@ class ByteNet(TwoSidedSpec):
     init: Init = Xavier()
 
     def check(self) -> None:
-        halved = f"must be even, as blocks work at half of it, and below 2^20, not {self.d_model}"
+        halved = f"must be even, because blocks have half this width, and at most 2^20, not {self.d_model}"
         require(self.d_model % 2 == 0 and 2 <= self.d_model <= 2**20, "d_model", halved)
         check_rate("dropout", self.dropout)
         for name in ("encoder_blocks", "decoder_blocks"):
@@ -81,8 +82,8 @@ class ByteNet(TwoSidedSpec):
         require(odd, "kernel", f"must be odd, so that the filter is symmetric, not {self.kernel}")
         check_count("kernel", self.kernel, MOST_TAPS)
         positive = min(self.dilations, default=0) >= 1
-        require(positive, "dilations", f"needs at least one, each at least 1, not {list(self.dilations)}")
-        bounds = f"must lie between 1, or sources would be cut, and 100, not {self.stretch}"
+        require(positive, "dilations", f"needs at least one dilation, each at least 1, not {list(self.dilations)}")
+        bounds = f"must lie between 1 and 100 (less than 1 would cut sources), not {self.stretch}"
         require(1.0 <= self.stretch <= 100.0, "stretch", bounds)
         check_not_negative("extra", self.extra)
         check_sides(self)
@@ -92,15 +93,15 @@ class ByteNet(TwoSidedSpec):
         return self.dilations[block % len(self.dilations)]
 
     def estimate(self, length: int) -> int:
-        """Return the number of columns to which a source of `length` tokens is padded."""
+        """Return the estimated target length, to which a source of `length` tokens is padded."""
         return math.ceil(self.stretch * length - ROUNDING) + self.extra
 
     def estimates(self, lengths: Int[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
-        """Return `estimate` for every source of a batch, from the lengths of the sources."""
+        """Return the estimated target length of every source, given the source lengths `lengths`."""
         return torch.ceil(self.stretch * lengths.double() - ROUNDING).long() + self.extra
 
     def receptive_fields(self) -> tuple[int, int]:
-        """Return the receptive fields of the encoder and of the decoder, in tokens."""
+        """Return (encoder, decoder): the receptive field of each, in tokens."""
         depth = max(self.encoder_blocks, self.decoder_blocks)
         blocks = [(self.kernel, self.dilation(i)) for i in range(depth)]
         return receptive_field(blocks[: self.encoder_blocks]), receptive_field(blocks[: self.decoder_blocks])
@@ -124,11 +125,11 @@ class ByteNetModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the encoded source, padded to the estimated target length. Columns beyond that length are zero."""
+        """Return the encoder's output for sources padded to their estimated target lengths, with zeros beyond these."""
         if batch.source is None:
             raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
         if batch.packed:
-            raise DataError("packed: a ByteNet aligns the columns of one source and one target; give it padded batches")
+            raise DataError("packed: a ByteNet aligns one source and one target per row; give it padded batches")
         refuse(batch, "prefix", "types", "source_pos", "target_pos")
         ids, seg, S = batch.source, batch.source_seg, batch.source.shape[1]
         wide = self.estimate(S)
@@ -196,7 +197,7 @@ class ByteNetStack(nn.Module):
 
 
 class ByteNetBlock(nn.Module):
-    """A residual block: x + W_2 r(conv(r(W_1 r(x)))), where r is ReLU of the norm."""
+    """A residual block: x + W_2 r(conv(r(W_1 r(x)))), where r(x) = ReLU(norm(x))."""
 
     def __init__(self, spec: ByteNet, dilation: int, site: Site) -> None:
         super().__init__()
@@ -208,7 +209,7 @@ class ByteNetBlock(nn.Module):
         self.widen = site.linear(inner, {"down": d})
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """Return the cache of the convolution, or None for a kernel of size 1."""
+        """Return the convolution cache, or None for a kernel of size 1."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(

@@ -42,27 +42,27 @@ Layers = tuple[tuple[int, int], ...]
 class ConvS2S(TwoSidedSpec):
     """Gated convolutions in encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
-    The embeddings e are token embeddings plus learned position embeddings. Each layer in `encoder` and `decoder` is a
-    pair (width, kernel) and computes:
+    `encoder` and `decoder` list the layers as pairs (width, kernel size). Each layer maps h to a new h:
 
         y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
         c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
 
-    where z is the encoder's output and h is projected where the width changes. The decoder's convolutions are causal.
-    The encoder's gradients are divided by twice the number of decoder layers. All layers have weight normalisation.
+    where e_j and e are the embeddings (tokens plus learned positions) of source token j and of the target token, and
+    z_j is the encoder's output. h is projected where the width changes. The decoder's convolutions are causal. The
+    encoder's gradients are divided by twice the number of decoder layers. All layers have weight normalisation.
     """
 
     kind = "convs2s"
     ordered = True
     vocab: int = 10000
-    target_vocab: int | None = None  # None: as `vocab`
+    target_vocab: int | None = None  # None: equal to `vocab`
     d_model: int = 256  # width of the embeddings and of the encoder's output
     d_out: int | None = None  # width of the decoder's output; None: d_model
     encoder: Layers = ((256, 3),) * 4
     decoder: Layers = ((256, 3),) * 3
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = NormedEmbeddings()  # for an output layer that shares no table; None: as `table`
+    output_table: TableSpec | None = NormedEmbeddings()  # if the output has its own table; None: like `table`
     sharing: Sharing = Sharing(source_target=False, input_output=False)
     input: InputSpec = Tokens(scaled=False, position=Learned(1024))
     head: HeadSpec = Softmax(bias=True)
@@ -82,7 +82,7 @@ class ConvS2S(TwoSidedSpec):
         check_sides(self)
 
     def receptive_fields(self) -> tuple[int, int]:
-        """Return the receptive fields of the encoder and of the decoder, in tokens."""
+        """Return (encoder, decoder): the receptive field of each, in tokens."""
         encoder, decoder = ([(kernel, 1) for _, kernel in layers] for layers in (self.encoder, self.decoder))
         return receptive_field(encoder), receptive_field(decoder)
 
@@ -103,7 +103,7 @@ class ConvS2SModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the keys z and the values (z + e) sqrt(1/2) for the source."""
+        """Return the memory: keys z (encoder outputs) and values (z + e) sqrt(1/2), with the source embeddings e."""
         e, view = self.read_source(batch)
         z = self.encoder(e, view)
         return Memory((z, ((z + e) * HALF).to(z.dtype)), batch.source_seg)
@@ -133,9 +133,9 @@ class ConvS2SModel(TwoSided):
 
 
 def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
-    """Return the number of source tokens that each query may attend to.
+    """Return the number of source tokens that each target token may attend to.
 
-    The number differs within a row only if rows are packed.
+    All tokens in a batch row have the same number, except if rows are packed.
     """
     z, seg = memory.x[0], memory.seg
     if seg is None:
@@ -151,7 +151,7 @@ def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
 def _layers(
     block: type["ConvS2SBlock"], layers: Layers, d_out: int, site: Site
 ) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
-    """Return the projection before the layers, the layers, and the projection after them."""
+    """Return (projection before the layers, layers, projection after the layers)."""
     widths = [layers[0][0], *(width for width, _ in layers)]
     enter = site.linear(site.d_model, {"other": widths[0]})
     blocks = nn.ModuleList(block(widths[i], width, kernel, site) for i, (width, kernel) in enumerate(layers))
@@ -198,7 +198,7 @@ class ConvS2SDecoder(nn.Module):
 
 
 class ConvS2SBlock(nn.Module):
-    """Abstract block: GLU(conv(drop(h))) with a residual connection."""
+    """Base class of blocks: GLU(conv(drop(h))) with a residual connection."""
 
     def __init__(self, d_in: int, width: int, kernel: int, site: Site) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class ConvS2SBlock(nn.Module):
         return F.glu(self.convolution(unfold(h, self.extent, view, cache, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
-        """Return (y + h) sqrt(1/2), with h projected to the width of y where they differ."""
+        """Return (y + h) sqrt(1/2). If their widths differ, h is projected to the width of y."""
         return (y + (h if self.match is None else self.match(h))) * HALF
 
 
@@ -235,7 +235,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
         self.attention = ConvS2SAttention(width, replace(site, dropout=0.0))
 
     def start(self, rows: Rows) -> ConvolutionCache | None:
-        """Return the cache of the convolution, or None for a kernel of size 1."""
+        """Return the convolution cache, or None for a kernel of size 1."""
         return ConvolutionCache(rows, self.extent.left, self.extent.dilation) if self.extent.left else None
 
     def forward(
@@ -252,7 +252,7 @@ class ConvS2SDecoderBlock(ConvS2SBlock):
 
 
 class ConvS2SAttention(nn.Module):
-    """Unscaled single-head attention to the source. All layers share keys and values."""
+    """Unscaled single-head attention to the source. All decoder layers share the same keys and values."""
 
     name = "decoder.cross"
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
@@ -269,7 +269,7 @@ class ConvS2SAttention(nn.Module):
         assert ctx.memory is not None
         k, v = (x[:, None] for x in ctx.memory.x)  # (b, 1, S, D)
         q = ((self.query(y) + e) * HALF).to(k.dtype)
-        # The queries of all beams of a source share one row.
+        # The queries of all beams of a source share one batch row.
         queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
         if ctx.trace is not None:
             weights = attention_weights(queries, k, ctx.cross, 1.0)

@@ -35,19 +35,19 @@ CROSS, OWN = "decoder.cross", "decoder.self"
 
 
 class InitialState(Spec):
-    """The InitialState slot: specs that compute the initial state of the decoder."""
+    """Base class of specs that compute the initial state of a recurrent decoder."""
 
     __slots__ = ()
     reads_source: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, layers: list["Shape"], encoder: list["Shape"], site: Site) -> "InitialStateModule":
-        """Build a module that maps the last states of the encoder layers to initial states of the decoder layers."""
+        """Build a module that maps the final states of the encoder layers to initial states of the decoder layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of the state of a layer: `parts` vectors with `width` channels."""
+    """Shape of a recurrent layer's state: `parts` vectors (2 for an LSTM, h and c) with `width` channels each."""
 
     parts: int
     width: int
@@ -55,11 +55,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(InitialState):
-    """The initial state phi(W s + b), where s is the encoder's last state.
+    """Initial decoder state phi(W s + b), where s is the encoder's final state.
 
-    A decoder without attention receives nothing else from the source. Each decoder layer has its own projections. They
-    read the encoder layer at the same depth below the top, or the lowest encoder layer if the encoder is shallower. phi
-    is tanh (Bahdanau et al. 2015) or the identity.
+    Every decoder layer has its own W and b. Its s is the final state of the encoder layer that is equally far below the
+    top layer, or of the lowest encoder layer if the encoder has fewer layers. phi is tanh (Bahdanau et al. 2015) or the
+    identity. A decoder without attention receives nothing else from the source.
     """
 
     kind = "encoder_state"
@@ -72,7 +72,7 @@ class EncoderState(InitialState):
 
 @dataclass(frozen=True, slots=True)
 class ConstantState(InitialState):
-    """An initial state that is equal for all sources, zero or learned. The decoder must attend to the source."""
+    """Initial decoder state that is equal for all sources, zero or learned. The decoder must attend to the source."""
 
     kind = "constant_state"
     start: Start = ZeroStart()
@@ -82,11 +82,11 @@ class ConstantState(InitialState):
 
 
 class InitialStateModule(nn.Module):
-    """Abstract module that an `InitialState` builds."""
+    """Abstract base class of the modules that `InitialState` specs build."""
 
     @abstractmethod
     def forward(self, last: States) -> States:
-        """Return the initial state of every decoder layer, given the last states of the encoder layers."""
+        """Return the initial state of every decoder layer, given the final states `last` of the encoder layers."""
 
 
 class EncoderStateModule(InitialStateModule):
@@ -103,7 +103,7 @@ class EncoderStateModule(InitialStateModule):
         states = []
         layers: Any = self.maps
         for below, maps in zip(self.below, layers, strict=True):
-            inputs = [*last[below], *[last[below][0]] * len(maps)]  # if the encoder has no c, c is computed from h
+            inputs = [*last[below], *[last[below][0]] * len(maps)]  # c is computed from h if the encoder has no c
             states.append(tuple(self.activate(part(source)) for part, source in zip(maps, inputs, strict=False)))
         return states
 
@@ -124,9 +124,9 @@ class ConstantStateModule(InitialStateModule):
 class RecurrentEncoder(Spec):
     """Stacked recurrent layers over the source.
 
-    With `direction` "forwards", "backwards" (Sutskever et al. 2014) or "both", all layers read in this direction or in
-    both directions. With "first_both", the first layer reads in both directions and the others forwards (Wu et al.
-    2016). The outputs of both directions are concatenated.
+    All layers read in the given `direction`: "forwards", "backwards" (Sutskever et al. 2014) or "both". With
+    "first_both", the first layer reads in both directions and the others forwards (Wu et al. 2016). The outputs of both
+    directions are concatenated.
     """
 
     kind = "recurrent_encoder"
@@ -134,7 +134,7 @@ class RecurrentEncoder(Spec):
     depth: int = 2
     d_hidden: int | None = None  # width of the state in each direction; None: d_model
     direction: Reading = "both"
-    residual_from: int | None = None  # the lowest residual layer, counted from 1; None: no layer
+    residual_from: int | None = None  # the lowest layer with a residual connection, from 1; None: none
     start: Start = ZeroStart()
 
     def check(self) -> None:
@@ -149,13 +149,13 @@ class RecurrentEncoder(Spec):
 class RecurrentDecoder(Spec):
     """Stacked recurrent layers over the target, with optional attention to the source and to previous decoder states.
 
-    With `query` "top" (Luong et al. 2015), the state h of the top layer is the query, and the head reads
-    tanh(W [h; context]). With "bottom" (Wu et al. 2016), the state of the lowest layer is the query, and the context
-    vector is concatenated to the input of every layer above it.
+    With `query` "top" (Luong et al. 2015), the state h of the top layer is the query, and the head reads tanh(W [h;
+    context]). With "bottom" (Wu et al. 2016), the state of the lowest layer is the query, and the context vector is
+    concatenated to the input of every layer above the lowest.
 
-    `input_feeding` concatenates a vector from the previous step to the input of the lowest layer: the context vector
-    ("found") or, with `query` "top", the decoder's output ("output"). Tokens are then computed one at a time. Without
-    input feeding, each layer runs on all tokens at once.
+    With `input_feeding`, a vector from the previous step is concatenated to the input of the lowest layer: the context
+    vector ("context") or, with `query` "top", the decoder's output ("output"). Tokens are then processed one at a time.
+    With "none", each layer processes all tokens at once.
     """
 
     kind = "recurrent_decoder"
@@ -166,19 +166,19 @@ class RecurrentDecoder(Spec):
     attention: AttentionScore | None = None  # attention to the source; None: no attention
     self_attention: AttentionScore | None = None  # attention to previous query states; None: no attention
     query: Literal["top", "bottom"] = "top"
-    input_feeding: Literal["none", "found", "output"] = "none"
+    input_feeding: Literal["none", "context", "output"] = "none"
 
     def check(self) -> None:
         check_depth(self.depth, self.residual_from)
-        unread = f"{self.initial_state.kind!r} does not read the source, which needs an attention then; add one"
+        unread = f"{self.initial_state.kind!r} does not read the source; set attention or use 'encoder_state'"
         require(self.attention is not None or self.initial_state.reads_source, "initial_state", unread)
         attends, fed, top = self.attention or self.self_attention, self.input_feeding, self.query == "top"
-        require(attends is not None or top, "query", "needs an attention; add one or leave it at 'top'")
-        needed = "needs an attention; add one or set it to 'none'"
+        require(attends is not None or top, "query", "'bottom' needs attention; set attention or use 'top'")
+        needed = "needs attention; set attention or use 'none'"
         require(attends is not None or fed == "none", "input_feeding", needed)
-        above = "with query 'bottom' a layer above it must read the context vector; add one"
+        above = "with query 'bottom', a second layer must read the context vector; use at least 2 layers"
         require(top or self.depth >= 2, "depth", above)
-        no_output = "with query 'bottom' there is no output to feed; set it to 'found' or 'none'"
+        no_output = "with query 'bottom', there is no output to feed; use 'found' or 'none'"
         require(top or fed != "output", "input_feeding", no_output)
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
@@ -186,7 +186,7 @@ class RecurrentDecoder(Spec):
 
 
 def check_depth(depth: int, residual_from: int | None) -> None:
-    """Refuse a depth that is not valid, or a first residual layer that does not exist."""
+    """Raise an error for an invalid number of layers, or if `residual_from` is not a layer from 2 to `depth`."""
     check_count("depth", depth, MOST_BLOCKS)
     exists = residual_from is None or 2 <= residual_from <= depth
     require(exists, "residual_from", f"must be one of layers 2 to {depth}, not {residual_from}; or leave it out")
@@ -194,23 +194,23 @@ def check_depth(depth: int, residual_from: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(TwoSidedSpec):
-    """A recurrent encoder-decoder (Sutskever et al. 2014); with `decoder.attention`, that of Bahdanau et al. 2015.
+    """Recurrent encoder-decoder, without attention (Sutskever et al. 2014) or with attention (Bahdanau et al. 2015).
 
-    Without attention the decoder receives only the last states of the encoder. `heads` is the number of attention
-    heads. Rows cannot be packed, because the state would carry over from one text to the next.
+    Without `decoder.attention`, the decoder receives only the final states of the encoder. `heads` is the number of
+    attention heads. Batch rows cannot be packed, because the state would carry over from one text to the next.
     """
 
     kind = "recurrent"
     ordered = True
     packs = False
     vocab: int = 32000
-    target_vocab: int | None = None  # None: as `vocab`
+    target_vocab: int | None = None  # None: equal to `vocab`
     d_model: int = 512  # width of the embeddings and of the decoder's states
     heads: int = 1
     dropout: float = 0.2
     attention_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # for an output layer that shares no table; None: as `table`
+    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(position=None)  # scaled to unit variance: unscaled embeddings learn much more slowly
     encoder: RecurrentEncoder = RecurrentEncoder()
@@ -228,8 +228,8 @@ class Recurrent(TwoSidedSpec):
         require(self.d_model % self.heads == 0, "heads", not_divided)
         if self.decoder.attention is None and self.decoder.self_attention is None:
             for name, nothing in (("heads", 1), ("attention_dropout", 0.0)):
-                remedy = f"set it to {nothing} or give the decoder an attention"
-                require(getattr(self, name) == nothing, name, f"needs an attention of the decoder; {remedy}")
+                remedy = f"use {nothing} or set decoder.attention"
+                require(getattr(self, name) == nothing, name, f"needs attention in the decoder; {remedy}")
         check_sides(self)
 
     def build(self, init: Init) -> "RecurrentModel":
@@ -257,7 +257,7 @@ class RecurrentEncoderModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return the output at every token and the last state of every layer."""
+        """Return (output at every token, final state of every layer)."""
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
@@ -268,13 +268,13 @@ class RecurrentEncoderModule(nn.Module):
 
 
 def _added(spec: RecurrentEncoder | RecurrentDecoder) -> list[bool]:
-    """Return, for each layer, whether its input is added to its output."""
+    """Return, for each layer, whether it has a residual connection (its input is added to its output)."""
     return [spec.residual_from is not None and layer >= spec.residual_from for layer in range(1, spec.depth + 1)]
 
 
 @dataclass(slots=True)
 class DecoderState:
-    """The state of a decoder between two tokens."""
+    """State of a recurrent decoder between two tokens: states of the layers, and the vector for input feeding."""
 
     states: States  # of every decoder layer
     fed: Float[Tensor, "B F"]  # concatenated to the next input; F = 0 without input feeding
@@ -285,7 +285,7 @@ def _attention(spec: AttentionScore | None, d_query: int, d_memory: int, site: S
 
 
 class RecurrentDecoderModule(nn.Module):
-    """Stacked recurrent layers with attention."""
+    """Stacked recurrent layers with optional attention to the source and to previous decoder states."""
 
     def __init__(self, spec: RecurrentDecoder, memory: int, encoder: list[Shape], site: Site) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class RecurrentDecoderModule(nn.Module):
         self.cross = _attention(spec.attention, D, memory, site.inside("attention"))
         self.own = _attention(spec.self_attention, D, D, site.inside("self_attention"))
         self.context_width = sum(score.width for score in (self.cross, self.own) if score is not None)
-        self.fed = {"none": 0, "found": self.context_width, "output": D}[spec.input_feeding]
+        self.fed = {"none": 0, "context": self.context_width, "output": D}[spec.input_feeding]
         self.query_layers = {"bottom": 1, "top": spec.depth}[spec.query]  # number of layers below the attention
         above = spec.depth - self.query_layers
         widths = [D + self.fed, *[D] * (self.query_layers - 1), *[D + self.context_width] * above]
@@ -309,13 +309,13 @@ class RecurrentDecoderModule(nn.Module):
         self.traces = nn.ModuleList(AttentionTrace(name) for name, score in scores.items() if score is not None)
 
     def initial_state(self, last: States) -> DecoderState:
-        """Return the decoder state before the first token, given the last states of the encoder layers."""
+        """Return the decoder state before the first token, given the final states `last` of the encoder layers."""
         states = self.opening(last)
         h = states[0][0]
         return DecoderState(states, h.new_zeros(h.shape[0], self.fed))
 
     def keys_and_values(self, memory: Float[Tensor, "B S M"]) -> StaticKV | None:
-        """Return the keys and values for the source, or None without attention to the source."""
+        """Return keys and values for the source, or None if the decoder does not attend to the source."""
         return None if self.cross is None else StaticKV(*self.cross.keys_and_values(memory))
 
     def forward(
@@ -326,7 +326,7 @@ class RecurrentDecoderModule(nn.Module):
         cross: View,
         trace: Trace | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of the head at every token, for whole targets."""
+        """Return the decoder's output at every token of whole targets, which is the input of the vocabulary head."""
         own = None if self.own is None else AttentionHistory()
         attention = DecoderAttention(self.keys_and_values(memory), cross, own, None, trace)
         return self.run(x, self.initial_state(last), attention)
@@ -338,9 +338,9 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of the head for the next tokens and update the decoder state.
+        """Return the decoder's output for the next tokens, and update the decoder state.
 
-        The new state is that after the first `lengths` tokens of each row (None: after all tokens).
+        The new state is the state after the first `lengths` tokens of each row (None: after all tokens).
         """
         h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
         if self.query_layers < len(self.cells):
@@ -357,7 +357,7 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return the query states, the context vectors and the combination of both, for all tokens in parallel."""
+        """Return (query states, context vectors, output combined from both), for all tokens in parallel."""
         h = self.run_layers(x, None, decoder_state.states, range(self.query_layers), lengths)
         context = attention(self, h) if self.context_width else None
         return h, context, self.combine(h, context)
@@ -369,13 +369,13 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,  # noqa: ARG002  # with input feeding, decoding passes one token at a time
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return what `run_parallel` returns, token by token: each input contains a vector from the previous step."""
+        """Compute `run_parallel` token by token, because each input contains a vector from the previous step."""
         steps = []
         for token in x.split(1, 1):
             x_fed = torch.cat((token, decoder_state.fed[:, None].to(token.dtype)), -1)
             h, context, y = self.run_parallel(x_fed, decoder_state, attention, None)
             assert context is not None
-            decoder_state.fed = (context if self.input_feeding == "found" else y)[:, 0].to(decoder_state.fed.dtype)
+            decoder_state.fed = (context if self.input_feeding == "context" else y)[:, 0].to(decoder_state.fed.dtype)
             steps.append((h, context, y))
         h, context, y = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
         return h, context, y
@@ -388,7 +388,7 @@ class RecurrentDecoderModule(nn.Module):
         layers: range,
         lengths: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the output of a range of layers and update `states`. `beside` extends the input of each layer."""
+        """Return the output of `layers` and update `states`. `beside` is concatenated to the input of each layer."""
         for i in layers:
             cell: Any = self.cells[i]
             y, states[i] = cell(x if beside is None else torch.cat((x, beside), -1), states[i], lengths)
@@ -397,7 +397,7 @@ class RecurrentDecoderModule(nn.Module):
         return x
 
     def combine(self, h: Float[Tensor, "B T D"], context: Float[Tensor, "B T C"] | None) -> Float[Tensor, "B T D"]:
-        """Return tanh(W [h; context]) (Luong et al. 2015), or h for a decoder without this layer."""
+        """Return tanh(W [h; context]) (Luong et al. 2015), or h if the decoder has no such projection."""
         if self.joint is None or context is None:
             return h
         return self.dropout(self.joint(torch.cat((h, context), -1)).tanh())
@@ -405,7 +405,7 @@ class RecurrentDecoderModule(nn.Module):
 
 @dataclass
 class DecoderAttention:
-    """The attentions of a decoder during one pass: to the source and to previous decoder states."""
+    """Keys, values and masks of a decoder's attention to the source and to its previous states, in a forward pass."""
 
     source: StaticKV | None
     cross: View | None
@@ -427,7 +427,7 @@ class DecoderAttention:
         return torch.cat(contexts, -1)
 
     def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
-        """Return the context vectors from attention to all states so far, including `h`."""
+        """Return the context vectors from attention to all decoder states so far, including `h`."""
         assert self.own is not None
         k, v = self.own.append(*score.keys_and_values(h))
         view, T, S = self.own_view, h.shape[1], k.shape[2]
@@ -440,7 +440,7 @@ class DecoderAttention:
 
 
 class AttentionHistory:
-    """Keys and values so far in one pass. Unlike a cache it is not written in place, so that gradients can flow."""
+    """Keys and values so far in a forward pass. Unlike a cache, it is not written in place, so gradients can flow."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -456,7 +456,7 @@ class AttentionHistory:
 
 
 class AttentionTrace(nn.Module):
-    """A module that adds the attention weights from all steps of a pass to the trace as one entry."""
+    """Module that records the attention weights of all steps of a forward pass as one entry of the trace."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -481,7 +481,7 @@ class RecurrentModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return the encoder's output at every token and the last state of every encoder layer."""
+        """Return (encoder's output at every token, final state of every encoder layer)."""
         x, view = self.read_source(batch)
         return self.encoder(x, real_lengths(view.mask))
 
@@ -511,7 +511,7 @@ class RecurrentModel(TwoSided):
     def consume(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
-        """Read new tokens, one at a time with input feeding, and return the last hidden state of each row."""
+        """Process new tokens (one at a time with input feeding) and return the last hidden state of each row."""
         if not self.decoder.fed or ids.shape[1] == 1:
             return super().consume(ids, decoding, counts)
         decoding.rows.claim(ids.shape[1])

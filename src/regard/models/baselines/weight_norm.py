@@ -1,4 +1,4 @@
-"""Weight normalisation: each row in a weight matrix is a learned length times a learned direction."""
+"""Weight normalisation: each row of a weight matrix is a learned length times a learned direction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,9 @@ from regard.nn.vocab.tables import Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class WeightNorm(Linear):
-    """A linear layer y = x W' + b whose rows are W_o = g_o v_o / |v_o|, with learned g and v. Salimans & Kingma 2016.
+    """Linear layer y = x W' + b. Row o of W is g_o v_o / |v_o|, with learned g and v. Salimans & Kingma 2016.
 
-    v is initialised as the weight of a dense layer with the same role, and g is initialised to |v|. So W starts as in a
-    dense layer.
+    v is initialised like the weight of a dense layer, and g to |v|, so that W starts as in a dense layer.
     """
 
     kind = "weight_norm"
@@ -34,9 +33,9 @@ class WeightNorm(Linear):
 
 @dataclass(frozen=True, slots=True)
 class NormedEmbeddings(TableSpec):
-    """An embedding table with weight-normalised rows g_i v_i / |v_i|, for the output layer of Gehring et al. 2017.
+    """Embedding table with weight-normalised rows g_i v_i / |v_i|, for the output layer of Gehring et al. 2017.
 
-    `init` initialises v with the role `head`.
+    v is initialised like the weight of an output layer (role `head`), and g to |v|.
     """
 
     kind = "normed_embeddings"
@@ -48,7 +47,7 @@ class NormedEmbeddings(TableSpec):
 
 
 class NormedRows(nn.Module):
-    """A module that returns the matrix with rows g_o v_o / |v_o|."""
+    """Module that returns a matrix with rows g_o v_o / |v_o|, where g and v are parameters."""
 
     def __init__(self, direction: Float[Tensor, "o i"], site: Site) -> None:
         super().__init__()
